@@ -1,0 +1,2 @@
+//! The berth command.
+fn main() {}

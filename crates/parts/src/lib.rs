@@ -1,1 +1,174 @@
-//! berth-parts
+//! The real parts that tests run against: a Kubernetes control plane, a kubelet, containerd, Multus, CNI
+//! plugins and whereabouts, built once from pinned Go modules into a cache outside the build tree.
+//!
+//! Promises: what [`Parts`] names is there, whole, and of the pinned version (a directory is renamed into
+//! place when its last binary is built, and its name carries a hash of the sources); two runs at once
+//! build nothing twice. Does not promise to start anything: that is `berth-testkit`.
+//!
+//! The cache is `$BERTH_PARTS_DIR`, else `$XDG_CACHE_HOME/berth/parts`, else `~/.cache/berth/parts`.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod build;
+mod cache;
+mod catalog;
+mod debian;
+mod deny;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+pub use debian::debian;
+pub use deny::cargo_deny;
+
+use cache::Cache;
+use catalog::MODULES;
+
+/// Where each built part is.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    cache: Cache,
+}
+
+/// Builds what is missing and tells how it goes, a line at a time. Minutes when the cache is empty,
+/// milliseconds when it is full.
+pub fn ensure(mut progress: impl FnMut(&str)) -> Result<Parts> {
+    let cache = Cache::locate()?;
+    if catalog::missing(&cache).is_empty() {
+        return Ok(Parts { cache });
+    }
+    let _lock = cache.lock(&mut progress)?;
+    // Looked at again under the lock: another run may have built them while this one waited.
+    let missing = catalog::missing(&cache);
+    for (at, module) in missing.iter().enumerate() {
+        build::module(&cache, module, at + 1, missing.len(), &mut progress)?;
+    }
+    Ok(Parts { cache })
+}
+
+impl Parts {
+    /// The parts as an earlier [`ensure`] left them; builds nothing.
+    pub fn find() -> Result<Parts> {
+        let cache = Cache::locate()?;
+        let missing = catalog::missing(&cache);
+        if !missing.is_empty() {
+            let names: Vec<_> = missing.iter().map(|module| module.name).collect();
+            bail!(
+                "test parts {} are not built in {}: run `cargo xtask parts` (or `cargo xtask test`)",
+                names.join(", "),
+                cache.root().display()
+            );
+        }
+        Ok(Parts { cache })
+    }
+
+    fn file(&self, module: &str, file: &str) -> PathBuf {
+        let known = MODULES.iter().find(|known| known.name == module);
+        debug_assert!(
+            known.is_some_and(|known| known.yields(file)),
+            "{module}/{file}"
+        );
+        known
+            .map(|known| self.cache.place(known).join(file))
+            .unwrap_or_default()
+    }
+
+    /// The multi-call binary itself; its first argument chooses the part.
+    pub fn kube(&self) -> PathBuf {
+        self.file("kube", "kube")
+    }
+
+    pub fn etcd(&self) -> PathBuf {
+        self.file("kube", "etcd")
+    }
+
+    pub fn apiserver(&self) -> PathBuf {
+        self.file("kube", "kube-apiserver")
+    }
+
+    pub fn controller_manager(&self) -> PathBuf {
+        self.file("kube", "kube-controller-manager")
+    }
+
+    pub fn scheduler(&self) -> PathBuf {
+        self.file("kube", "kube-scheduler")
+    }
+
+    pub fn kubelet(&self) -> PathBuf {
+        self.file("kube", "kubelet")
+    }
+
+    pub fn kubectl(&self) -> PathBuf {
+        self.file("kube", "kubectl")
+    }
+
+    /// The directory of the reference plugins: bridge, host-local, loopback, macvlan, ptp, static.
+    pub fn cni_dir(&self) -> PathBuf {
+        self.file("cni", "plugins")
+    }
+
+    pub fn cnitool(&self) -> PathBuf {
+        self.file("cni", "cnitool")
+    }
+
+    /// The IPAM plugin of whereabouts.
+    pub fn whereabouts(&self) -> PathBuf {
+        self.file("whereabouts", "whereabouts")
+    }
+
+    pub fn whereabouts_control_loop(&self) -> PathBuf {
+        self.file("whereabouts", "ip-control-loop")
+    }
+
+    pub fn whereabouts_slice_controller(&self) -> PathBuf {
+        self.file("whereabouts", "node-slice-controller")
+    }
+
+    pub fn containerd(&self) -> PathBuf {
+        self.file("containerd", "containerd")
+    }
+
+    /// The directory of containerd and its shim: containerd finds the shim on its PATH.
+    pub fn containerd_dir(&self) -> PathBuf {
+        self.file("containerd", "")
+    }
+
+    pub fn ctr(&self) -> PathBuf {
+        self.file("containerd", "ctr")
+    }
+
+    pub fn multus(&self) -> PathBuf {
+        self.file("multus", "multus")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_accessor_names_a_file_that_the_build_yields() {
+        let cache = Cache::at(PathBuf::from("/cache"));
+        let parts = Parts { cache };
+        for path in [
+            parts.kube(),
+            parts.etcd(),
+            parts.apiserver(),
+            parts.controller_manager(),
+            parts.scheduler(),
+            parts.kubelet(),
+            parts.kubectl(),
+            parts.cni_dir(),
+            parts.cnitool(),
+            parts.whereabouts(),
+            parts.whereabouts_control_loop(),
+            parts.whereabouts_slice_controller(),
+            parts.containerd(),
+            parts.containerd_dir(),
+            parts.ctr(),
+            parts.multus(),
+        ] {
+            assert!(path.starts_with("/cache"), "{path:?}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What is built: the Go modules, pinned by the go.mod and go.sum beside this crate, and the binaries
+//! that each yields. The files are embedded, so that a test binary knows its versions wherever it runs.
+
+use crate::cache::Cache;
+
+/// One Go module. They are several because the parts pin versions of shared libraries that clash.
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub name: &'static str,
+    /// Name and content of each source file.
+    pub files: &'static [(&'static str, &'static str)],
+    pub binaries: &'static [Binary],
+    /// Other names of the first binary, which looks at the name it is called by.
+    pub aliases: &'static [&'static str],
+    /// Linker flags beyond those of all.
+    pub ldflags: &'static str,
+}
+
+#[derive(Debug)]
+pub(crate) struct Binary {
+    /// Path inside the module's directory of the cache.
+    pub file: &'static str,
+    pub package: &'static str,
+}
+
+const fn binary(file: &'static str, package: &'static str) -> Binary {
+    Binary { file, package }
+}
+
+/// The files of a module. Most have no code of ours: their tools are main packages of what they require.
+macro_rules! sources {
+    ($name:literal $(, $extra:literal)*) => {
+        &[
+            ("go.mod", include_str!(concat!("../go/", $name, "/go.mod"))),
+            ("go.sum", include_str!(concat!("../go/", $name, "/go.sum"))),
+            $(($extra, include_str!(concat!("../go/", $name, "/", $extra))),)*
+        ]
+    };
+}
+
+pub(crate) const MODULES: &[Module] = &[
+    Module {
+        name: "kube",
+        files: sources!("kube", "main.go"),
+        binaries: &[binary("kube", ".")],
+        aliases: &[
+            "etcd",
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kubelet",
+            "kubectl",
+        ],
+        // Without it the API server and the kubelet call themselves v0.0.0-master.
+        ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.4 \
+                  -X k8s.io/component-base/version.gitMajor=1 \
+                  -X k8s.io/component-base/version.gitMinor=36",
+    },
+    Module {
+        name: "cni",
+        files: sources!("cni"),
+        binaries: &[
+            binary(
+                "plugins/bridge",
+                "github.com/containernetworking/plugins/plugins/main/bridge",
+            ),
+            binary(
+                "plugins/macvlan",
+                "github.com/containernetworking/plugins/plugins/main/macvlan",
+            ),
+            binary(
+                "plugins/ptp",
+                "github.com/containernetworking/plugins/plugins/main/ptp",
+            ),
+            binary(
+                "plugins/loopback",
+                "github.com/containernetworking/plugins/plugins/main/loopback",
+            ),
+            binary(
+                "plugins/host-local",
+                "github.com/containernetworking/plugins/plugins/ipam/host-local",
+            ),
+            binary(
+                "plugins/static",
+                "github.com/containernetworking/plugins/plugins/ipam/static",
+            ),
+            binary("cnitool", "github.com/containernetworking/cni/cnitool"),
+        ],
+        aliases: &[],
+        ldflags: "",
+    },
+    Module {
+        name: "whereabouts",
+        files: sources!("whereabouts"),
+        binaries: &[
+            binary(
+                "whereabouts",
+                "github.com/k8snetworkplumbingwg/whereabouts/cmd",
+            ),
+            binary(
+                "ip-control-loop",
+                "github.com/k8snetworkplumbingwg/whereabouts/cmd/controlloop",
+            ),
+            binary(
+                "node-slice-controller",
+                "github.com/k8snetworkplumbingwg/whereabouts/cmd/nodeslicecontroller",
+            ),
+        ],
+        aliases: &[],
+        ldflags: "",
+    },
+    Module {
+        name: "containerd",
+        files: sources!("containerd"),
+        binaries: &[
+            binary(
+                "containerd",
+                "github.com/containerd/containerd/v2/cmd/containerd",
+            ),
+            binary(
+                "containerd-shim-runc-v2",
+                "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+            ),
+            binary("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+        ],
+        aliases: &[],
+        ldflags: "",
+    },
+    Module {
+        name: "multus",
+        files: sources!("multus"),
+        binaries: &[binary(
+            "multus",
+            "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus",
+        )],
+        aliases: &[],
+        ldflags: "",
+    },
+];
+
+impl Module {
+    /// A name for exactly these sources and flags: what changes a binary changes it (FNV-1a, because the
+    /// standard library's hashers may differ between compilers and the cache outlives them).
+    pub fn key(&self) -> String {
+        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+        let mut eat = |text: &str| {
+            // The separator keeps ("ab", "c") and ("a", "bc") apart.
+            for byte in text.bytes().chain([0xff]) {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        };
+        for (name, content) in self.files {
+            eat(name);
+            eat(content);
+        }
+        for binary in self.binaries {
+            eat(binary.file);
+            eat(binary.package);
+        }
+        for alias in self.aliases {
+            eat(alias);
+        }
+        eat(self.ldflags);
+        format!("{hash:016x}")
+    }
+
+    /// Whether the module's directory holds this file or directory; the empty name is the directory itself.
+    pub fn yields(&self, file: &str) -> bool {
+        file.is_empty()
+            || self.aliases.contains(&file)
+            || self
+                .binaries
+                .iter()
+                .any(|binary| binary.file == file || binary.file.starts_with(&format!("{file}/")))
+    }
+}
+
+pub(crate) fn missing(cache: &Cache) -> Vec<&'static Module> {
+    MODULES
+        .iter()
+        .filter(|module| !cache.place(module).is_dir())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_changes_with_what_is_built() {
+        let plain = Module {
+            name: "x",
+            files: &[("go.mod", "module x\n")],
+            binaries: &[],
+            aliases: &[],
+            ldflags: "",
+        };
+        let bumped = Module {
+            files: &[("go.mod", "module y\n")],
+            ..plain
+        };
+        let flagged = Module {
+            ldflags: "-X a=b",
+            ..plain
+        };
+        assert_ne!(plain.key(), bumped.key());
+        assert_ne!(plain.key(), flagged.key());
+        assert_eq!(plain.key().len(), 16);
+    }
+
+    #[test]
+    fn every_tool_of_a_go_mod_is_built_and_the_reverse() {
+        for module in MODULES.iter().filter(|module| module.name != "kube") {
+            let go_mod = module.files[0].1;
+            let tools: Vec<_> = go_mod
+                .split_once("tool (")
+                .map(|(_, rest)| rest.split_once(')').unwrap().0)
+                .or_else(|| {
+                    go_mod
+                        .split_once("\ntool ")
+                        .map(|(_, rest)| rest.lines().next().unwrap())
+                })
+                .unwrap()
+                .split_whitespace()
+                .collect();
+            let mut built: Vec<_> = module.binaries.iter().map(|b| b.package).collect();
+            built.sort_unstable();
+            assert_eq!(built, tools, "{}", module.name);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The network configuration that comes on stdin: the envelope around a plugin's `ipam` object.
+//!
+//! The `ipam` object itself is kept as JSON: what it means is the front's business.
+
+use serde_json::Value;
+
+use crate::error::{CniError, Code};
+use crate::fields::{Fields, Path};
+use crate::ids::check_network_name;
+use crate::version::Version;
+
+/// A network configuration, as far as an address manager reads it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NetConf {
+    pub version: Version,
+    pub name: String,
+    /// The interface plugin that delegates to us (`macvlan`, `bridge`).
+    pub plugin: String,
+    pub ipam: Option<Value>,
+    pub prev_result: Option<Value>,
+    /// `runtimeConfig.ips`: what the runtime asks for, for instance a network selection element's `ips`.
+    pub runtime_ips: Vec<String>,
+    /// `args.cni.ips`: the older way to ask for the same.
+    pub arg_ips: Vec<String>,
+    /// On GC the attachments that live. `None` where the configuration does not say: then nothing may be freed.
+    pub valid_attachments: Option<Vec<Attachment>>,
+}
+
+/// One interface of one container.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Attachment {
+    pub container_id: String,
+    pub ifname: String,
+}
+
+const ROOT: Path<'static> = Path::Root("configuration");
+
+impl NetConf {
+    /// Reads stdin. An error names the field; the text itself is never repeated, it may hold secrets.
+    pub fn parse(stdin: &str) -> Result<NetConf, CniError> {
+        let document: Value = serde_json::from_str(stdin).map_err(|error| {
+            CniError::new(
+                Code::Decode,
+                format!("the network configuration on stdin is not JSON: {error}"),
+            )
+        })?;
+        let fields = Fields::of(&ROOT, &document)?;
+        let version = Version::parse(fields.text("cniVersion")?.unwrap_or_default())?;
+        let name = fields.text_or_empty("name")?;
+        check_network_name(&name)?;
+        Ok(NetConf {
+            version,
+            name,
+            plugin: fields.text_or_empty("type")?,
+            ipam: fields.get("ipam").cloned(),
+            prev_result: fields.get("prevResult").cloned(),
+            runtime_ips: runtime_ips(&fields)?,
+            arg_ips: arg_ips(&fields)?,
+            valid_attachments: valid_attachments(&fields)?,
+        })
+    }
+
+    /// The version of a configuration that may be broken in every other respect: for the error's own form.
+    pub fn version_of(stdin: &str) -> Option<Version> {
+        let document: Value = serde_json::from_str(stdin).ok()?;
+        let fields = Fields::of(&ROOT, &document).ok()?;
+        Version::parse(fields.text("cniVersion").ok()?.unwrap_or_default()).ok()
+    }
+}
+
+fn runtime_ips(fields: &Fields<'_>) -> Result<Vec<String>, CniError> {
+    let Some(value) = fields.get("runtimeConfig") else {
+        return Ok(Vec::new());
+    };
+    let path = Path::Key(&ROOT, "runtimeConfig");
+    Ok(Fields::of(&path, value)?.texts("ips")?)
+}
+
+fn arg_ips(fields: &Fields<'_>) -> Result<Vec<String>, CniError> {
+    let Some(args) = fields.get("args") else {
+        return Ok(Vec::new());
+    };
+    let path = Path::Key(&ROOT, "args");
+    let Some(cni) = Fields::of(&path, args)?.get("cni") else {
+        return Ok(Vec::new());
+    };
+    let path = Path::Key(&path, "cni");
+    Ok(Fields::of(&path, cni)?.texts("ips")?)
+}
+
+fn valid_attachments(fields: &Fields<'_>) -> Result<Option<Vec<Attachment>>, CniError> {
+    let key = match () {
+        () if fields.has("cni.dev/valid-attachments") => "cni.dev/valid-attachments",
+        () if fields.has("cni.dev/attachments") => "cni.dev/attachments",
+        () => return Ok(None),
+    };
+    // libcni writes an empty list as null.
+    let items = fields.list(key)?.unwrap_or_default();
+    let list = Path::Key(&ROOT, key);
+    let mut attachments = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        let path = Path::Index(&list, index);
+        let fields = Fields::of(&path, item)?;
+        attachments.push(Attachment {
+            container_id: fields.text_or_empty("containerID")?,
+            ifname: fields.text_or_empty("ifname")?,
+        });
+    }
+    Ok(Some(attachments))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn reads_the_envelope() {
+        let conf = NetConf::parse(
+            r#"{"cniVersion":"1.1.0","name":"net","type":"macvlan","master":"eth0",
+                "ipam":{"type":"berth"},"prevResult":{"ips":[]},
+                "runtimeConfig":{"ips":["10.0.0.5/24"]},
+                "args":{"cni":{"ips":["10.0.0.6"]}},
+                "cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"}]}"#,
+        )
+        .unwrap();
+        assert_eq!(conf.version, Version::V1_1_0);
+        assert_eq!(conf.name, "net");
+        assert_eq!(conf.plugin, "macvlan");
+        assert_eq!(conf.ipam.unwrap()["type"], "berth");
+        assert_eq!(conf.runtime_ips, ["10.0.0.5/24"]);
+        assert_eq!(conf.arg_ips, ["10.0.0.6"]);
+        assert_eq!(
+            conf.valid_attachments.unwrap(),
+            [Attachment {
+                container_id: "c1".into(),
+                ifname: "net1".into()
+            }]
+        );
+    }
+
+    #[test]
+    fn valid_attachments_absent_empty_and_null_differ() {
+        let attachments = |text: &str| NetConf::parse(text).unwrap().valid_attachments;
+        assert_eq!(attachments(r#"{"name":"n"}"#), None);
+        assert_eq!(
+            attachments(r#"{"name":"n","cni.dev/valid-attachments":[]}"#),
+            Some(vec![])
+        );
+        assert_eq!(
+            attachments(r#"{"name":"n","cni.dev/attachments":null}"#),
+            Some(vec![])
+        );
+    }
+
+    #[test]
+    fn codes_of_what_is_refused() {
+        let code = |text: &str| NetConf::parse(text).unwrap_err().code;
+        assert_eq!(code("{"), Code::Decode);
+        assert_eq!(code("[]"), Code::Decode);
+        assert_eq!(code(r#"{"name":5}"#), Code::Decode);
+        assert_eq!(code(r#"{"cniVersion":"1.1.0"}"#), Code::Config);
+        assert_eq!(code(r#"{"name":"a b"}"#), Code::Config);
+        assert_eq!(
+            code(r#"{"name":"n","cniVersion":"9.9.9"}"#),
+            Code::IncompatibleVersion
+        );
+        assert_eq!(code(r#"{"name":"n","runtimeConfig":[]}"#), Code::Decode);
+    }
+
+    #[test]
+    fn a_broken_configuration_still_tells_its_version() {
+        assert_eq!(
+            NetConf::version_of(r#"{"cniVersion":"0.3.1"}"#),
+            Some(Version::V0_3_1)
+        );
+        assert_eq!(NetConf::version_of("{"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text in ".*") {
+            let _ = NetConf::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The protocol between the plugin and the agent: one call, one answer, JSON over HTTP/1.1 on a unix
+//! socket.
+//!
+//! `PROTOCOL` grows when a message changes so that an older agent would misread it. New optional fields do
+//! not count: both sides ignore what they do not know.
+
+use serde::{Deserialize, Serialize};
+
+use crate::call::Environment;
+
+/// The version of the protocol, in the `berth-protocol` header and in the message.
+pub const PROTOCOL: u32 = 1;
+
+/// The header that names a side's protocol.
+pub const PROTOCOL_HEADER: &str = "berth-protocol";
+
+/// Where the agent takes calls.
+pub const CALL_PATH: &str = "/v1/cni";
+
+/// Where the agent listens, unless `BERTH_SOCKET` says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/berth/berth.sock";
+
+/// The largest message either side accepts. A GC of a node's every attachment is some ten kilobytes.
+pub const MAX_BODY: usize = 4 * 1024 * 1024;
+
+/// A CNI call on its way to the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    pub protocol: u32,
+    /// The name the plugin was called by: the `ipam.type` it answers to.
+    pub plugin: String,
+    #[serde(flatten)]
+    pub environment: Environment,
+    /// The network configuration, as it came.
+    #[serde(default)]
+    pub stdin: String,
+}
+
+/// What the plugin prints and how it exits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    pub exit: i32,
+    #[serde(default)]
+    pub stdout: String,
+}
+
+impl Request {
+    pub fn new(plugin: &str, environment: Environment, stdin: String) -> Request {
+        Request {
+            protocol: PROTOCOL,
+            plugin: plugin.to_owned(),
+            environment,
+            stdin,
+        }
+    }
+
+    pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec(self)
+    }
+
+    pub fn decode(body: &[u8]) -> Result<Request, serde_json::Error> {
+        serde_json::from_slice(body)
+    }
+}
+
+impl Answer {
+    /// A success that prints `stdout`.
+    pub fn success(stdout: String) -> Answer {
+        Answer { exit: 0, stdout }
+    }
+
+    /// A failure that prints an error's JSON.
+    pub fn failure(stdout: String) -> Answer {
+        Answer { exit: 1, stdout }
+    }
+
+    pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec(self)
+    }
+
+    pub fn decode(body: &[u8]) -> Result<Answer, serde_json::Error> {
+        serde_json::from_slice(body)
+    }
+}
+
+/// The `ipam.type` that a plugin answers to, from the path it was called by.
+///
+/// Under its own file name it answers to `berth`.
+pub fn accepted_type(argv0: &str) -> &str {
+    let base = argv0.rsplit('/').next().unwrap_or_default();
+    match base {
+        "" | "berth-cni" | "berth-full" => "berth",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_name_called_by_is_the_type() {
+        assert_eq!(accepted_type("/opt/cni/bin/whereabouts"), "whereabouts");
+        assert_eq!(accepted_type("berth"), "berth");
+        assert_eq!(accepted_type("/opt/cni/bin/berth-cni"), "berth");
+        assert_eq!(accepted_type(""), "berth");
+    }
+
+    #[test]
+    fn fields_added_later_are_ignored() {
+        let request =
+            Request::decode(br#"{"protocol":1,"plugin":"berth","command":"ADD","colour":"blue"}"#)
+                .unwrap();
+        assert_eq!(request.environment.command, "ADD");
+        assert_eq!(
+            Answer::decode(br#"{"exit":0,"took":3}"#).unwrap(),
+            Answer::success("".into())
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_reads_back(
+            plugin in ".*", command in ".*", container_id in ".*", netns in ".*",
+            ifname in ".*", args in ".*", path in ".*", stdin in ".*",
+        ) {
+            let environment = Environment { command, container_id, netns, ifname, args, path };
+            let request = Request::new(&plugin, environment, stdin);
+            prop_assert_eq!(Request::decode(&request.encode().unwrap()).unwrap(), request);
+        }
+
+        #[test]
+        fn garbage_never_panics(body in proptest::collection::vec(any::<u8>(), 0..256)) {
+            let _ = Request::decode(&body);
+            let _ = Answer::decode(&body);
+        }
+    }
+}

@@ -1,1 +1,7 @@
-//! berth-vms
+//! The pool of pre-created VMs: which VM a pod gets, and what must happen to a VM before another
+//! pod may have it. Promises: a VM has one owner (I1), is free again only after it was seen to
+//! reboot (I4), and whatever is done to it is recorded before it is begun (I9). Does not create
+//! or destroy VMs.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+pub mod vm;

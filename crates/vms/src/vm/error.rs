@@ -1,0 +1,75 @@
+//! Why a VM did not do what it was asked. A variant is a decision of the caller: a VM that can't
+//! be reached is passed over, one whose key is unknown is refused, settings are reported.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum VmError {
+    /// Nothing answers. The pool passes such a VM over.
+    #[error("VM {ip} does not answer on port {port}")]
+    Unreachable {
+        ip: IpAddr,
+        port: u16,
+        #[source]
+        source: std::io::Error,
+    },
+    /// It answers, but not in time.
+    #[error("VM {ip}: {what} took longer than {limit:?}")]
+    TimedOut {
+        ip: IpAddr,
+        what: &'static str,
+        limit: Duration,
+    },
+    /// Somebody else may be answering for the VM: nothing is sent to it.
+    #[error("VM {ip} shows host key {fingerprint}, which is not among the {known} keys of {dir:?}")]
+    UnknownHostKey {
+        ip: IpAddr,
+        fingerprint: String,
+        known: usize,
+        dir: PathBuf,
+    },
+    #[error("VM {ip} refuses the key of user {user:?}")]
+    LoginRefused { ip: IpAddr, user: String },
+    #[error("VM {ip}: SSH failed while {what}")]
+    Ssh {
+        ip: IpAddr,
+        what: &'static str,
+        #[source]
+        source: russh::Error,
+    },
+    #[error("VM {ip}: can't write {path}")]
+    Sftp {
+        ip: IpAddr,
+        path: &'static str,
+        #[source]
+        source: russh_sftp::client::error::Error,
+    },
+    /// The reboot was asked for and nothing happened within the limit.
+    #[error("VM {ip} was asked to reboot and was not seen down within {limit:?}")]
+    NotSeenDown { ip: IpAddr, limit: Duration },
+    #[error("VM {ip} went down to reboot and is not back after {limit:?}")]
+    NotBack {
+        ip: IpAddr,
+        limit: Duration,
+        #[source]
+        source: Box<VmError>,
+    },
+    #[error("can't read the SSH private key {path:?}")]
+    PrivateKey {
+        path: PathBuf,
+        #[source]
+        source: russh::keys::Error,
+    },
+    #[error("host key allow-list {path:?}: {reason}")]
+    AllowList { path: PathBuf, reason: String },
+    /// Neither a list of keys nor the word to go without one.
+    #[error(
+        "no host keys are known: set ssh-host-key-allowlist-dir (SSH_HOST_KEY_ALLOWLIST_DIR) to a directory of \
+         *.pub files, or ssh-accept-any-host-key to true to trust whatever answers"
+    )]
+    NoAllowList,
+}

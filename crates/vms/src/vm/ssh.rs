@@ -1,0 +1,249 @@
+//! VMs over SSH and SFTP. Promises one bounded conversation per question, a host key checked
+//! before anything is sent, and no secret in a log. Does not keep connections: a VM that reboots
+//! between two pods has none worth keeping.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use russh::Disconnect;
+use russh::client::{self, Handle};
+use russh::keys::{PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::hostkeys::fingerprint;
+use super::sftp::Sftp;
+use super::{AllowList, HostKeyRule, REBOOT, USER_DATA, VmError, Vms};
+
+/// How to get into the VMs of a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    pub user: String,
+    /// Read at each connection, so that a rotated key needs no restart.
+    pub private_key: PathBuf,
+    pub port: u16,
+    /// For one whole conversation.
+    pub timeout: Duration,
+    /// For the TCP connection alone: a dead VM is passed over after this.
+    pub connect_timeout: Duration,
+    pub host_keys: HostKeyRule,
+}
+
+/// The VMs behind [`Access`].
+#[derive(Debug, Clone)]
+pub struct SshVms {
+    access: Access,
+}
+
+type Session = Handle<KeyCheck>;
+
+impl SshVms {
+    pub fn new(access: Access) -> Self {
+        Self { access }
+    }
+
+    /// Reads what a connection will need, so that a wrong path shows at start and not at the
+    /// first pod.
+    pub async fn check_access(&self) -> Result<(), VmError> {
+        self.allowed()?;
+        self.private_key().await.map(|_| ())
+    }
+
+    fn allowed(&self) -> Result<Option<AllowList>, VmError> {
+        match &self.access.host_keys {
+            HostKeyRule::AllowList(dir) => AllowList::read(dir).map(Some),
+            HostKeyRule::AcceptAny => Ok(None),
+            HostKeyRule::Unset => Err(VmError::NoAllowList),
+        }
+    }
+
+    async fn private_key(&self) -> Result<PrivateKey, VmError> {
+        let path = &self.access.private_key;
+        let refuse = |source| VmError::PrivateKey {
+            path: path.clone(),
+            source,
+        };
+        let text = tokio::fs::read_to_string(path)
+            .await
+            .map_err(|e| refuse(e.into()))?;
+        decode_secret_key(&text, None).map_err(refuse)
+    }
+
+    async fn tcp(&self, ip: IpAddr) -> Result<TcpStream, VmError> {
+        let port = self.access.port;
+        let stream = timeout(self.access.connect_timeout, TcpStream::connect((ip, port)))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        stream.map_err(|source| VmError::Unreachable { ip, port, source })
+    }
+
+    /// A logged-in session. The host key is checked within the handshake, before the login.
+    async fn session(&self, ip: IpAddr) -> Result<Session, VmError> {
+        let allowed = self.allowed()?;
+        let key = Arc::new(self.private_key().await?);
+        let stream = self.tcp(ip).await?;
+        let ssh = |what| move |source| VmError::Ssh { ip, what, source };
+
+        let mut config = client::Config {
+            inactivity_timeout: Some(self.access.timeout),
+            nodelay: true,
+            ..Default::default()
+        };
+        let known = allowed.as_ref().map_or(0, AllowList::len);
+        if let Some(list) = &allowed {
+            config.preferred.key = list.prefer(&config.preferred.key).into();
+        }
+        let refused = Arc::new(OnceLock::new());
+        let check = KeyCheck {
+            allowed,
+            refused: refused.clone(),
+        };
+        let connected = client::connect_stream(Arc::new(config), stream, check).await;
+        let mut session =
+            connected.map_err(|source| match (refused.get(), &self.access.host_keys) {
+                (Some(print), HostKeyRule::AllowList(dir)) => VmError::UnknownHostKey {
+                    ip,
+                    fingerprint: String::clone(print),
+                    known,
+                    dir: dir.clone(),
+                },
+                _ => ssh("shaking hands")(source),
+            })?;
+
+        let hash = if key.algorithm().is_rsa() {
+            session
+                .best_supported_rsa_hash()
+                .await
+                .map_err(ssh("logging in"))?
+                .flatten()
+        } else {
+            None
+        };
+        let login = session
+            .authenticate_publickey(&self.access.user, PrivateKeyWithHashAlg::new(key, hash))
+            .await
+            .map_err(ssh("logging in"))?;
+        if !login.success() {
+            return Err(VmError::LoginRefused {
+                ip,
+                user: self.access.user.clone(),
+            });
+        }
+        Ok(session)
+    }
+
+    async fn sftp(&self, ip: IpAddr) -> Result<(Session, Sftp), VmError> {
+        let ssh = |what| move |source| VmError::Ssh { ip, what, source };
+        let session = self.session(ip).await?;
+        let channel = session
+            .channel_open_session()
+            .await
+            .map_err(ssh("opening a channel"))?;
+        channel
+            .request_subsystem(true, "sftp")
+            .await
+            .map_err(ssh("asking for sftp"))?;
+        let sftp = Sftp::open(channel.into_stream(), self.access.timeout.as_secs())
+            .await
+            .map_err(|source| VmError::Sftp {
+                ip,
+                path: "cidata",
+                source,
+            })?;
+        Ok((session, sftp))
+    }
+
+    /// The whole conversation within the limit: a VM that accepts and then says nothing must not
+    /// hold up the pool.
+    async fn bounded<T>(
+        &self,
+        ip: IpAddr,
+        what: &'static str,
+        talk: impl Future<Output = Result<T, VmError>>,
+    ) -> Result<T, VmError> {
+        let limit = self.access.timeout;
+        timeout(limit, talk)
+            .await
+            .unwrap_or(Err(VmError::TimedOut { ip, what, limit }))
+    }
+}
+
+/// A farewell, so that the VM's log shows an end and not a break. Nothing depends on it.
+async fn leave(session: Session) {
+    let _ = session
+        .disconnect(Disconnect::ByApplication, "", "en")
+        .await;
+}
+
+#[async_trait]
+impl Vms for SshVms {
+    async fn listens(&self, ip: IpAddr) -> bool {
+        self.tcp(ip).await.is_ok()
+    }
+
+    async fn ready(&self, ip: IpAddr) -> Result<(), VmError> {
+        self.bounded(ip, "the readiness check", async {
+            leave(self.session(ip).await?).await;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn ask_reboot(&self, ip: IpAddr) -> Result<(), VmError> {
+        self.bounded(ip, "asking for a reboot", async {
+            let (session, sftp) = self.sftp(ip).await?;
+            sftp.touch_off(REBOOT, b"reboot")
+                .await
+                .map_err(|source| VmError::Sftp {
+                    ip,
+                    path: REBOOT,
+                    source,
+                })?;
+            leave(session).await;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn put_user_data(&self, ip: IpAddr, data: &[u8]) -> Result<(), VmError> {
+        self.bounded(ip, "the upload of user data", async {
+            let (session, sftp) = self.sftp(ip).await?;
+            sftp.put_whole(USER_DATA, data)
+                .await
+                .map_err(|source| VmError::Sftp {
+                    ip,
+                    path: USER_DATA,
+                    source,
+                })?;
+            leave(session).await;
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Decides on the key that the VM shows, and remembers the one it refused for the message.
+struct KeyCheck {
+    allowed: Option<AllowList>,
+    refused: Arc<OnceLock<String>>,
+}
+
+impl client::Handler for KeyCheck {
+    type Error = russh::Error;
+
+    async fn check_server_key(
+        &mut self,
+        shown: &PublicKeyOrCertificate,
+    ) -> Result<bool, russh::Error> {
+        let key = shown.public_key();
+        let allowed = self.allowed.as_ref().is_none_or(|list| list.allows(&key));
+        if !allowed {
+            let _ = self.refused.set(fingerprint(&key));
+        }
+        Ok(allowed)
+    }
+}

@@ -1,2 +1,131 @@
-//! The berth command.
-fn main() {}
+//! The CNI plugin: what a node's container runtime runs for every pod and network.
+//!
+//! It hands the call to the agent's socket and prints what comes back. It answers VERSION itself, and decides
+//! nothing else: no configuration is read here. Without an agent it runs the same engine in-process
+//! (`engine.rs`). Where neither can be had it fails, on DEL too: a success that freed nothing would leak
+//! the address for good, an error makes the runtime come back.
+
+mod engine;
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use berth_cni::call::{Environment, Verb};
+use berth_cni::conf::NetConf;
+use berth_cni::error::{CniError, Code};
+use berth_cni::http::{self, ClientError};
+use berth_cni::version::{Version, version_answer};
+use berth_cni::wire::{self, Answer, Request};
+
+/// Longer than the agent's own limit, so that the agent's error is the one the user sees, and shorter than
+/// the two minutes a runtime gives.
+const ADD_TIMEOUT: Duration = Duration::from_secs(115);
+const DEL_TIMEOUT: Duration = Duration::from_secs(58);
+
+fn main() -> ExitCode {
+    let environment = Environment::from_process();
+    match environment.command.as_str() {
+        "VERSION" => return finish(&Answer::success(version_answer())),
+        "" => return introduce(),
+        _ => {}
+    }
+    let mut stdin = Vec::new();
+    if let Err(error) = io::stdin().lock().read_to_end(&mut stdin) {
+        let error = CniError::new(Code::Io, format!("stdin cannot be read: {error}"));
+        return fail(&error, None);
+    }
+    let Ok(stdin) = String::from_utf8(stdin) else {
+        let error = CniError::new(
+            Code::Decode,
+            "the network configuration on stdin is not UTF-8",
+        );
+        return fail(&error, None);
+    };
+    let argv0 = std::env::args_os().next().unwrap_or_default();
+    let plugin = wire::accepted_type(&argv0.to_string_lossy()).to_owned();
+    let socket = socket();
+    let timeout = match environment.command.as_str() {
+        "DEL" => DEL_TIMEOUT,
+        _ => ADD_TIMEOUT,
+    };
+    let request = Request::new(&plugin, environment, stdin);
+    match http::call(&socket, &request, timeout) {
+        Ok(answer) => finish(&answer),
+        Err(ClientError::NoAgent { socket, .. }) => match engine::run(&request) {
+            Ok(code) => code,
+            Err(why) => fail(
+                &unserved(&request, &socket, &why),
+                NetConf::version_of(&request.stdin),
+            ),
+        },
+        Err(error) => {
+            let code = match Verb::parse(&request.environment.command) {
+                Ok(Verb::Status) => Code::NotAvailable,
+                _ => Code::TryLater,
+            };
+            fail(
+                &CniError::new(code, error.to_string()),
+                NetConf::version_of(&request.stdin),
+            )
+        }
+    }
+}
+
+fn socket() -> PathBuf {
+    std::env::var_os("BERTH_SOCKET")
+        .filter(|value| !value.is_empty())
+        .map_or_else(|| PathBuf::from(wire::DEFAULT_SOCKET), PathBuf::from)
+}
+
+/// Neither an agent nor an engine: what is missing and what to do.
+fn unserved(request: &Request, socket: &str, why: &engine::Absent) -> CniError {
+    let code = match request.environment.command.as_str() {
+        "STATUS" => Code::NotAvailable,
+        _ => Code::TryLater,
+    };
+    CniError::new(code, format!("no agent listens on {socket}, and {why}")).details(
+        "start the agent (`berth agent`, or the berth daemon set's pod on this node), \
+         or install the engine beside this plugin as berth-full",
+    )
+}
+
+/// A person ran the plugin by hand.
+fn introduce() -> ExitCode {
+    let versions: Vec<&str> = Version::ALL
+        .iter()
+        .map(|version| version.as_str())
+        .collect();
+    let text = format!(
+        "berth {} (CNI IPAM plugin)\nCNI protocol versions supported: {}\n",
+        env!("CARGO_PKG_VERSION"),
+        versions.join(", ")
+    );
+    let _ = io::stderr().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+fn fail(error: &CniError, version: Option<Version>) -> ExitCode {
+    finish(&Answer::failure(error.render(version)))
+}
+
+/// Prints the answer. One that cannot be printed was not given: the runtime must see a failure.
+fn finish(answer: &Answer) -> ExitCode {
+    if !answer.stdout.is_empty() {
+        let mut text = answer.stdout.clone();
+        text.push('\n');
+        let mut stdout = io::stdout().lock();
+        if stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush())
+            .is_err()
+        {
+            return ExitCode::FAILURE;
+        }
+    }
+    match u8::try_from(answer.exit) {
+        Ok(code) => ExitCode::from(code),
+        Err(_) => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,139 @@
+//! What each front's users expect of a range, as data.
+//!
+//! The four systems that Berth unites withhold different addresses and forgive different typing
+//! errors. None of that is a branch in the engine: a dialect is a row in a table, and [`Space`]
+//! reads the row. A fifth front adds a row.
+//!
+//! [`Space`]: crate::Space
+
+/// Which of a network's own addresses are kept back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Withheld {
+    /// The first address of the prefix (in IPv6 the subnet-router anycast address).
+    pub network: bool,
+    /// The last address, in IPv4.
+    pub last_v4: bool,
+    /// The last address, in IPv6, where the standards give it no meaning.
+    pub last_v6: bool,
+    /// The range's gateway, when it has one.
+    pub gateway: bool,
+    /// In IPv4 prefixes up to this length, every address that ends in .0 or .255.
+    pub octet_ends_up_to: Option<u8>,
+}
+
+/// Prefixes that would have no address left (/31, /32, /127, /128).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiny {
+    Refuse,
+    /// Every address counts: point-to-point links and single hosts.
+    Whole,
+}
+
+/// What a bound outside the usable addresses means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bounds {
+    Refuse,
+    /// Passed over with a [`Warning`](crate::Warning): live clusters depend on it.
+    Ignore,
+}
+
+/// How an allocation's place is numbered where a front stores offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    /// Distance from the network address.
+    FromNetwork,
+    /// Position among the addresses that can have an offset, from the start of the range on.
+    FromStart,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialect {
+    pub name: &'static str,
+    pub withheld: Withheld,
+    pub tiny: Tiny,
+    pub bounds: Bounds,
+    /// Exclude entries that overlap each other: harmless, or surely a typing error.
+    pub excludes_may_overlap: bool,
+    pub numbering: Numbering,
+}
+
+/// whereabouts: the first and last address are kept back in IPv6 too; the gateway is not, unless
+/// a setting says so.
+pub const WHEREABOUTS: Dialect = Dialect {
+    name: "whereabouts",
+    withheld: Withheld {
+        network: true,
+        last_v4: true,
+        last_v6: true,
+        gateway: false,
+        octet_ends_up_to: None,
+    },
+    tiny: Tiny::Refuse,
+    bounds: Bounds::Ignore,
+    excludes_may_overlap: true,
+    numbering: Numbering::FromNetwork,
+};
+
+/// NodeIPPool: .0 and .255 have no offset in large IPv4 networks.
+pub const NODE_IP_POOL: Dialect = Dialect {
+    name: "NodeIPPool",
+    withheld: Withheld {
+        network: true,
+        last_v4: true,
+        last_v6: false,
+        gateway: true,
+        octet_ends_up_to: Some(24),
+    },
+    tiny: Tiny::Whole,
+    bounds: Bounds::Refuse,
+    excludes_may_overlap: false,
+    numbering: Numbering::FromStart,
+};
+
+/// A list of pre-created VMs: what is listed is given.
+pub const VM_LIST: Dialect = Dialect {
+    name: "VM list",
+    withheld: Withheld {
+        network: false,
+        last_v4: false,
+        last_v6: false,
+        gateway: false,
+        octet_ends_up_to: None,
+    },
+    tiny: Tiny::Whole,
+    bounds: Bounds::Refuse,
+    excludes_may_overlap: false,
+    numbering: Numbering::FromNetwork,
+};
+
+/// Google Cloud's secondary ranges: network, broadcast and gateway are the cloud's.
+pub const GCP: Dialect = Dialect {
+    name: "gcp",
+    withheld: Withheld {
+        network: true,
+        last_v4: true,
+        last_v6: true,
+        gateway: true,
+        octet_ends_up_to: None,
+    },
+    tiny: Tiny::Refuse,
+    bounds: Bounds::Refuse,
+    excludes_may_overlap: false,
+    numbering: Numbering::FromNetwork,
+};
+
+impl Dialect {
+    /// The same dialect that also keeps the gateway back.
+    #[must_use]
+    pub const fn withholding_gateway(mut self) -> Self {
+        self.withheld.gateway = true;
+        self
+    }
+
+    /// The same dialect that serves /31, /32, /127 and /128.
+    #[must_use]
+    pub const fn with_tiny_networks(mut self) -> Self {
+        self.tiny = Tiny::Whole;
+        self
+    }
+}

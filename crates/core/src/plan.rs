@@ -1,0 +1,301 @@
+//! Requests against a pool become changes and answers.
+//!
+//! Promises: the same request gets the same answer (I3), a request with several wants gets all of
+//! them or none, nobody's address is given or freed but by its own name (I1, I6), and a resting
+//! address goes to nobody but its last owner (I10). The pool is left as it will be once the changes
+//! are committed: if the commit fails, load the pool again and plan again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::pool::{Change, Mismatch, Pool, Rest};
+use crate::{Address, Handle, Moment, Order, Owner, Record, Space};
+
+mod choice;
+
+/// One address that a claim asks for.
+#[derive(Clone, Debug)]
+pub struct Want {
+    pub space: Arc<Space>,
+    pub order: Order,
+    /// This address and no other.
+    pub exact: Option<Address>,
+    /// Addresses that are known to be taken elsewhere (another pool's reservation, a probe's reply).
+    pub avoid: Vec<Address>,
+}
+
+impl Want {
+    pub fn any(space: Arc<Space>) -> Self {
+        Self {
+            space,
+            order: Order::default(),
+            exact: None,
+            avoid: Vec::new(),
+        }
+    }
+
+    pub fn exactly(space: Arc<Space>, address: Address) -> Self {
+        Self {
+            exact: Some(address),
+            ..Self::any(space)
+        }
+    }
+}
+
+/// Addresses for one owner, all or none.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub record: Record,
+    pub wants: Vec<Want>,
+}
+
+/// Who gives back. Each form names a holder (I6).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    /// Everything taken under the handle, of one part if given.
+    Handle {
+        handle: Handle,
+        part: Option<String>,
+    },
+    Owner(Owner),
+    /// One address, if that holder has it.
+    Address {
+        address: Address,
+        holder: Record,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    pub selector: Selector,
+    /// How long the addresses rest before another owner gets them.
+    pub rest: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub enum Request {
+    Claim(Claim),
+    Release(Release),
+    /// Passes one address on: a new owner, a new handle, other attributes.
+    Reown {
+        address: Address,
+        expected: Record,
+        record: Record,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Granted {
+    pub address: Address,
+    /// False if the owner held it before.
+    pub fresh: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// One per want, in their order.
+    Granted(Vec<Granted>),
+    /// What was freed; nothing if nothing was held, so that a repeat succeeds.
+    Released(Vec<(Address, Record)>),
+    Reowned,
+    Refused(Refusal),
+}
+
+/// Why a request got nothing. Nothing was changed for it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    #[error("no free address: all {capacity} of {space} are held or resting")]
+    Exhausted { space: String, capacity: u128 },
+    #[error("{address} is held by {by}")]
+    Held { address: Address, by: Owner },
+    #[error("{address} is not held by {expected}")]
+    NotHeld { address: Address, expected: Owner },
+    #[error("{address} can't be given from {space}")]
+    Outside { address: Address, space: String },
+    #[error("{address} rests for {owner} until {until:?}")]
+    Resting {
+        address: Address,
+        owner: Owner,
+        until: Moment,
+    },
+    #[error("{address} is taken elsewhere")]
+    Avoided { address: Address },
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub changes: Vec<Change>,
+    /// One per request, in their order.
+    pub answers: Vec<Answer>,
+}
+
+/// Plans requests in their order; later ones see what earlier ones got.
+pub fn plan(pool: &mut Pool, requests: &[Request], now: Moment) -> Outcome {
+    let mut outcome = Outcome::default();
+    for request in requests {
+        let planned = match request {
+            Request::Claim(claim) => plan_claim(pool, claim, now),
+            Request::Release(release) => plan_release(pool, release, now),
+            Request::Reown {
+                address,
+                expected,
+                record,
+            } => plan_reown(pool, *address, expected, record),
+        };
+        let answer = planned.and_then(|(changes, answer)| {
+            for change in changes {
+                pool.apply(&change)?;
+                outcome.changes.push(change);
+            }
+            Ok(answer)
+        });
+        outcome.answers.push(answer.unwrap_or_else(Answer::Refused));
+    }
+    outcome
+}
+
+type Planned = Result<(Vec<Change>, Answer), Refusal>;
+
+/// All addresses are chosen before the first one is taken: a claim that fails has changed nothing.
+fn plan_claim(pool: &Pool, claim: &Claim, now: Moment) -> Planned {
+    let owner = &claim.record.owner;
+    let held = held_already(pool.held_by(owner).collect(), &claim.wants);
+    let mut changes: Vec<Change> = held
+        .iter()
+        .flatten()
+        .filter_map(|address| refresh(pool, *address, &claim.record))
+        .collect();
+    let mut fresh = Vec::new();
+    let mut granted = Vec::with_capacity(claim.wants.len());
+    for (want, held) in claim.wants.iter().zip(held) {
+        let address = match held {
+            Some(address) => address,
+            None => {
+                let address = choice::choose(pool, want, &fresh, owner, now)?;
+                changes.push(Change::Claim {
+                    address,
+                    record: claim.record.clone(),
+                });
+                fresh.push(address);
+                address
+            }
+        };
+        granted.push(address);
+    }
+    // A repeat finds the addresses by what the pool holds, not by the order in which they were
+    // chosen: answer now what it will answer then (I3).
+    let mut all: Vec<Address> = pool.held_by(owner).chain(fresh.iter().copied()).collect();
+    all.sort_unstable();
+    let again: Vec<Address> = held_already(all, &claim.wants)
+        .into_iter()
+        .flatten()
+        .collect();
+    let answer = if again.len() == granted.len() {
+        again
+    } else {
+        granted
+    };
+    let grant = |address| Granted {
+        address,
+        fresh: fresh.contains(&address),
+    };
+    Ok((
+        changes,
+        Answer::Granted(answer.into_iter().map(grant).collect()),
+    ))
+}
+
+/// The holder comes back under another handle: a pod made again under its name.
+fn refresh(pool: &Pool, address: Address, record: &Record) -> Option<Change> {
+    let held = pool
+        .holders(address)
+        .find(|held| held.owner == record.owner)?;
+    (held.handle != record.handle).then(|| Change::Update {
+        address,
+        expected: held.clone(),
+        record: record.clone(),
+    })
+}
+
+fn plan_release(pool: &Pool, release: &Release, now: Moment) -> Planned {
+    let found: Vec<(Address, Record)> = match &release.selector {
+        Selector::Handle { handle, part } => pool
+            .held_under(handle)
+            .filter(|(_, record)| part.as_ref().is_none_or(|part| record.owner.part == *part))
+            .map(|(address, record)| (address, record.clone()))
+            .collect(),
+        Selector::Owner(owner) => pool
+            .held_by(owner)
+            .flat_map(|address| pool.holders(address).map(move |record| (address, record)))
+            .filter(|(_, record)| record.owner == *owner)
+            .map(|(address, record)| (address, record.clone()))
+            .collect(),
+        Selector::Address { address, holder } => match pool.get(*address) {
+            None => Vec::new(),
+            Some(_) if pool.holders(*address).any(|held| held.same_holder(holder)) => {
+                vec![(*address, holder.clone())]
+            }
+            Some(held) => {
+                return Err(Refusal::Held {
+                    address: *address,
+                    by: held.owner.clone(),
+                });
+            }
+        },
+    };
+    let changes = found.iter().map(|(address, record)| Change::Release {
+        address: *address,
+        expected: record.clone(),
+        rest: (!release.rest.is_zero()).then(|| Rest {
+            since: now,
+            until: now.plus(release.rest),
+            owner: record.owner.clone(),
+        }),
+    });
+    Ok((changes.collect(), Answer::Released(found)))
+}
+
+fn plan_reown(pool: &Pool, address: Address, expected: &Record, record: &Record) -> Planned {
+    let holds = |who: &Record| pool.holders(address).any(|held| held.same_holder(who));
+    if holds(record) && !expected.same_holder(record) {
+        return Ok((Vec::new(), Answer::Reowned));
+    }
+    if !holds(expected) {
+        return Err(Refusal::NotHeld {
+            address,
+            expected: expected.owner.clone(),
+        });
+    }
+    let change = Change::Update {
+        address,
+        expected: expected.clone(),
+        record: record.clone(),
+    };
+    Ok((vec![change], Answer::Reowned))
+}
+
+impl From<Mismatch> for Refusal {
+    fn from(mismatch: Mismatch) -> Self {
+        match mismatch {
+            Mismatch::Held { address, by } => Self::Held { address, by },
+            Mismatch::NotHeld { address, expected } => Self::NotHeld { address, expected },
+        }
+    }
+}
+
+/// For each want the lowest address in its space, of those `left`, that no earlier want took.
+fn held_already(mut left: Vec<Address>, wants: &[Want]) -> Vec<Option<Address>> {
+    wants
+        .iter()
+        .map(|want| {
+            let fits = |address: &Address| match want.exact {
+                Some(exact) => exact == *address,
+                None => want.space.contains(*address),
+            };
+            let place = left.iter().position(fits)?;
+            Some(left.remove(place))
+        })
+        .collect()
+}

@@ -1,0 +1,220 @@
+//! The search for a free address.
+//!
+//! It jumps over runs of held addresses and over holes of the space, so its cost is the number of
+//! runs it meets and never the number of addresses:
+//!
+//! ```text
+//!   space  [.1 ................ .99]      [.120 ... .254]
+//!   held    ######   ####   #              #####
+//!   jumps   ----->^ lowest free            (the n-th free one counts gaps, not addresses)
+//! ```
+
+use crate::order::hash_index;
+use crate::plan::{Refusal, Want};
+use crate::{Address, Block, Moment, Order, Owner, Pool, Space};
+
+pub(super) fn choose(
+    pool: &Pool,
+    want: &Want,
+    chosen: &[Address],
+    owner: &Owner,
+    now: Moment,
+) -> Result<Address, Refusal> {
+    let search = Search {
+        pool,
+        want,
+        chosen,
+        owner,
+        now,
+    };
+    if let Some(address) = want.exact {
+        return search.exact(address);
+    }
+    // Coming back within the rest, the last owner finds its own address first.
+    let found = search.rested_for_owner().or_else(|| match want.order {
+        Order::Lowest => search.lowest(),
+        Order::HashIndex => search.hashed(),
+        Order::Scatter { among, draw } => search.scattered(among, draw),
+        Order::LongestReleased => search.longest_released(),
+    });
+    found.ok_or_else(|| Refusal::Exhausted {
+        space: describe(&want.space),
+        capacity: want.space.count(),
+    })
+}
+
+struct Search<'a> {
+    pool: &'a Pool,
+    want: &'a Want,
+    /// What earlier wants of the same claim are going to take.
+    chosen: &'a [Address],
+    owner: &'a Owner,
+    now: Moment,
+}
+
+impl Search<'_> {
+    fn exact(&self, address: Address) -> Result<Address, Refusal> {
+        if !self.want.space.contains(address) {
+            return Err(Refusal::Outside {
+                address,
+                space: describe(&self.want.space),
+            });
+        }
+        if let Some(held) = self.pool.get(address) {
+            return Err(Refusal::Held {
+                address,
+                by: held.owner.clone(),
+            });
+        }
+        if self.avoided().any(|avoid| avoid == address) {
+            return Err(Refusal::Avoided { address });
+        }
+        match self.pool.rest(address) {
+            Some(rest) if self.rests_for_another(address) => Err(Refusal::Resting {
+                address,
+                owner: rest.owner.clone(),
+                until: rest.until,
+            }),
+            _ => Ok(address),
+        }
+    }
+
+    fn rests_for_another(&self, address: Address) -> bool {
+        let rest = self.pool.rest(address);
+        rest.is_some_and(|rest| rest.until > self.now && rest.owner != *self.owner)
+    }
+
+    fn open(&self, address: Address) -> bool {
+        !self.rests_for_another(address) && !self.avoided().any(|avoid| avoid == address)
+    }
+
+    fn avoided(&self) -> impl Iterator<Item = Address> {
+        self.want.avoid.iter().chain(self.chosen).copied()
+    }
+
+    fn rested_for_owner(&self) -> Option<Address> {
+        let mine = self.pool.rests_of(self.owner);
+        mine.filter(|(_, rest)| rest.until > self.now)
+            .map(|(address, _)| address)
+            .find(|address| {
+                self.want.space.contains(*address)
+                    && !self.pool.is_held(*address)
+                    && self.open(*address)
+            })
+    }
+
+    /// The lowest address from `from` on that is neither held nor resting for another.
+    fn free_from(&self, from: Address) -> Option<Address> {
+        let mut candidate = self.want.space.at_or_after(from)?;
+        loop {
+            candidate = match self.pool.held_until(candidate) {
+                Some(end) => self.want.space.at_or_after(end.next()?)?,
+                None if self.open(candidate) => return Some(candidate),
+                None => self.want.space.at_or_after(candidate.next()?)?,
+            };
+        }
+    }
+
+    fn lowest(&self) -> Option<Address> {
+        self.free_from(self.want.space.first()?)
+    }
+
+    fn scattered(&self, among: u32, draw: u64) -> Option<Address> {
+        let mut next = self.lowest();
+        let mut few = Vec::new();
+        while let Some(address) = next.filter(|_| few.len() < among.max(1) as usize) {
+            few.push(address);
+            next = address.next().and_then(|from| self.free_from(from));
+        }
+        let place = draw.checked_rem(few.len() as u64)?;
+        few.get(usize::try_from(place).ok()?).copied()
+    }
+
+    fn longest_released(&self) -> Option<Address> {
+        if let Some(listing) = self.pool.listing() {
+            let mut listed = listing.iter().copied();
+            return listed
+                .find(|address| self.want.space.contains(*address) && self.open(*address));
+        }
+        self.nth_unrested(0).or_else(|| self.rested().next())
+    }
+
+    /// The place in the free list that the owner's hash points at. The list is the store's own, or
+    /// the space in its order followed by what was released, oldest first: what a store that keeps a
+    /// list would hold.
+    fn hashed(&self) -> Option<Address> {
+        if let Some(listing) = self.pool.listing() {
+            let free: Vec<Address> = listing
+                .iter()
+                .copied()
+                .filter(|address| self.want.space.contains(*address) && self.open(*address))
+                .collect();
+            let index = hash_index(&self.owner.subject, free.len() as u128);
+            return free.get(usize::try_from(index).ok()?).copied();
+        }
+        let untouched: u128 = self
+            .gaps()
+            .fold(0, |sum, gap| sum.saturating_add(gap.count()));
+        let rested: Vec<Address> = self.rested().collect();
+        let count = untouched.saturating_add(rested.len() as u128);
+        let index = hash_index(&self.owner.subject, count);
+        match index.checked_sub(untouched) {
+            None => self.nth_unrested(index),
+            Some(place) => rested.get(usize::try_from(place).ok()?).copied(),
+        }
+    }
+
+    /// Free addresses that were released before and may be given again, the longest rested first.
+    fn rested(&self) -> impl Iterator<Item = Address> {
+        self.pool
+            .rests_by_age()
+            .map(|(address, _)| address)
+            .filter(|address| {
+                self.want.space.contains(*address)
+                    && !self.pool.is_held(*address)
+                    && self.open(*address)
+            })
+    }
+
+    fn nth_unrested(&self, n: u128) -> Option<Address> {
+        let mut left = n;
+        for gap in self.gaps() {
+            match left.checked_sub(gap.count()) {
+                None => return gap.nth(left),
+                Some(rest) => left = rest,
+            }
+        }
+        None
+    }
+
+    /// What is free and was never released, in the listing's order.
+    fn gaps(&self) -> impl Iterator<Item = Space> {
+        self.want.space.listed().flat_map(|part| {
+            let whole = part.blocks().first().copied();
+            let taken = whole
+                .into_iter()
+                .flat_map(|block| self.taken(block))
+                .collect();
+            part.without(taken)
+        })
+    }
+
+    fn taken(&self, block: Block) -> Vec<Block> {
+        let held = self
+            .pool
+            .held_runs(block.first(), block.last())
+            .map(|(a, b)| Block::new(a, b));
+        let rests = self.pool.rests_within(block).map(Block::single);
+        let avoid = self.avoided().map(Block::single);
+        held.chain(rests).chain(avoid).collect()
+    }
+}
+
+fn describe(space: &Space) -> String {
+    match (space.prefix(), space.blocks()) {
+        (Some(prefix), [one]) => format!("{prefix} ({one})"),
+        (Some(prefix), blocks) => format!("{prefix} ({} blocks)", blocks.len()),
+        (None, [one]) => one.to_string(),
+        (None, blocks) => format!("a list of {} blocks", blocks.len()),
+    }
+}

@@ -1,0 +1,315 @@
+//! Slices: sub-ranges that belong to one node at a time.
+//!
+//! Promises: slices of one range never overlap, live ones stay where they are whatever else
+//! changes, a slice that changes hands gets a new epoch (I8), and the assignment of the same nodes
+//! is the same every time. Cutting costs nothing: a range of 2^64 slices is arithmetic, not a list.
+//! Who is provably gone is the caller's to know; a table only takes back what it is told to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Address, Prefix, Space};
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeName(String);
+
+impl NodeName {
+    pub fn new(name: impl Into<String>) -> Self {
+        Self(name.into())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How often a slice has changed hands. A node that returns with an older one has lost it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+/// A slice and its node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Holding {
+    pub slice: Prefix,
+    pub node: NodeName,
+    pub epoch: Epoch,
+}
+
+/// Why a slice can't be had or given back.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SliceError {
+    #[error("node_slice_size: /{size} does not cut {range}; give a length from /{} to /{max}", .range.length())]
+    Size { range: Prefix, size: u8, max: u8 },
+    #[error("all slices /{size} of {range} are assigned; {node} gets none")]
+    Exhausted {
+        range: Prefix,
+        size: u8,
+        node: NodeName,
+    },
+    #[error("slice {slice} belongs to {holder} (epoch {}), not to {node}", .epoch.0)]
+    Foreign {
+        slice: Prefix,
+        holder: NodeName,
+        epoch: Epoch,
+        node: NodeName,
+    },
+    #[error("slice {slice} is at epoch {}, {node} knows epoch {}", .current.0, .known.0)]
+    Stale {
+        slice: Prefix,
+        node: NodeName,
+        known: Epoch,
+        current: Epoch,
+    },
+    #[error("slice {slice} is not assigned")]
+    Free { slice: Prefix },
+}
+
+/// A range cut into slices of one size. Holds two prefixes and no list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    range: Prefix,
+    size: u8,
+}
+
+impl Cut {
+    pub fn new(range: Prefix, size: u8) -> Result<Self, SliceError> {
+        let max = range.family().bits();
+        if size < range.length() || size > max {
+            return Err(SliceError::Size { range, size, max });
+        }
+        Ok(Self { range, size })
+    }
+
+    pub const fn range(self) -> Prefix {
+        self.range
+    }
+
+    pub const fn size(self) -> u8 {
+        self.size
+    }
+
+    /// How many slices there are; saturates for the whole of IPv6 by single addresses.
+    pub fn count(self) -> u128 {
+        1u128
+            .checked_shl((self.size - self.range.length()).into())
+            .unwrap_or(u128::MAX)
+    }
+
+    pub fn nth(self, n: u128) -> Option<Prefix> {
+        if n >= self.count() {
+            return None;
+        }
+        let step = u32::from(self.range.family().bits() - self.size);
+        let distance = n.checked_shl(step).unwrap_or(0);
+        Prefix::containing(self.range.network().plus(distance)?, self.size)
+    }
+
+    /// The slice that an address lies in.
+    pub fn of(self, address: Address) -> Option<Prefix> {
+        self.range
+            .contains(address)
+            .then(|| Prefix::containing(address, self.size))
+            .flatten()
+    }
+
+    /// Where a node's own search for a free slice begins, so that nodes which start at once rarely
+    /// meet.
+    pub fn search_start(self, node: &NodeName) -> u128 {
+        crate::order::hash_index(node.as_str(), self.count())
+    }
+}
+
+/// Who holds which slice of one range, with the epochs of slices that are free now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceTable {
+    cut: Cut,
+    held: BTreeMap<Prefix, Holding>,
+    /// The last epoch of slices that were held before; without it a returning node could not be
+    /// told from the rightful one.
+    epochs: BTreeMap<Prefix, Epoch>,
+}
+
+impl SliceTable {
+    pub fn new(cut: Cut) -> Self {
+        Self {
+            cut,
+            held: BTreeMap::new(),
+            epochs: BTreeMap::new(),
+        }
+    }
+
+    pub const fn cut(&self) -> Cut {
+        self.cut
+    }
+
+    /// Takes in a holding as it was read.
+    pub fn restore(&mut self, holding: Holding) {
+        self.epochs.insert(holding.slice, holding.epoch);
+        self.held.insert(holding.slice, holding);
+    }
+
+    pub fn restore_epoch(&mut self, slice: Prefix, epoch: Epoch) {
+        let known = self.epochs.entry(slice).or_default();
+        *known = epoch.max(*known);
+    }
+
+    pub fn holdings(&self) -> impl Iterator<Item = &Holding> {
+        self.held.values()
+    }
+
+    pub fn of_node<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = &'a Holding> {
+        self.held
+            .values()
+            .filter(move |holding| holding.node == *node)
+    }
+
+    /// One more slice for the node: the first free one, from `start` on and then from the beginning,
+    /// that has an address which may be given.
+    pub fn claim(
+        &mut self,
+        node: &NodeName,
+        usable: &Space,
+        start: u128,
+    ) -> Result<Holding, SliceError> {
+        let slice = self
+            .free_from(start, usable)
+            .ok_or_else(|| SliceError::Exhausted {
+                range: self.cut.range,
+                size: self.cut.size,
+                node: node.clone(),
+            })?;
+        let epoch = Epoch(
+            self.epochs
+                .get(&slice)
+                .map_or(1, |last| last.0.saturating_add(1)),
+        );
+        let holding = Holding {
+            slice,
+            node: node.clone(),
+            epoch,
+        };
+        self.restore(holding.clone());
+        Ok(holding)
+    }
+
+    /// One slice for each node that has none, in the order of their names. Holdings stay. Returns
+    /// what is new and who got nothing.
+    pub fn assign(
+        &mut self,
+        nodes: &BTreeSet<NodeName>,
+        usable: &Space,
+    ) -> (Vec<Holding>, Vec<NodeName>) {
+        let served: BTreeSet<NodeName> = self.held.values().map(|h| h.node.clone()).collect();
+        let mut fresh = Vec::new();
+        let mut unserved = Vec::new();
+        let mut start = 0;
+        for node in nodes.difference(&served) {
+            match self.claim(node, usable, start) {
+                Ok(holding) => {
+                    // The next search goes on behind this slice: n nodes cost n steps, not n².
+                    start = self.index(holding.slice).map_or(0, |n| n + 1);
+                    fresh.push(holding);
+                }
+                Err(_) => unserved.push(node.clone()),
+            }
+        }
+        (fresh, unserved)
+    }
+
+    /// Takes a slice back. Only its node, at its epoch, can give it (I6, I8).
+    pub fn yield_back(
+        &mut self,
+        slice: Prefix,
+        node: &NodeName,
+        epoch: Epoch,
+    ) -> Result<(), SliceError> {
+        self.verify(slice, node, epoch)?;
+        self.held.remove(&slice);
+        Ok(())
+    }
+
+    /// Whether the node may still use the slice under the epoch that it knows.
+    pub fn verify(&self, slice: Prefix, node: &NodeName, epoch: Epoch) -> Result<(), SliceError> {
+        let holding = self.held.get(&slice).ok_or(SliceError::Free { slice })?;
+        if holding.node != *node {
+            return Err(SliceError::Foreign {
+                slice,
+                holder: holding.node.clone(),
+                epoch: holding.epoch,
+                node: node.clone(),
+            });
+        }
+        if holding.epoch != epoch {
+            return Err(SliceError::Stale {
+                slice,
+                node: node.clone(),
+                known: epoch,
+                current: holding.epoch,
+            });
+        }
+        Ok(())
+    }
+
+    fn index(&self, slice: Prefix) -> Option<u128> {
+        let distance = slice.network().distance_from(self.cut.range.network())?;
+        let step = u32::from(self.cut.range.family().bits() - self.cut.size);
+        Some(distance.checked_shr(step).unwrap_or(0))
+    }
+
+    fn free_from(&self, start: u128, usable: &Space) -> Option<Prefix> {
+        let count = self.cut.count();
+        let start = if start < count { start } else { 0 };
+        self.free_between(start, count, usable)
+            .or_else(|| self.free_between(0, start, usable))
+    }
+
+    /// Jumps over slices without a usable address to the one that holds the next of them, so that a
+    /// large excluded block costs one step.
+    fn free_between(&self, from: u128, to: u128, usable: &Space) -> Option<Prefix> {
+        let mut n = from;
+        while n < to {
+            let slice = self.cut.nth(n)?;
+            let next = usable.at_or_after(slice.network())?;
+            if !slice.contains(next) {
+                n = self.index(self.cut.of(next)?)?;
+                continue;
+            }
+            if !self.held.contains_key(&slice) && !self.overlaps_held(slice) {
+                return Some(slice);
+            }
+            n += 1;
+        }
+        None
+    }
+
+    /// Slices of another size may be live in the same range after a change of settings.
+    fn overlaps_held(&self, slice: Prefix) -> bool {
+        let before = self
+            .held
+            .range(..slice)
+            .next_back()
+            .map(|(other, _)| *other);
+        let after = self.held.range(slice..).next().map(|(other, _)| *other);
+        before
+            .into_iter()
+            .chain(after)
+            .any(|other| other.overlaps(slice))
+    }
+}
+
+#[cfg(test)]
+#[path = "slice/tests.rs"]
+mod tests;

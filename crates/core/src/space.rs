@@ -1,0 +1,588 @@
+//! The addresses that may be given for one request.
+//!
+//! Promises: holds blocks, never addresses, so a /32 of IPv6 costs what a /30 of IPv4 costs. Every
+//! question (is it in, which is next, which is the n-th, what is its offset) is answered in the
+//! logarithm of the number of blocks. Knows nothing of what is taken.
+
+use crate::dialect::{Bounds, Dialect, Numbering, Tiny, VM_LIST};
+use crate::offset::{bits_without_octet_ends, ordinal_without_octet_ends};
+use crate::{Address, Block, Family, Offset, Prefix, RangeError, RangeSpec, Warning};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Space {
+    dialect: Dialect,
+    /// Ascending and apart from each other.
+    blocks: Vec<Block>,
+    /// The same blocks in the order in which they were listed.
+    listing: Vec<Block>,
+    /// None for a list.
+    prefix: Option<Prefix>,
+    /// Where offsets count from under [`Numbering::FromStart`].
+    start: Option<Address>,
+    /// Whether addresses that end in .0 or .255 are passed over.
+    octet_ends_withheld: bool,
+}
+
+impl Space {
+    /// Applies a dialect's rules to a range.
+    pub fn build(spec: &RangeSpec, dialect: Dialect) -> Result<(Self, Vec<Warning>), RangeError> {
+        let prefix = spec.prefix;
+        let mut warnings = Vec::new();
+        let octet_ends_withheld = prefix.family() == Family::V4
+            && dialect
+                .withheld
+                .octet_ends_up_to
+                .is_some_and(|longest| prefix.length() <= longest);
+        let usable = usable(prefix, dialect)?;
+        let mut bound = |field, value: Option<Address>, otherwise: Address| match value {
+            None => Ok(otherwise),
+            Some(address) if usable.contains(address) => Ok(address),
+            Some(address)
+                if address.family() != prefix.family() && dialect.bounds == Bounds::Refuse =>
+            {
+                Err(RangeError::Family {
+                    field,
+                    value: address.to_string(),
+                    expected: prefix.family(),
+                    of: prefix,
+                })
+            }
+            Some(address) => match dialect.bounds {
+                Bounds::Refuse => Err(RangeError::BoundOutside {
+                    field,
+                    value: address,
+                    prefix,
+                    usable,
+                }),
+                Bounds::Ignore => {
+                    warnings.push(Warning {
+                        field,
+                        value: address.to_string(),
+                        why: format!("not a usable address of {prefix} ({usable})"),
+                    });
+                    Ok(otherwise)
+                }
+            },
+        };
+        let start = bound("range_start", spec.start, usable.first())?;
+        let mut end = bound("range_end", spec.end, usable.last())?;
+        if end < start {
+            if dialect.bounds == Bounds::Refuse {
+                return Err(RangeError::Reversed {
+                    field: "range_end",
+                    first: start,
+                    last: end,
+                });
+            }
+            warnings.push(Warning {
+                field: "range_end",
+                value: end.to_string(),
+                why: format!("below the start {start}"),
+            });
+            end = usable.last();
+        }
+        if !dialect.excludes_may_overlap {
+            refuse_overlap(&spec.exclude)?;
+        }
+        let mut exclude = spec.exclude.clone();
+        if dialect.withheld.gateway {
+            exclude.extend(spec.gateway.map(Block::single));
+        }
+        let blocks = subtract(Block::new(start, end), exclude);
+        if blocks.is_empty() && dialect.bounds == Bounds::Refuse {
+            return Err(RangeError::Nothing {
+                prefix,
+                excluded: spec.exclude.len(),
+            });
+        }
+        let space = Self {
+            dialect,
+            listing: blocks.clone(),
+            blocks,
+            prefix: Some(prefix),
+            start: Some(start),
+            octet_ends_withheld,
+        };
+        Ok((space, warnings))
+    }
+
+    /// A list of addresses and blocks, in its own order; what is listed twice counts once.
+    pub fn list(entries: impl IntoIterator<Item = Block>) -> Self {
+        let mut blocks: Vec<Block> = Vec::new();
+        let mut listing = Vec::new();
+        for entry in entries {
+            let fresh = subtract(entry, blocks.clone());
+            listing.extend(fresh.iter().copied());
+            blocks.extend(fresh);
+            blocks.sort_unstable();
+        }
+        Self {
+            dialect: VM_LIST,
+            blocks,
+            listing,
+            prefix: None,
+            start: None,
+            octet_ends_withheld: false,
+        }
+    }
+
+    /// One address, whatever range it lies in: a static request.
+    pub fn only(address: Address) -> Self {
+        Self::list([Block::single(address)])
+    }
+
+    /// The same space less what lies outside `within`: the part of a range that a slice covers.
+    #[must_use]
+    pub fn clipped(&self, within: Prefix) -> Self {
+        let within = within.block();
+        let clip = |blocks: &[Block]| {
+            blocks
+                .iter()
+                .filter(|block| block.first() <= within.last() && within.first() <= block.last())
+                .map(|block| {
+                    Block::new(
+                        block.first().max(within.first()),
+                        block.last().min(within.last()),
+                    )
+                })
+                .collect()
+        };
+        Self {
+            blocks: clip(&self.blocks),
+            listing: clip(&self.listing),
+            ..self.clone()
+        }
+    }
+
+    /// Each block of the listing as a space of its own, in the listing's order.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = Self> {
+        self.listing.iter().map(|block| Self {
+            blocks: vec![*block],
+            listing: vec![*block],
+            ..self.emptied()
+        })
+    }
+
+    /// A one-block space cut at `holes`, ascending.
+    pub(crate) fn without(self, holes: Vec<Block>) -> Vec<Self> {
+        let template = self.emptied();
+        let blocks = self
+            .blocks
+            .into_iter()
+            .flat_map(|block| subtract(block, holes.clone()));
+        blocks
+            .map(|block| Self {
+                blocks: vec![block],
+                listing: vec![block],
+                ..template.clone()
+            })
+            .collect()
+    }
+
+    fn emptied(&self) -> Self {
+        Self {
+            dialect: self.dialect,
+            blocks: Vec::new(),
+            listing: Vec::new(),
+            prefix: self.prefix,
+            start: self.start,
+            octet_ends_withheld: self.octet_ends_withheld,
+        }
+    }
+
+    pub const fn prefix(&self) -> Option<Prefix> {
+        self.prefix
+    }
+
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.first().is_none()
+    }
+
+    pub fn contains(&self, address: Address) -> bool {
+        !self.skipped(address)
+            && self
+                .block_at_or_after(address)
+                .is_some_and(|b| b.contains(address))
+    }
+
+    pub fn first(&self) -> Option<Address> {
+        self.at_or_after(self.blocks.first()?.first())
+    }
+
+    /// The lowest address of the space that is not below `from`.
+    pub fn at_or_after(&self, from: Address) -> Option<Address> {
+        let mut candidate = from;
+        loop {
+            let block = self.block_at_or_after(candidate)?;
+            candidate = candidate.max(block.first());
+            if !self.skipped(candidate) {
+                return Some(candidate);
+            }
+            candidate = candidate.next()?;
+        }
+    }
+
+    /// How many addresses can be given, saturating.
+    pub fn count(&self) -> u128 {
+        self.blocks
+            .iter()
+            .fold(0, |sum, block| sum.saturating_add(self.size(*block)))
+    }
+
+    /// The n-th address in the order of the listing.
+    pub fn nth(&self, n: u128) -> Option<Address> {
+        let mut left = n;
+        for block in &self.listing {
+            let size = self.size(*block);
+            if left < size {
+                return if self.octet_ends_withheld {
+                    let first = ordinal_without_octet_ends(block.first());
+                    Address::new(Family::V4, bits_without_octet_ends(first + left))
+                } else {
+                    block.first().plus(left)
+                };
+            }
+            left -= size;
+        }
+        None
+    }
+
+    /// The address's number in stores that keep offsets. Excluded addresses have one too.
+    pub fn offset(&self, address: Address) -> Option<Offset> {
+        let prefix = self.prefix?;
+        if !prefix.contains(address) {
+            return None;
+        }
+        let distance = match (self.dialect.numbering, self.start) {
+            (Numbering::FromStart, Some(start)) if self.octet_ends_withheld => {
+                if self.skipped(address) {
+                    return None;
+                }
+                ordinal_without_octet_ends(address)
+                    .checked_sub(ordinal_without_octet_ends(start))?
+            }
+            (Numbering::FromStart, Some(start)) => address.distance_from(start)?,
+            _ => address.distance_from(prefix.network())?,
+        };
+        Some(Offset(distance))
+    }
+
+    /// The inverse of [`Space::offset`].
+    pub fn address(&self, offset: Offset) -> Option<Address> {
+        let prefix = self.prefix?;
+        let address = match (self.dialect.numbering, self.start) {
+            (Numbering::FromStart, Some(start)) if self.octet_ends_withheld => {
+                let ordinal = ordinal_without_octet_ends(start).checked_add(offset.0)?;
+                Address::new(Family::V4, bits_without_octet_ends(ordinal))?
+            }
+            (Numbering::FromStart, Some(start)) => start.plus(offset.0)?,
+            _ => prefix.network().plus(offset.0)?,
+        };
+        prefix.contains(address).then_some(address)
+    }
+
+    fn skipped(&self, address: Address) -> bool {
+        self.octet_ends_withheld && matches!(address.last_octet(), 0 | 255)
+    }
+
+    fn size(&self, block: Block) -> u128 {
+        if !self.octet_ends_withheld {
+            return block.count();
+        }
+        let whole =
+            ordinal_without_octet_ends(block.last()) - ordinal_without_octet_ends(block.first());
+        whole + u128::from(!self.skipped(block.last()))
+    }
+
+    fn block_at_or_after(&self, address: Address) -> Option<Block> {
+        let index = self.blocks.partition_point(|block| block.last() < address);
+        self.blocks.get(index).copied()
+    }
+}
+
+/// What the dialect leaves of a prefix before bounds and excludes.
+fn usable(prefix: Prefix, dialect: Dialect) -> Result<Block, RangeError> {
+    if prefix.host_bits() < 2 {
+        return match dialect.tiny {
+            Tiny::Whole => Ok(prefix.block()),
+            Tiny::Refuse => Err(RangeError::TooSmall {
+                prefix,
+                hint: "use a shorter prefix, or switch on networks without network and broadcast address",
+            }),
+        };
+    }
+    let last_withheld = match prefix.family() {
+        Family::V4 => dialect.withheld.last_v4,
+        Family::V6 => dialect.withheld.last_v6,
+    };
+    let whole = prefix.block();
+    let first = if dialect.withheld.network {
+        whole.first().next()
+    } else {
+        None
+    };
+    let last = if last_withheld {
+        whole.last().previous()
+    } else {
+        None
+    };
+    Ok(Block::new(
+        first.unwrap_or(whole.first()),
+        last.unwrap_or(whole.last()),
+    ))
+}
+
+fn refuse_overlap(exclude: &[Block]) -> Result<(), RangeError> {
+    let mut sorted = exclude.to_vec();
+    sorted.sort_unstable();
+    match sorted
+        .windows(2)
+        .find(|pair| pair[1].first() <= pair[0].last())
+    {
+        Some(pair) => Err(RangeError::ExcludesOverlap {
+            a: pair[0],
+            b: pair[1],
+        }),
+        None => Ok(()),
+    }
+}
+
+/// `from` without `holes`, ascending.
+fn subtract(from: Block, mut holes: Vec<Block>) -> Vec<Block> {
+    holes.sort_unstable();
+    let mut left = Vec::with_capacity(holes.len() + 1);
+    let mut next = Some(from.first());
+    for hole in holes {
+        let Some(begin) = next else { break };
+        if hole.last() < begin {
+            continue;
+        }
+        if hole.first() > from.last() {
+            break;
+        }
+        if let Some(before) = hole.first().previous().filter(|before| *before >= begin) {
+            left.push(Block::new(begin, before));
+        }
+        next = hole.last().next();
+    }
+    left.extend(
+        next.filter(|begin| *begin <= from.last())
+            .map(|begin| Block::new(begin, from.last())),
+    );
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::{GCP, NODE_IP_POOL, WHEREABOUTS};
+
+    fn mk_space(range: &str, exclude: &[&str], dialect: Dialect) -> Space {
+        let spec = RangeSpec::parse(range).unwrap().excluding(exclude).unwrap();
+        Space::build(&spec, dialect).unwrap().0
+    }
+
+    fn at(text: &str) -> Address {
+        text.parse().unwrap()
+    }
+
+    fn first(space: &Space) -> String {
+        space.first().unwrap().to_string()
+    }
+
+    #[test]
+    fn whereabouts_withholds_both_ends_in_both_families() {
+        let v4 = mk_space("192.168.1.0/24", &[], WHEREABOUTS);
+        assert_eq!((first(&v4).as_str(), v4.count()), ("192.168.1.1", 254));
+        let v6 = mk_space("fd00::/120", &[], WHEREABOUTS);
+        assert_eq!((first(&v6).as_str(), v6.count()), ("fd00::1", 254));
+        assert!(!v6.contains(at("fd00::ff")));
+        assert!(mk_space("10.0.0.0/16", &[], WHEREABOUTS).contains(at("10.0.1.0")));
+    }
+
+    #[test]
+    fn whereabouts_cases_of_excludes() {
+        let cases = [
+            (
+                "192.168.1.0/24",
+                vec!["192.168.1.0/28", "192.168.1.16/28"],
+                "192.168.1.32",
+            ),
+            ("caa5::0/112", vec!["caa5::0/113"], "caa5::8000"),
+            ("192.168.0.0/29", vec!["192.168.0.1"], "192.168.0.2"),
+            (
+                "192.168.0.0/28",
+                vec![
+                    "192.168.0.0/30",
+                    "192.168.0.6/31",
+                    "192.168.0.8/31",
+                    "192.168.0.4/30",
+                ],
+                "192.168.0.10",
+            ),
+        ];
+        for (range, exclude, expected) in cases {
+            assert_eq!(
+                first(&mk_space(range, &exclude, WHEREABOUTS)),
+                expected,
+                "{range}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lenient_dialect_ignores_a_bound_and_says_so() {
+        let mut spec = RangeSpec::parse("192.168.2.200/24").unwrap();
+        spec.start = Some(at("192.168.2.100"));
+        spec.end = Some(at("192.168.2.50"));
+        let (space, warnings) = Space::build(&spec, WHEREABOUTS).unwrap();
+        assert_eq!(
+            space.blocks(),
+            [Block::parse("", "192.168.2.100-192.168.2.254").unwrap()]
+        );
+        assert_eq!(warnings[0].field, "range_end");
+
+        spec.start = Some(at("10.9.9.9"));
+        let (space, warnings) = Space::build(&spec, WHEREABOUTS).unwrap();
+        assert_eq!((first(&space).as_str(), warnings.len()), ("192.168.2.1", 1));
+        let error = Space::build(&spec, NODE_IP_POOL).unwrap_err().to_string();
+        assert!(
+            error.contains("range_start") && error.contains("10.9.9.9"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn strict_dialects_refuse_what_can_not_be_meant() {
+        let refuse = |range: &str, exclude: &[&str]| {
+            let spec = RangeSpec::parse(range).unwrap().excluding(exclude).unwrap();
+            Space::build(&spec, NODE_IP_POOL).unwrap_err().to_string()
+        };
+        assert!(refuse("10.0.0.9-10.0.0.1/24", &[]).contains("swap"));
+        assert!(refuse("10.0.0.0/24", &["10.0.0.0/28", "10.0.0.8-10.0.0.20"]).contains("overlap"));
+        assert!(refuse("10.0.0.0/24", &["10.0.0.0/24"]).contains("no address"));
+        let mut spec = RangeSpec::parse("10.0.0.0/24").unwrap();
+        spec.start = Some(at("fd00::1"));
+        assert!(
+            Space::build(&spec, NODE_IP_POOL)
+                .unwrap_err()
+                .to_string()
+                .contains("IPv4")
+        );
+    }
+
+    #[test]
+    fn tiny_networks_need_a_setting() {
+        for range in [
+            "192.168.21.100/31",
+            "10.0.0.1/32",
+            "fd00::/127",
+            "fd00::/128",
+        ] {
+            let spec = RangeSpec::parse(range).unwrap();
+            let error = Space::build(&spec, WHEREABOUTS).unwrap_err().to_string();
+            assert!(error.contains("net mask is too short"), "{error}");
+            let (space, _) = Space::build(&spec, WHEREABOUTS.with_tiny_networks()).unwrap();
+            assert_eq!(space.count(), 1 << spec.prefix.host_bits());
+        }
+    }
+
+    #[test]
+    fn node_ip_pool_offsets_follow_the_rule() {
+        let large = mk_space(
+            "10.10.11.4-10.10.12.10/16",
+            &["10.10.11.5", "10.10.12.7"],
+            NODE_IP_POOL,
+        );
+        let rows = [
+            (0, "10.10.11.4"),
+            (1, "10.10.11.5"),
+            (250, "10.10.11.254"),
+            (251, "10.10.12.1"),
+            (257, "10.10.12.7"),
+            (260, "10.10.12.10"),
+        ];
+        for (offset, address) in rows {
+            assert_eq!(large.offset(at(address)), Some(Offset(offset)), "{address}");
+            assert_eq!(large.address(Offset(offset)), Some(at(address)), "{offset}");
+        }
+        assert!(!large.contains(at("10.10.11.255")) && !large.contains(at("10.10.12.0")));
+        assert_eq!(large.offset(at("10.10.12.0")), None);
+        assert_eq!(large.count(), 261 - 2);
+        let six = mk_space(
+            "2001:4860:4860::f-2001:4860:4860::ff/116",
+            &[],
+            NODE_IP_POOL,
+        );
+        for (offset, address) in [
+            (0, "2001:4860:4860::f"),
+            (16, "2001:4860:4860::1f"),
+            (240, "2001:4860:4860::ff"),
+        ] {
+            assert_eq!(six.offset(at(address)), Some(Offset(offset)));
+        }
+    }
+
+    #[test]
+    fn the_nth_address_skips_what_is_withheld() {
+        let space = mk_space("10.0.0.0/15", &["10.0.0.3"], NODE_IP_POOL);
+        let mut expected = space.first();
+        for n in 0..1000 {
+            assert_eq!(space.nth(n), expected);
+            expected = expected
+                .and_then(|a| a.next())
+                .and_then(|a| space.at_or_after(a));
+        }
+        assert_eq!(
+            space
+                .nth(space.count() - 1)
+                .map(|a| a.to_string())
+                .as_deref(),
+            Some("10.1.255.254")
+        );
+        assert_eq!(space.nth(space.count()), None);
+    }
+
+    #[test]
+    fn gcp_withholds_the_gateway() {
+        let mut spec = RangeSpec::parse("10.111.0.0/16").unwrap();
+        spec.gateway = Some(at("10.111.0.1"));
+        let (space, _) = Space::build(&spec, GCP).unwrap();
+        assert_eq!(first(&space), "10.111.0.2");
+    }
+
+    #[test]
+    fn a_list_keeps_its_order_and_counts_once() {
+        let entries = [
+            "10.0.0.9",
+            "10.0.0.3-10.0.0.5",
+            "10.0.0.4",
+            "fd00::1",
+            "10.0.0.9",
+        ];
+        let space = Space::list(entries.map(|e| Block::parse("VM_POOL_IPS", e).unwrap()));
+        let listed: Vec<String> = (0..space.count())
+            .map(|n| space.nth(n).unwrap().to_string())
+            .collect();
+        assert_eq!(
+            listed,
+            ["10.0.0.9", "10.0.0.3", "10.0.0.4", "10.0.0.5", "fd00::1"]
+        );
+    }
+
+    #[test]
+    fn a_huge_range_with_a_million_excluded_is_three_blocks() {
+        let exclude = ["2001:db8::/109", "2001:db8:1::/109", "2001:db8:2::/109"];
+        let space = mk_space("2001:db8::/32", &exclude, WHEREABOUTS);
+        assert_eq!(space.blocks().len(), 3);
+        assert_eq!(first(&space), "2001:db8::8:0");
+    }
+}

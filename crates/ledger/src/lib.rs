@@ -1,1 +1,151 @@
-//! berth-ledger
+//! Where pools are kept: durable, atomic, one trait.
+//!
+//! Promises of every implementation, checked by one conformance suite over all:
+//! a claim of a held address fails (I1); a release of another's record fails (I6); `commit` returns
+//! only when the changes are durable, and applies all of them or none (I2); content that can't be
+//! read is refused and left as it is (I5); what it does not know is kept (I7).
+//!
+//! Does not decide who gets what: that is [`berth_core::plan`], driven by the desk.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod error;
+mod memory;
+mod retry;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use berth_core::{Change, Pool, Prefix, Record};
+use futures::stream::BoxStream;
+use serde::{Deserialize, Serialize};
+
+pub use error::{LedgerError, Rejection};
+pub use memory::MemoryLedger;
+pub use retry::{Backoff, RetryPolicy};
+
+/// A pool's name in its ledger, and the network that its stored offsets count from, where the
+/// store has offsets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PoolKey {
+    pub name: String,
+    pub network: Option<Prefix>,
+}
+
+impl PoolKey {
+    pub fn named(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            network: None,
+        }
+    }
+
+    pub fn of_network(name: impl Into<String>, network: Prefix) -> Self {
+        Self {
+            name: name.into(),
+            network: Some(network),
+        }
+    }
+}
+
+impl fmt::Display for PoolKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// The state that a pool was read at. Opaque: only the ledger that made it can compare it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version(pub String);
+
+/// A pool as it stood durably at `version`.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub pool: Pool,
+    pub version: Version,
+}
+
+/// A claim by name: the CREATE of the object is the claim, so that no table is shared by all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClaimKey {
+    pub kind: ClaimKind,
+    pub name: String,
+}
+
+impl ClaimKey {
+    pub fn new(kind: ClaimKind, name: impl Into<String>) -> Self {
+        Self {
+            kind,
+            name: name.into(),
+        }
+    }
+}
+
+impl fmt::Display for ClaimKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClaimKind {
+    /// One address, across all pools whose ranges overlap.
+    Reservation,
+    /// One sub-range, for one node.
+    Slice,
+}
+
+impl fmt::Display for ClaimKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reservation => "reservation",
+            Self::Slice => "slice",
+        })
+    }
+}
+
+/// A store of pools and of claims by name.
+#[async_trait]
+pub trait Ledger: fmt::Debug + Send + Sync + 'static {
+    /// The pool as it stands durably. One that does not exist yet is empty.
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError>;
+
+    /// Applies all changes in their order, or none. Each change is guarded by its own precondition;
+    /// stores that can only guard the whole document use `base`. Returns when it is durable (I2).
+    ///
+    /// [`LedgerError::Conflict`] and [`LedgerError::Uncertain`]: load again and plan again.
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError>;
+
+    /// The pool now and after every later change by anyone, coalesced: a slow reader sees the newest
+    /// state, not each one. A hint for caches, never a basis for freeing (I4).
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError>;
+
+    /// Every pool that is kept here.
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError>;
+
+    /// Makes the claim, durably. Fails with [`LedgerError::Taken`] if the name exists, unless the
+    /// same holder has it: then the claim stands already (I3).
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError>;
+
+    /// Ends the claim if `expected` holds it. An absent claim is no error; another holder's is
+    /// [`LedgerError::Taken`] (I6).
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError>;
+
+    /// The holder of a name, read so that a completed create is seen.
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError>;
+
+    /// All claims of a kind.
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError>;
+}
+
+/// A ledger that many desks share.
+pub type SharedLedger = Arc<dyn Ledger>;

@@ -1,0 +1,89 @@
+//! What a ledger can answer besides success. A variant is a decision of the caller.
+
+use std::time::Duration;
+
+use berth_core::Address;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum LedgerError {
+    /// A precondition did not hold: somebody else wrote. Load again, plan again.
+    #[error("{pool} was changed by another writer{}", addresses(.held))]
+    Conflict { pool: String, held: Vec<Address> },
+
+    /// The outcome is unknown: the request may or may not have been carried out. Load again and look.
+    #[error("{operation} on {target}: its outcome is unknown: {why}")]
+    Uncertain {
+        operation: &'static str,
+        target: String,
+        why: String,
+    },
+
+    /// The name is claimed by somebody else.
+    #[error("{name} is taken by {by}")]
+    Taken { name: String, by: String },
+
+    /// The store can't be reached or is busy. The same request may succeed later.
+    #[error("{target} can't be reached: {why}")]
+    Unavailable {
+        target: String,
+        why: String,
+        retry_after: Option<Duration>,
+    },
+
+    /// The content is not what Berth can read. It stays as it is (I5) until a person looks at it.
+    #[error("{target} can't be read and is left as it is: {why}")]
+    Unreadable { target: String, why: String },
+
+    /// The pool's object can't take more. Nothing was recorded.
+    #[error("{target} is full: {size} bytes would pass its limit of {limit}; {hint}")]
+    Full {
+        target: String,
+        size: usize,
+        limit: usize,
+        hint: String,
+    },
+
+    /// The store refuses this request; repeating it will not help.
+    #[error("{operation} on {target} was refused: {rejection}")]
+    Rejected {
+        operation: &'static str,
+        target: String,
+        rejection: Rejection,
+    },
+}
+
+/// Why a store refuses for good.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Rejection {
+    #[error("not authenticated (401): {0}")]
+    Unauthenticated(String),
+    #[error("not allowed (403): {0}")]
+    Forbidden(String),
+    #[error("not found (404): {0}")]
+    Missing(String),
+    #[error("not valid ({code}): {message}")]
+    Invalid { code: u16, message: String },
+    #[error("{0}")]
+    Storage(String),
+}
+
+impl LedgerError {
+    /// Whether the same request may succeed if it is simply put again.
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    /// Whether the pool has to be loaded and planned again.
+    pub const fn needs_reload(&self) -> bool {
+        matches!(self, Self::Conflict { .. } | Self::Uncertain { .. })
+    }
+}
+
+fn addresses(held: &[Address]) -> String {
+    match held {
+        [] => String::new(),
+        [one] => format!(" at {one}"),
+        many => format!(" at {} addresses", many.len()),
+    }
+}

@@ -1,0 +1,134 @@
+//! A ledger in memory: the reference that the others are measured against.
+//!
+//! Durable only as long as the process: for tests, models and dry runs.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use berth_core::{Change, Pool, Record};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::sync::watch;
+
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+
+#[derive(Debug, Default)]
+pub struct MemoryLedger {
+    pools: Mutex<BTreeMap<PoolKey, watch::Sender<(u64, Pool)>>>,
+    claims: Mutex<BTreeMap<ClaimKey, Record>>,
+}
+
+impl MemoryLedger {
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// A poisoned lock means a test thread panicked elsewhere; the maps are whole, every write is one
+/// step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn snapshot(state: &(u64, Pool)) -> Snapshot {
+    Snapshot {
+        pool: state.1.clone(),
+        version: Version(state.0.to_string()),
+    }
+}
+
+#[async_trait]
+impl Ledger for MemoryLedger {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        let pools = lock(&self.pools);
+        Ok(pools
+            .get(pool)
+            .map(|state| snapshot(&state.borrow()))
+            .unwrap_or_default())
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        _base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        let mut pools = lock(&self.pools);
+        let state = pools
+            .entry(pool.clone())
+            .or_insert_with(|| watch::channel((0, Pool::new())).0);
+        let (number, mut next) = state.borrow().clone();
+        for change in changes {
+            next.apply(change).map_err(|_| LedgerError::Conflict {
+                pool: pool.to_string(),
+                held: vec![change.address()],
+            })?;
+        }
+        state.send_replace((number + 1, next));
+        Ok(Version((number + 1).to_string()))
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        let mut pools = lock(&self.pools);
+        let state = pools
+            .entry(pool.clone())
+            .or_insert_with(|| watch::channel((0, Pool::new())).0);
+        let mut receiver = state.subscribe();
+        receiver.mark_changed();
+        let changes = futures::stream::unfold(receiver, |mut receiver| async move {
+            receiver.changed().await.ok()?;
+            let seen = snapshot(&receiver.borrow_and_update());
+            Some((Ok(seen), receiver))
+        });
+        Ok(changes.boxed())
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        Ok(lock(&self.pools).keys().cloned().collect())
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        let mut claims = lock(&self.claims);
+        match claims.get(key) {
+            Some(held) if !held.same_holder(record) => Err(LedgerError::Taken {
+                name: key.to_string(),
+                by: held.owner.to_string(),
+            }),
+            Some(_) => Ok(()),
+            None => {
+                claims.insert(key.clone(), record.clone());
+                Ok(())
+            }
+        }
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        let mut claims = lock(&self.claims);
+        match claims.get(key) {
+            Some(held) if !held.same_holder(expected) => Err(LedgerError::Taken {
+                name: key.to_string(),
+                by: held.owner.to_string(),
+            }),
+            _ => {
+                claims.remove(key);
+                Ok(())
+            }
+        }
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        Ok(lock(&self.claims).get(key).cloned())
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        let claims = lock(&self.claims);
+        let of_kind = claims.iter().filter(|(key, _)| key.kind == kind);
+        Ok(of_kind
+            .map(|(key, record)| (key.clone(), record.clone()))
+            .collect())
+    }
+}

@@ -1,1 +1,47 @@
-//! berth-testkit
+//! A real cluster under test: etcd and kube-apiserver on loopback with TLS, RBAC and service-account
+//! tokens; throw-away network namespaces and whole nodes with kubelet, containerd and Multus (to come).
+//!
+//! Promises: nothing outlives the test process, however it ends (parts die with it, scratch files and
+//! cgroups are swept by a janitor that outlives it by a second); a part that fails to start shows its log. Does
+//! not build the parts: `cargo xtask parts` does, and a missing part fails the test with that advice.
+//!
+//! ```no_run
+//! use berth_testkit::{Cluster, Part};
+//!
+//! # async fn example() -> anyhow::Result<()> {
+//! // One per test process, started by whoever asks first; each test takes a namespace of its own.
+//! let cluster = Cluster::shared().await;
+//! let namespace = cluster.namespace("pools").await?;
+//! cluster.apply(include_str!("../tests/widget.yaml")).await?;
+//!
+//! // Clients belong to the runtime they are made in: ask for one in each test, never share it.
+//! let admin = cluster.client().await?;
+//! let reader = cluster
+//!     .service_account(&namespace, "reader", serde_json::json!([
+//!         { "apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"] }
+//!     ]))
+//!     .await?;
+//! let restricted = reader.client().await?;
+//!
+//! // A cluster of one's own, to be hurt.
+//! let own = Cluster::start().await?;
+//! own.kill(Part::ApiServer)?;
+//! own.restart(Part::ApiServer).await?;
+//! own.pause(Part::Etcd)?;
+//! own.resume(Part::Etcd)?;
+//! # Ok(())
+//! # }
+//! ```
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod account;
+mod apply;
+mod cluster;
+mod kubeconfig;
+mod pki;
+mod ports;
+mod process;
+mod scratch;
+
+pub use account::Account;
+pub use cluster::{Cluster, Options, Part};

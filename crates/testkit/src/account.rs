@@ -1,0 +1,198 @@
+//! Namespaces and service accounts: each test works in its own, with no more rights than it was given.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
+use kube::api::{Api, ObjectMeta, PostParams};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::Cluster;
+use crate::kubeconfig::{self, Credential};
+
+/// A service account with a token, as a program in the cluster would have it.
+pub struct Account {
+    pub namespace: String,
+    pub name: String,
+    token: String,
+    kubeconfig: PathBuf,
+}
+
+impl std::fmt::Debug for Account {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Account")
+            .field("namespace", &self.namespace)
+            .field("name", &self.name)
+            .field("kubeconfig", &self.kubeconfig)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Account {
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// A kubeconfig of this account; its context names the account's namespace.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// A client of this account, of the runtime that this is called in.
+    pub async fn client(&self) -> Result<kube::Client> {
+        kubeconfig::client(&self.kubeconfig).await
+    }
+}
+
+impl Cluster {
+    /// Creates a namespace that nobody else has; its name begins with the one given.
+    pub async fn namespace(&self, name: &str) -> Result<String> {
+        let name = format!("{name}-{}", self.serial());
+        let object = Namespace {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        Api::<Namespace>::all(self.client().await?)
+            .create(&PostParams::default(), &object)
+            .await
+            .with_context(|| format!("create namespace {name}"))?;
+        Ok(name)
+    }
+
+    /// Creates a service account and grants it these rules, cluster-wide and nothing else:
+    /// `json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["get"] }])`.
+    pub async fn service_account(
+        &self,
+        namespace: &str,
+        name: &str,
+        rules: Value,
+    ) -> Result<Account> {
+        let rules: Vec<PolicyRule> =
+            serde_json::from_value(rules).context("rules of a service account")?;
+        let client = self.client().await?;
+        let account: ServiceAccount = serde_json::from_value(json!({
+            "metadata": { "name": name, "namespace": namespace },
+        }))?;
+        Api::namespaced(client.clone(), namespace)
+            .create(&PostParams::default(), &account)
+            .await
+            .with_context(|| format!("create service account {namespace}/{name}"))?;
+        let role_name = format!("{namespace}-{name}");
+        let role = ClusterRole {
+            metadata: ObjectMeta {
+                name: Some(role_name.clone()),
+                ..ObjectMeta::default()
+            },
+            rules: Some(rules.clone()),
+            ..ClusterRole::default()
+        };
+        Api::all(client.clone())
+            .create(&PostParams::default(), &role)
+            .await
+            .with_context(|| format!("create cluster role {role_name}"))?;
+        let binding: ClusterRoleBinding = serde_json::from_value(json!({
+            "metadata": { "name": role_name },
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role_name,
+            },
+            "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": namespace }],
+        }))?;
+        Api::all(client.clone())
+            .create(&PostParams::default(), &binding)
+            .await
+            .with_context(|| format!("bind cluster role {role_name}"))?;
+        for rule in &rules {
+            granted(&client, namespace, name, rule).await?;
+        }
+        self.account(namespace, name).await
+    }
+
+    /// A token and a kubeconfig of a service account that exists, from a manifest under test for one.
+    pub async fn account(&self, namespace: &str, name: &str) -> Result<Account> {
+        let request = TokenRequest {
+            spec: Some(TokenRequestSpec {
+                expiration_seconds: Some(4 * 3600),
+                ..TokenRequestSpec::default()
+            }),
+            ..TokenRequest::default()
+        };
+        let answer = Api::<ServiceAccount>::namespaced(self.client().await?, namespace)
+            .create_token_request(name, &PostParams::default(), &request)
+            .await
+            .with_context(|| format!("ask for a token of {namespace}/{name}"))?;
+        let token = answer
+            .status
+            .and_then(|status| status.token)
+            .with_context(|| format!("no token came for {namespace}/{name}"))?;
+        let kubeconfig = self
+            .dir()
+            .join(format!("{namespace}-{name}-{}.kubeconfig", self.serial()));
+        kubeconfig::write(
+            &kubeconfig,
+            &self.url(),
+            &self.authority.pem(),
+            Credential::Token(&token),
+            namespace,
+        )?;
+        Ok(Account {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            token,
+            kubeconfig,
+        })
+    }
+}
+
+/// The API server's authorizer learns of a binding by watch: wait until it has, or a test that is allowed
+/// everything it does is refused now and then.
+async fn granted(
+    client: &kube::Client,
+    namespace: &str,
+    name: &str,
+    rule: &PolicyRule,
+) -> Result<()> {
+    let first = |list: &Option<Vec<String>>| list.as_ref().and_then(|list| list.first()).cloned();
+    let Some(resource) = first(&rule.resources) else {
+        // Rules for URLs that are no resources: rare, and a review of them would look different.
+        return Ok(());
+    };
+    let (resource, subresource) = match resource.split_once('/') {
+        Some((resource, subresource)) => (resource.to_owned(), Some(subresource.to_owned())),
+        None => (resource, None),
+    };
+    let question: SubjectAccessReview = serde_json::from_value(json!({
+        "metadata": {},
+        "spec": {
+            "user": format!("system:serviceaccount:{namespace}:{name}"),
+            "resourceAttributes": {
+                "group": first(&rule.api_groups),
+                "resource": resource,
+                "subresource": subresource,
+                "name": first(&rule.resource_names),
+                "verb": rule.verbs.first(),
+                "namespace": namespace,
+            },
+        },
+    }))?;
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(20) {
+        let answer = reviews
+            .create(&PostParams::default(), &question)
+            .await
+            .context("ask whether a rule is in force")?;
+        if answer.status.is_some_and(|status| status.allowed) {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    bail!("the rule {rule:?} of {namespace}/{name} is not in force after 20 s")
+}

@@ -1,0 +1,380 @@
+//! etcd and kube-apiserver, real, on loopback: started, waited for, hurt, restarted, always stopped.
+//!
+//! There is no controller manager here: no garbage collection, a deleted namespace stays in Terminating,
+//! and so the admission of service accounts is off (pods need none). A whole node has all that.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use berth_parts::Parts;
+use kube::api::GetParams;
+use rustix::process::Signal;
+use tokio::sync::OnceCell;
+use tokio::time::sleep;
+
+use crate::kubeconfig::{self, Credential};
+use crate::pki::{Authority, Identity};
+use crate::ports;
+use crate::process::{Process, guarded_in};
+use crate::scratch::Scratch;
+
+/// Generous: two cores may be building, and several clusters starting at once.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The processes that a test may hurt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Etcd,
+    ApiServer,
+}
+
+/// How a cluster differs from the usual one.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Further arguments of kube-apiserver, such as `--max-requests-inflight=10`.
+    pub apiserver_args: Vec<String>,
+    /// Feature gates of kube-apiserver.
+    pub feature_gates: Vec<(String, bool)>,
+    /// etcd without fsync: faster, and nothing is durable. For tests that measure neither.
+    pub unsafe_no_fsync: bool,
+    /// Pods need a service account, as in a real cluster; something must then make `default` ones.
+    pub service_account_admission: bool,
+    /// A network namespace to run in; the servers then listen on all its addresses.
+    pub netns: Option<PathBuf>,
+    /// Names and addresses, beyond loopback, that the API server is called by.
+    pub hosts: Vec<String>,
+    /// The API server's port; a free one unless told. For a namespace, where all are free.
+    pub port: Option<u16>,
+}
+
+/// A running etcd and API server.
+pub struct Cluster {
+    etcd: Mutex<Process>,
+    apiserver: Mutex<Process>,
+    pub(crate) authority: Authority,
+    pub(crate) parts: Parts,
+    options: Options,
+    plan: Plan,
+    counter: AtomicU32,
+    // Last: the directory goes when the processes that write to it are gone.
+    scratch: Scratch,
+}
+
+/// What both starts of a part have in common: a restart finds the same ports, certificates and data.
+struct Plan {
+    etcd_port: u16,
+    peer_port: u16,
+    port: u16,
+    server: Identity,
+    kubelet_client: Identity,
+    token_key: PathBuf,
+    token_public: PathBuf,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster")
+            .field("url", &self.url())
+            .field("scratch", &self.scratch.path())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// The cluster that all tests of this process share. It is started by the first who asks and ends with
+    /// the process.
+    ///
+    /// # Panics
+    /// When it cannot start: there is no test without it.
+    #[allow(clippy::panic)]
+    pub async fn shared() -> &'static Cluster {
+        static SHARED: OnceCell<Cluster> = OnceCell::const_new();
+        match SHARED.get_or_try_init(Cluster::start).await {
+            Ok(cluster) => cluster,
+            Err(error) => panic!("the shared test cluster did not start: {error:?}"),
+        }
+    }
+
+    /// A cluster of the caller's own, stopped when it is dropped.
+    pub async fn start() -> Result<Cluster> {
+        Cluster::start_with(Options::default()).await
+    }
+
+    pub async fn start_with(options: Options) -> Result<Cluster> {
+        let parts = Parts::find()?;
+        let mut attempt = 1;
+        loop {
+            match Cluster::attempt(parts.clone(), options.clone()).await {
+                // Free ports are only free until somebody takes them.
+                Err(error)
+                    if attempt < 3 && format!("{error:?}").contains("address already in use") =>
+                {
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn attempt(parts: Parts, options: Options) -> Result<Cluster> {
+        let scratch = Scratch::new("cluster")?;
+        let dir = scratch.path();
+        std::fs::create_dir_all(dir.join("logs")).context("create the log directory")?;
+        let authority = Authority::new(&dir.join("pki"))?;
+        let [etcd_port, peer_port, free_port] = ports::free()?;
+        let mut hosts = vec!["127.0.0.1", "localhost", "kubernetes.default.svc"];
+        hosts.extend(options.hosts.iter().map(String::as_str));
+        let server = authority.server("server", &hosts)?;
+        let kubelet_client = authority.client(
+            "kubelet-client",
+            "kube-apiserver-kubelet-client",
+            Some("system:masters"),
+        )?;
+        let (token_key, token_public) = authority.token_keys()?;
+        let plan = Plan {
+            etcd_port,
+            peer_port,
+            port: options.port.unwrap_or(free_port),
+            server,
+            kubelet_client,
+            token_key,
+            token_public,
+        };
+        let admin = authority.client("admin", "berth-admin", Some("system:masters"))?;
+        kubeconfig::write(
+            &dir.join("admin.kubeconfig"),
+            &format!("https://127.0.0.1:{}", plan.port),
+            &authority.pem(),
+            Credential::Certificate(&admin),
+            "default",
+        )?;
+        let etcd = start_etcd(&parts, &options, &plan, &authority, dir)?;
+        let apiserver = start_apiserver(&parts, &options, &plan, &authority, dir)?;
+        let cluster = Cluster {
+            etcd: Mutex::new(etcd),
+            apiserver: Mutex::new(apiserver),
+            authority,
+            parts,
+            options,
+            plan,
+            counter: AtomicU32::new(0),
+            scratch,
+        };
+        if cluster.options.netns.is_none() {
+            cluster.ready().await?;
+        }
+        Ok(cluster)
+    }
+
+    /// Returns when the API server answers readyz and has made its first namespaces; fails with the tail of a
+    /// log when a part has ended or the time is over.
+    pub async fn ready(&self) -> Result<()> {
+        let begun = Instant::now();
+        let client = self.client().await?;
+        let mut last = String::new();
+        while begun.elapsed() < PATIENCE {
+            for process in [&self.etcd, &self.apiserver] {
+                let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(status) = process.ended()? {
+                    bail!("ended with {status}; {}", process.tail());
+                }
+            }
+            match probe(&client).await {
+                Ok(()) => return Ok(()),
+                Err(error) => last = format!("{error:#}"),
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        bail!(
+            "the API server is not ready after {} s ({last}); {}",
+            PATIENCE.as_secs(),
+            self.lock(Part::ApiServer).tail()
+        )
+    }
+
+    /// An administrator's client, of the runtime that this is called in.
+    pub async fn client(&self) -> Result<kube::Client> {
+        kubeconfig::client(&self.kubeconfig()).await
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir().join("admin.kubeconfig")
+    }
+
+    /// Where the API server is.
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.plan.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.plan.port
+    }
+
+    /// The cluster's scratch directory; `logs` in it has the parts' logs.
+    pub fn dir(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// kill -9. The part is gone when this returns, its data and ports are kept for [`Cluster::restart`].
+    pub fn kill(&self, part: Part) -> Result<()> {
+        self.lock(part).kill()
+    }
+
+    /// SIGSTOP: connections stay open and nothing answers.
+    pub fn pause(&self, part: Part) -> Result<()> {
+        self.lock(part).signal(Signal::STOP)
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self, part: Part) -> Result<()> {
+        self.lock(part).signal(Signal::CONT)
+    }
+
+    /// Starts the part again, on the same ports and data, killing it first if it runs; returns when the cluster is
+    /// ready, so the other part must run.
+    pub async fn restart(&self, part: Part) -> Result<()> {
+        {
+            let mut process = self.lock(part);
+            process.kill()?;
+            let start = match part {
+                Part::Etcd => start_etcd,
+                Part::ApiServer => start_apiserver,
+            };
+            *process = start(
+                &self.parts,
+                &self.options,
+                &self.plan,
+                &self.authority,
+                self.dir(),
+            )?;
+        }
+        self.ready().await
+    }
+
+    pub(crate) fn serial(&self) -> u32 {
+        self.counter.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn lock(&self, part: Part) -> std::sync::MutexGuard<'_, Process> {
+        let process = match part {
+            Part::Etcd => &self.etcd,
+            Part::ApiServer => &self.apiserver,
+        };
+        process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn probe(client: &kube::Client) -> Result<()> {
+    for (path, name) in [
+        ("", "readyz"),
+        ("/api/v1/namespaces", "default"),
+        ("/api/v1/namespaces", "kube-system"),
+    ] {
+        let request = kube::core::Request::new(path)
+            .get(name, &GetParams::default())
+            .context("make a request")?;
+        // A paused server takes connections and never answers.
+        tokio::time::timeout(Duration::from_secs(5), client.request_text(request))
+            .await
+            .with_context(|| format!("no answer for {path}/{name}"))?
+            .with_context(|| format!("{path}/{name}"))?;
+    }
+    Ok(())
+}
+
+fn start_etcd(
+    parts: &Parts,
+    options: &Options,
+    plan: &Plan,
+    authority: &Authority,
+    dir: &Path,
+) -> Result<Process> {
+    let client = format!("https://127.0.0.1:{}", plan.etcd_port);
+    let peer = format!("http://127.0.0.1:{}", plan.peer_port);
+    let mut command = guarded_in(options.netns.as_deref(), &parts.etcd());
+    command
+        .args(["--name=berth", "--log-level=warn", "--client-cert-auth"])
+        .arg(format!("--data-dir={}", dir.join("etcd").display()))
+        .arg(format!("--listen-client-urls={client}"))
+        .arg(format!("--advertise-client-urls={client}"))
+        .arg(format!("--listen-peer-urls={peer}"))
+        .arg(format!("--initial-advertise-peer-urls={peer}"))
+        .arg(format!("--initial-cluster=berth={peer}"))
+        .arg(format!("--trusted-ca-file={}", authority.file().display()))
+        .arg(format!(
+            "--cert-file={}",
+            plan.server.certificate_file.display()
+        ))
+        .arg(format!("--key-file={}", plan.server.key_file.display()));
+    if options.unsafe_no_fsync {
+        command.arg("--unsafe-no-fsync");
+    }
+    Process::start("etcd", command, &dir.join("logs"))
+}
+
+fn start_apiserver(
+    parts: &Parts,
+    options: &Options,
+    plan: &Plan,
+    authority: &Authority,
+    dir: &Path,
+) -> Result<Process> {
+    let file = |path: &Path| path.display().to_string();
+    let authority_file = file(&authority.file());
+    let (certificate, key) = (
+        file(&plan.server.certificate_file),
+        file(&plan.server.key_file),
+    );
+    let address = match options.netns {
+        Some(_) => "0.0.0.0",
+        None => "127.0.0.1",
+    };
+    let settings = [
+        (
+            "etcd-servers",
+            format!("https://127.0.0.1:{}", plan.etcd_port),
+        ),
+        ("etcd-cafile", authority_file.clone()),
+        ("etcd-certfile", certificate.clone()),
+        ("etcd-keyfile", key.clone()),
+        ("bind-address", address.into()),
+        ("secure-port", plan.port.to_string()),
+        // Without it the server looks for a default route, which a namespace may not have.
+        ("advertise-address", "127.0.0.1".into()),
+        // It would try to publish that loopback address, and log its refusal for ever.
+        ("endpoint-reconciler-type", "none".into()),
+        ("tls-cert-file", certificate),
+        ("tls-private-key-file", key),
+        ("client-ca-file", authority_file),
+        (
+            "kubelet-client-certificate",
+            file(&plan.kubelet_client.certificate_file),
+        ),
+        ("kubelet-client-key", file(&plan.kubelet_client.key_file)),
+        ("kubelet-preferred-address-types", "InternalIP".into()),
+        ("authorization-mode", "Node,RBAC".into()),
+        ("allow-privileged", "true".into()),
+        ("service-cluster-ip-range", "10.96.0.0/16".into()),
+        (
+            "service-account-issuer",
+            "https://kubernetes.default.svc".into(),
+        ),
+        ("service-account-key-file", file(&plan.token_public)),
+        ("service-account-signing-key-file", file(&plan.token_key)),
+        ("profiling", "false".into()),
+    ];
+    let mut command = guarded_in(options.netns.as_deref(), &parts.apiserver());
+    command.args(settings.map(|(name, value)| format!("--{name}={value}")));
+    if !options.service_account_admission {
+        command.arg("--disable-admission-plugins=ServiceAccount");
+    }
+    for (gate, on) in &options.feature_gates {
+        command.arg(format!("--feature-gates={gate}={on}"));
+    }
+    command.args(&options.apiserver_args);
+    Process::start("kube-apiserver", command, &dir.join("logs"))
+}

@@ -1,0 +1,159 @@
+//! A child process that cannot outlive its test, and its log.
+//!
+//! Promises: the child is killed when this process ends, by any death (PR_SET_PDEATHSIG, set by
+//! util-linux's setpriv, which then becomes the child). The signal is tied to the *thread* that
+//! forked, and tests run in threads that end: so one thread, which never ends, forks for all.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+
+struct Order {
+    command: Command,
+    reply: Sender<io::Result<Child>>,
+}
+
+/// Forks from the thread that lives as long as the process.
+pub(crate) fn spawn(command: Command) -> io::Result<Child> {
+    static DESK: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
+    let desk = DESK.get_or_init(|| {
+        let (orders, inbox) = channel::<Order>();
+        // A thread that cannot start drops the inbox, and the send below fails.
+        let _ = std::thread::Builder::new()
+            .name("testkit-spawn".into())
+            .spawn(move || {
+                for mut order in inbox {
+                    let _ = order.reply.send(order.command.spawn());
+                }
+            });
+        Mutex::new(orders)
+    });
+    let gone = || io::Error::other("the thread that starts processes is gone");
+    let (reply, answer) = channel();
+    desk.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .send(Order { command, reply })
+        .map_err(|_| gone())?;
+    answer.recv().map_err(|_| gone())?
+}
+
+/// A command whose process dies with this one; more arguments may follow.
+pub(crate) fn guarded(program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(program.as_ref());
+    command
+}
+
+/// [`guarded`], in a network namespace. nsenter and not `ip netns exec`: that one remounts /sys, where
+/// a kubelet then finds no cgroups.
+pub(crate) fn guarded_in(netns: Option<&Path>, program: &Path) -> Command {
+    let Some(netns) = netns else {
+        return guarded(program);
+    };
+    let mut command = guarded("nsenter");
+    command
+        .arg(format!("--net={}", netns.display()))
+        .arg("--")
+        .arg(program);
+    command
+}
+
+/// A running part, killed on drop.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts the command; what it says goes to the end of `<logs>/<name>.log`.
+    pub fn start(name: &str, mut command: Command, logs: &Path) -> Result<Process> {
+        let log = logs.join(format!("{name}.log"));
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("open {}", log.display()))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().context("share the log")?)
+            .stderr(output);
+        let child = spawn(command).with_context(|| format!("start {name}"))?;
+        Ok(Process {
+            name: name.to_owned(),
+            child,
+            log,
+        })
+    }
+
+    /// How it ended, when it has.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .try_wait()
+            .with_context(|| format!("look after {}", self.name))
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).with_context(|| format!("signal {}", self.name))
+    }
+
+    /// kill -9, and gone when this returns.
+    pub fn kill(&mut self) -> Result<()> {
+        // A process that has ended already is as dead as asked.
+        let _ = self.child.kill();
+        self.child
+            .wait()
+            .with_context(|| format!("wait for the end of {}", self.name))?;
+        Ok(())
+    }
+
+    /// The last lines of the log, for an error's text.
+    pub fn tail(&self) -> String {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<_> = text.lines().collect();
+        format!(
+            "last lines of {}:\n{}",
+            self.name,
+            lines[lines.len().saturating_sub(30)..].join("\n")
+        )
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_outlives_the_thread_that_asked_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let logs = dir.path().to_owned();
+        let mut process = std::thread::spawn(move || {
+            let mut sleep = guarded("sleep");
+            sleep.arg("600");
+            Process::start("sleep", sleep, &logs).unwrap()
+        })
+        .join()
+        .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert!(process.ended().unwrap().is_none());
+        process.kill().unwrap();
+        assert!(process.ended().unwrap().is_some());
+    }
+}

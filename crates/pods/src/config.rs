@@ -1,0 +1,144 @@
+//! The `ipam` object: whereabouts' configuration, key for key, and Berth's own settings beside it.
+//!
+//! Promises: a configuration that works there works here and means the same; a typing error that is swallowed
+//! there is swallowed here too, and returned as a warning. Pure but for [`flat`], which reads the flat file.
+//! It does not say where pools are kept.
+
+pub mod flat;
+mod outcome;
+mod ranges;
+mod settings;
+mod source;
+mod statics;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use berth_cni::fields::FieldError;
+use berth_cni::result::{Dns, Route};
+use berth_cni::{Args, CniError, Code, NetConf};
+use berth_core::{Address, RangeError, RangeSpec, Space, Warning};
+
+pub use flat::FlatFile;
+pub use settings::{Compatible, Settings};
+pub use statics::StaticAddress;
+
+use source::Source;
+
+/// One network as a pod's interface joins it: where its addresses come from and what it is told with them.
+#[derive(Debug, Clone)]
+pub struct PodNetwork {
+    /// The CNI configuration's `name`.
+    pub name: String,
+    /// `network_name`: sets pools and reservations apart from those of other networks.
+    pub network_name: String,
+    /// One address is taken from each.
+    pub ranges: Vec<RangeConfig>,
+    /// Given as they are, after those of the ranges.
+    pub addresses: Vec<StaticAddress>,
+    pub routes: Vec<Route>,
+    pub dns: Dns,
+    /// Whether an address must be free in every pool of the cluster whose range overlaps.
+    pub overlap_checks: bool,
+    /// The prefix length of a node's slice; none for a range that all nodes share.
+    pub node_slice_size: Option<u8>,
+    pub kubeconfig: Option<PathBuf>,
+    pub settings: Settings,
+    pub compatible: Compatible,
+    /// What was swallowed, for the log.
+    pub warnings: Vec<Warning>,
+}
+
+/// A range that one address is taken from.
+#[derive(Debug, Clone)]
+pub struct RangeConfig {
+    pub spec: RangeSpec,
+    /// What may be given of it.
+    pub space: Arc<Space>,
+    /// Told to the container with the address.
+    pub gateway: Option<Address>,
+    /// The address that this call asks for, where it asks for one.
+    pub wanted: Option<Address>,
+}
+
+/// A configuration that can't be served. All are the user's to mend, so all carry the field and the value.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("IPAM config missing 'ipam' key")]
+    NoIpam,
+    #[error("ipam.type {found:?} is not this plugin's: it was called as {accepted:?}")]
+    Type { found: String, accepted: String },
+    #[error(transparent)]
+    Field(#[from] FieldError),
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    #[error("could not parse exclude range: {0}")]
+    Exclude(RangeError),
+    #[error("{field}: {value:?} is not {expected}")]
+    Value {
+        field: String,
+        value: String,
+        expected: &'static str,
+    },
+    #[error("CNI version {version} does not support more than 1 address per family")]
+    TooManyAddresses { version: String },
+    #[error("flat file {path}: {why}")]
+    Flat { path: String, why: String },
+}
+
+impl From<ConfigError> for CniError {
+    fn from(error: ConfigError) -> CniError {
+        let code = match &error {
+            ConfigError::Field(_) => Code::Decode,
+            ConfigError::Flat { .. } => Code::Io,
+            _ => Code::Config,
+        };
+        CniError::new(code, error.to_string())
+    }
+}
+
+impl PodNetwork {
+    /// Reads the `ipam` object of `conf`, completed by the flat file and by what this call asks for.
+    ///
+    /// `accepted` is the `ipam.type` that the plugin answers to.
+    pub fn read(
+        conf: &NetConf,
+        args: &Args,
+        accepted: &str,
+        flat: Option<&FlatFile>,
+    ) -> Result<PodNetwork, ConfigError> {
+        let ipam = conf.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
+        let source = Source::new(ipam, flat)?;
+        let found = source.inline_text("type")?;
+        if found != accepted {
+            return Err(ConfigError::Type {
+                found,
+                accepted: accepted.to_owned(),
+            });
+        }
+        let mut warnings = Vec::new();
+        let settings = settings::read(&source)?;
+        let ranges = ranges::read(&source, &settings, &mut warnings)?;
+        let mut network = PodNetwork {
+            name: conf.name.clone(),
+            network_name: source.text("network_name")?,
+            ranges,
+            addresses: statics::read(&source)?,
+            routes: outcome::routes(&source)?,
+            dns: outcome::dns(&source)?,
+            // The flat file's value is never used, as in whereabouts.
+            overlap_checks: source
+                .inline_flag("enable_overlapping_ranges")?
+                .unwrap_or(true),
+            node_slice_size: settings::node_slice_size(&source)?,
+            kubeconfig: settings::kubeconfig(&source)?,
+            settings,
+            compatible: settings::compatible(&source)?,
+            warnings,
+        };
+        statics::add_requested(&mut network, conf, args)?;
+        Ok(network)
+    }
+}

@@ -1,0 +1,73 @@
+//! The flat file: a bare `ipam` object with a node's defaults.
+//!
+//! It is optional. Where one exists and cannot be read, that is an error: silently serving without the node's
+//! defaults could send addresses to another store.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use berth_cni::NetConf;
+use berth_cni::fields::{Fields, Path as FieldPath};
+use serde_json::Value;
+
+use super::ConfigError;
+
+/// Where whereabouts looks, in its order. Before these comes the inline `configuration_path`.
+pub const PLACES: [&str; 3] = [
+    "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+];
+
+/// A flat file that was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FlatFile {
+    pub path: PathBuf,
+    pub object: Value,
+}
+
+/// Reads the first of the `configuration_path` of `conf` and `places` that exists.
+pub fn find<P: AsRef<Path>>(conf: &NetConf, places: &[P]) -> Result<Option<FlatFile>, ConfigError> {
+    let inline = configuration_path(conf)?;
+    let candidates = inline
+        .into_iter()
+        .chain(places.iter().map(|place| place.as_ref().to_owned()));
+    for mut path in candidates {
+        if path.is_dir() {
+            path.push("whereabouts.conf");
+        }
+        if let Some(file) = read(&path)? {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
+}
+
+/// Where the configuration says that the node's files are.
+pub fn configuration_path(conf: &NetConf) -> Result<Option<PathBuf>, ConfigError> {
+    let Some(ipam) = &conf.ipam else {
+        return Ok(None);
+    };
+    let path = FieldPath::Root("ipam");
+    let text = Fields::of(&path, ipam)?.text_or_empty("configuration_path")?;
+    Ok((!text.is_empty()).then(|| PathBuf::from(text)))
+}
+
+fn read(path: &Path) -> Result<Option<FlatFile>, ConfigError> {
+    let fail = |why: String| ConfigError::Flat {
+        path: path.display().to_string(),
+        why,
+    };
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(format!("it cannot be read: {error}"))),
+    };
+    let object =
+        serde_json::from_str(&text).map_err(|error| fail(format!("it is not JSON: {error}")))?;
+    Ok(Some(FlatFile {
+        path: path.to_owned(),
+        object,
+    }))
+}

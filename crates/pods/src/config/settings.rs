@@ -1,0 +1,104 @@
+//! Settings beside the ranges: Berth's own, and those that whereabouts has and Berth accepts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use berth_cni::fields::Path;
+
+use super::ConfigError;
+use super::source::Source;
+
+/// Berth's own keys. All may stand in the flat file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// `exclude_gateway`, default true: the gateway is never given to a pod.
+    pub exclude_gateway: bool,
+    /// `enable_l3`, default false: /31, /32, /127 and /128 give all their addresses.
+    pub tiny_networks: bool,
+    /// `cooldown_seconds`, default 0: how long a freed address rests before another owner gets it.
+    pub cooldown: Duration,
+    /// `sticky_statefulset`, default false: a StatefulSet's pod keeps its addresses while it is made again.
+    pub sticky_statefulset: bool,
+    /// `probe`, default false: look by ARP or ND whether somebody uses an address before it is given.
+    pub probe: bool,
+    /// `check_addresses`, default true: a static address is recorded and refused to a second pod.
+    pub check_addresses: bool,
+}
+
+/// Keys that steer what Berth does otherwise or not at all. Accepted, with whereabouts' defaults.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compatible {
+    pub leader_lease_duration: Duration,
+    pub leader_renew_deadline: Duration,
+    pub leader_retry_period: Duration,
+    pub log_file: String,
+    pub log_level: String,
+    pub reconciler_cron_expression: String,
+}
+
+pub(super) fn read(source: &Source<'_>) -> Result<Settings, ConfigError> {
+    let cooldown = source.integer("cooldown_seconds")?.unwrap_or(0);
+    let cooldown = u64::try_from(cooldown).map_err(|_| ConfigError::Value {
+        field: "cooldown_seconds".to_owned(),
+        value: cooldown.to_string(),
+        expected: "a number of seconds, 0 or more",
+    })?;
+    Ok(Settings {
+        exclude_gateway: source.flag("exclude_gateway")?.unwrap_or(true),
+        tiny_networks: source.flag("enable_l3")?.unwrap_or(false),
+        cooldown: Duration::from_secs(cooldown),
+        sticky_statefulset: source.flag("sticky_statefulset")?.unwrap_or(false),
+        probe: source.flag("probe")?.unwrap_or(false),
+        check_addresses: source.flag("check_addresses")?.unwrap_or(true),
+    })
+}
+
+pub(super) fn compatible(source: &Source<'_>) -> Result<Compatible, ConfigError> {
+    let millis = |key: &str, default: u64| -> Result<Duration, ConfigError> {
+        let given = source.integer(key)?.and_then(|ms| u64::try_from(ms).ok());
+        Ok(Duration::from_millis(given.unwrap_or(default)))
+    };
+    // Type-checked as whereabouts does, and no more: a test aid of its own.
+    source.integer("sleep_for_race")?;
+    let cron = source.text("reconciler_cron_expression")?;
+    Ok(Compatible {
+        leader_lease_duration: millis("leader_lease_duration", 1500)?,
+        leader_renew_deadline: millis("leader_renew_deadline", 1000)?,
+        leader_retry_period: millis("leader_retry_period", 500)?,
+        log_file: source.text("log_file")?,
+        log_level: source.text("log_level")?,
+        reconciler_cron_expression: if cron.is_empty() {
+            "30 4 * * *".to_owned()
+        } else {
+            cron
+        },
+    })
+}
+
+/// `node_slice_size` switches slices on; so does `fast_ipam`, then with slices of /26 in IPv4 and /122 in IPv6.
+pub(super) fn node_slice_size(source: &Source<'_>) -> Result<Option<u8>, ConfigError> {
+    let text = source.text("node_slice_size")?;
+    if text.is_empty() {
+        // A length that serves either family is chosen where the range is known.
+        let fast = source.flag("fast_ipam")?.unwrap_or(false);
+        return Ok(fast.then_some(FAST_IPAM_SLICE));
+    }
+    let digits = text.strip_prefix('/').unwrap_or(&text);
+    match digits.parse::<u8>() {
+        Ok(length) if length <= 128 => Ok(Some(length)),
+        _ => Err(ConfigError::Value {
+            field: "node_slice_size".to_owned(),
+            value: text,
+            expected: "a prefix length such as /26",
+        }),
+    }
+}
+
+/// What `fast_ipam: true` means where no size is given: 62 addresses for a node.
+pub const FAST_IPAM_SLICE: u8 = 26;
+
+pub(super) fn kubeconfig(source: &Source<'_>) -> Result<Option<PathBuf>, ConfigError> {
+    let path = Path::Root("kubernetes");
+    let text = source.inner(&path, "kubernetes")?.text("kubeconfig")?;
+    Ok((!text.is_empty()).then(|| PathBuf::from(text)))
+}

@@ -1,0 +1,140 @@
+//! Addresses that are named rather than chosen: `addresses`, `IP=` and `GATEWAY=` in CNI_ARGS, and what the
+//! runtime asks for (`runtimeConfig.ips`, `args.cni.ips`).
+//!
+//! The first two come after those of the ranges, as in whereabouts. What the runtime asks for takes the place of
+//! a range's own choice where it lies in that range: a pod that asks for 10.0.0.7 wants to be 10.0.0.7, not
+//! that and another one.
+
+use berth_cni::fields::{Fields, Path};
+use berth_cni::{Args, NetConf, Version};
+use berth_core::{Address, Family, Prefix};
+
+use super::ranges::address;
+use super::source::Source;
+use super::{ConfigError, PodNetwork};
+
+/// An address that is given as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticAddress {
+    pub address: Address,
+    /// The network it is told with.
+    pub network: Prefix,
+    pub gateway: Option<Address>,
+}
+
+pub(super) fn read(source: &Source<'_>) -> Result<Vec<StaticAddress>, ConfigError> {
+    let list = Path::Root("addresses");
+    let mut addresses = Vec::new();
+    for (index, item) in source.list("addresses")?.iter().enumerate() {
+        let path = Path::Index(&list, index);
+        let fields = Fields::of(&path, item)?;
+        let field = format!("addresses[{index}].address");
+        let mut one = cidr(&field, &fields.text_or_empty("address")?)?;
+        let field = format!("addresses[{index}].gateway");
+        one.gateway = address(&field, &fields.text_or_empty("gateway")?)?;
+        addresses.push(one);
+    }
+    Ok(addresses)
+}
+
+/// Adds what this call asks for to what the network says.
+pub(super) fn add_requested(
+    network: &mut PodNetwork,
+    conf: &NetConf,
+    args: &Args,
+) -> Result<(), ConfigError> {
+    for text in &args.ip {
+        let one = requested("CNI_ARGS IP", text, network)?;
+        network.addresses.push(one);
+    }
+    for text in &args.gateway {
+        let Some(gateway) = address("CNI_ARGS GATEWAY", text)? else {
+            continue;
+        };
+        for one in &mut network.addresses {
+            if one.network.contains(gateway) {
+                one.gateway = Some(gateway);
+            }
+        }
+    }
+    refuse_what_the_form_cannot_carry(network, conf.version)?;
+    let asked = conf
+        .runtime_ips
+        .iter()
+        .map(|text| ("runtimeConfig.ips", text));
+    let asked = asked.chain(conf.arg_ips.iter().map(|text| ("args.cni.ips", text)));
+    for (field, text) in asked {
+        let one = requested(field, text, network)?;
+        let named_already = |range: &super::RangeConfig| range.wanted == Some(one.address);
+        if network.ranges.iter().any(named_already) {
+            continue;
+        }
+        let home = network
+            .ranges
+            .iter_mut()
+            .find(|range| range.wanted.is_none() && range.spec.prefix.contains(one.address));
+        match home {
+            Some(range) => range.wanted = Some(one.address),
+            None => network.addresses.push(one),
+        }
+    }
+    Ok(())
+}
+
+/// An address with its length, or one of a configured range, which then has the range's length and gateway.
+fn requested(field: &str, text: &str, network: &PodNetwork) -> Result<StaticAddress, ConfigError> {
+    if text.contains('/') {
+        return cidr(field, text);
+    }
+    let bare = Address::parse_lenient(text);
+    let home = bare.and_then(|bare| {
+        let range = network
+            .ranges
+            .iter()
+            .find(|range| range.spec.prefix.contains(bare))?;
+        Some(StaticAddress {
+            address: bare,
+            network: range.spec.prefix,
+            gateway: range.gateway,
+        })
+    });
+    home.ok_or_else(|| ConfigError::Value {
+        field: field.to_owned(),
+        value: text.to_owned(),
+        expected: "an address with its prefix length, or one of the configured ranges",
+    })
+}
+
+fn cidr(field: &str, text: &str) -> Result<StaticAddress, ConfigError> {
+    let parse = || {
+        let network = Prefix::parse_lenient("address", text).ok()?;
+        let address = Address::parse_lenient(text.split('/').next()?)?;
+        Some(StaticAddress {
+            address,
+            network,
+            gateway: None,
+        })
+    };
+    parse().ok_or_else(|| ConfigError::Value {
+        field: field.to_owned(),
+        value: text.to_owned(),
+        expected: "an address with its prefix length, such as 10.0.0.7/24",
+    })
+}
+
+/// Up to 0.2.0 a result has room for one address of each family.
+fn refuse_what_the_form_cannot_carry(
+    network: &PodNetwork,
+    version: Version,
+) -> Result<(), ConfigError> {
+    let count = |family: Family| {
+        let of_family = |one: &&StaticAddress| one.address.family() == family;
+        network.addresses.iter().filter(of_family).count()
+    };
+    if version <= Version::V0_2_0 && (count(Family::V4) > 1 || count(Family::V6) > 1) {
+        return Err(ConfigError::TooManyAddresses {
+            version: version.to_string(),
+        });
+    }
+    Ok(())
+}

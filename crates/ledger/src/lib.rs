@@ -11,6 +11,7 @@
 mod error;
 mod memory;
 mod retry;
+mod sqlite;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use error::{LedgerError, Rejection};
 pub use memory::MemoryLedger;
 pub use retry::{Backoff, RetryPolicy};
+pub use sqlite::SqliteLedger;
 
 /// A pool's name in its ledger, and the network that its stored offsets count from, where the
 /// store has offsets.
@@ -110,6 +112,17 @@ impl fmt::Display for ClaimKind {
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// The pool as it stands durably. One that does not exist yet is empty.
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError>;
+
+    /// The pool if it is no longer at `base`, read so that every commit that was acknowledged before
+    /// the call is seen.
+    async fn refresh(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+    ) -> Result<Option<Snapshot>, LedgerError> {
+        let now = self.load(pool).await?;
+        Ok((now.version != *base).then_some(now))
+    }
 
     /// Applies all changes in their order, or none. Each change is guarded by its own precondition;
     /// stores that can only guard the whole document use `base`. Returns when it is durable (I2).

@@ -1,0 +1,251 @@
+//! The embedded ledger: one SQLite file, many processes.
+//!
+//! Promises: WAL with synchronous=FULL, so a commit that returned survives a power cut (I2); the
+//! file is 0600; a file that is corrupt, of another program, or of a newer Berth is refused and not
+//! touched (I5). Readable with the `sqlite3` shell: addresses are text.
+//!
+//! Every process has its own connection. Writers of one process queue on a lock, writers of several
+//! processes on SQLite's, and the version of each pool tells a cached copy that it is old.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use berth_core::{Change, Record};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use rusqlite::{Connection, TransactionBehavior};
+use tokio::sync::watch;
+
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+
+mod fault;
+mod rows;
+mod schema;
+
+/// How often a watch looks for other processes' commits. Own commits are seen at once.
+const WATCH_INTERVAL: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Debug)]
+pub struct SqliteLedger {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    connection: Mutex<Connection>,
+    /// Counts this process's commits, to wake its watches.
+    commits: watch::Sender<u64>,
+}
+
+impl SqliteLedger {
+    /// Opens or creates the file, brings its schema up to date and checks its integrity.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, LedgerError> {
+        let path = path.as_ref().to_owned();
+        let connection = schema::open(&path)?;
+        let commits = watch::channel(0).0;
+        let inner = Inner {
+            path,
+            connection: Mutex::new(connection),
+            commits,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Runs `work` on the connection, off the runtime's workers: a commit waits for the disk.
+    async fn run<T, F>(&self, operation: &'static str, work: F) -> Result<T, LedgerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Connection) -> Result<T, Failure> + Send + 'static,
+    {
+        let inner = Arc::clone(&self.inner);
+        let task = tokio::task::spawn_blocking(move || {
+            let mut connection = inner
+                .connection
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            work(&mut connection).map_err(|failure| match failure {
+                Failure::Sqlite(error) => fault::classify(&inner.path, operation, &error),
+                Failure::Ledger(error) => error,
+            })
+        });
+        task.await.unwrap_or_else(|error| {
+            Err(LedgerError::Uncertain {
+                operation,
+                target: self.inner.path.display().to_string(),
+                why: error.to_string(),
+            })
+        })
+    }
+}
+
+/// What goes wrong inside a transaction: SQLite's own errors, or a decision of ours.
+enum Failure {
+    Sqlite(rusqlite::Error),
+    Ledger(LedgerError),
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+impl From<LedgerError> for Failure {
+    fn from(error: LedgerError) -> Self {
+        Self::Ledger(error)
+    }
+}
+
+#[async_trait]
+impl Ledger for SqliteLedger {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        let pool = pool.clone();
+        self.run("load", move |connection| {
+            let transaction = connection.transaction()?;
+            rows::load(&transaction, &pool)
+        })
+        .await
+    }
+
+    async fn refresh(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+    ) -> Result<Option<Snapshot>, LedgerError> {
+        let (pool, base) = (pool.clone(), base.clone());
+        self.run("refresh", move |connection| {
+            let transaction = connection.transaction()?;
+            if rows::version(&transaction, &pool)? == base {
+                return Ok(None);
+            }
+            rows::load(&transaction, &pool).map(Some)
+        })
+        .await
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        let (pool, base, changes) = (pool.clone(), base.clone(), changes.to_vec());
+        let version = self
+            .run("commit", move |connection| {
+                // Immediate: a transaction that reads first and then finds itself unable to write
+                // would have to be begun again anyway.
+                let transaction =
+                    connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+                let version = rows::commit(&transaction, &pool, &base, &changes)?;
+                transaction.commit()?;
+                Ok(version)
+            })
+            .await?;
+        self.inner.commits.send_modify(|count| *count += 1);
+        Ok(version)
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        struct Watch {
+            ledger: SqliteLedger,
+            pool: PoolKey,
+            seen: Option<Version>,
+            commits: watch::Receiver<u64>,
+        }
+        let commits = self.inner.commits.subscribe();
+        let start = Watch {
+            ledger: self.clone(),
+            pool: pool.clone(),
+            seen: None,
+            commits,
+        };
+        let stream = futures::stream::unfold(start, |mut watch| async move {
+            loop {
+                let found = match &watch.seen {
+                    None => watch.ledger.load(&watch.pool).await.map(Some),
+                    Some(seen) => watch.ledger.refresh(&watch.pool, seen).await,
+                };
+                match found {
+                    Ok(Some(snapshot)) => {
+                        watch.seen = Some(snapshot.version.clone());
+                        return Some((Ok(snapshot), watch));
+                    }
+                    Ok(None) => {
+                        // Either end of the wait means "look again".
+                        let _ = tokio::time::timeout(WATCH_INTERVAL, watch.commits.changed()).await;
+                    }
+                    Err(error) => {
+                        tokio::time::sleep(WATCH_INTERVAL).await;
+                        return Some((Err(error), watch));
+                    }
+                }
+            }
+        });
+        Ok(stream.boxed())
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        self.run("list pools", |connection| rows::pools(connection))
+            .await
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        let (key, record) = (key.clone(), record.clone());
+        self.run("create", move |connection| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            match rows::claim(&transaction, &key)? {
+                Some(held) if held.same_holder(&record) => return Ok(()),
+                Some(held) => return Err(taken(&key, &held).into()),
+                None => rows::insert_claim(&transaction, &key, &record)?,
+            }
+            Ok(transaction.commit()?)
+        })
+        .await
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        let (key, expected) = (key.clone(), expected.clone());
+        self.run("remove", move |connection| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            match rows::claim(&transaction, &key)? {
+                Some(held) if !held.same_holder(&expected) => return Err(taken(&key, &held).into()),
+                Some(_) => rows::delete_claim(&transaction, &key)?,
+                None => return Ok(()),
+            }
+            Ok(transaction.commit()?)
+        })
+        .await
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        let key = key.clone();
+        self.run("read", move |connection| rows::claim(connection, &key))
+            .await
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        self.run("list", move |connection| rows::claims(connection, kind))
+            .await
+    }
+}
+
+fn taken(key: &ClaimKey, held: &Record) -> LedgerError {
+    LedgerError::Taken {
+        name: key.to_string(),
+        by: held.owner.to_string(),
+    }
+}

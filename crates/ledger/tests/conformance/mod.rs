@@ -1,0 +1,386 @@
+//! What every ledger promises, as one suite that runs over all of them.
+//!
+//! A test file names a way to open the store anew (several handles to one store, as several
+//! processes would have) and runs [`suite`]. Crash tests re-run the test binary as a child process
+//! ([`crash`]).
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_core::{Address, Change, Handle, Moment, Owner, Record, Rest};
+use berth_ledger::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, RetryPolicy, SharedLedger, Version,
+};
+use futures::StreamExt;
+
+pub mod crash;
+
+/// A store under test.
+pub struct Subject {
+    /// A pool name that no other test uses, with its network 10.0.0.0/16.
+    pub pool: PoolKey,
+    /// Several handles to the same store.
+    pub ledgers: Vec<SharedLedger>,
+    /// Whether the store keeps rests.
+    pub rests: bool,
+    /// Whether it can hold claims by name.
+    pub named: bool,
+}
+
+pub fn mk_record(name: &str) -> Record {
+    Record::new(
+        Owner::new(format!("default/{name}"), "net1"),
+        Handle::new(format!("id-{name}")),
+    )
+}
+
+pub fn mk_address(n: u32) -> Address {
+    Address::new(berth_core::Family::V4, u128::from(0x0a00_0000 + n)).unwrap()
+}
+
+pub fn claim(n: u32, name: &str) -> Change {
+    Change::Claim {
+        address: mk_address(n),
+        record: mk_record(name),
+    }
+}
+
+pub fn release(n: u32, name: &str) -> Change {
+    Change::Release {
+        address: mk_address(n),
+        expected: mk_record(name),
+        rest: None,
+    }
+}
+
+/// Commits on the newest version.
+pub async fn write(
+    ledger: &dyn Ledger,
+    pool: &PoolKey,
+    changes: &[Change],
+) -> Result<Version, LedgerError> {
+    let base = ledger.load(pool).await?.version;
+    ledger.commit(pool, &base, changes).await
+}
+
+pub async fn held(ledger: &dyn Ledger, pool: &PoolKey) -> BTreeMap<Address, Record> {
+    let snapshot = ledger.load(pool).await.unwrap();
+    snapshot
+        .pool
+        .records()
+        .map(|(address, record)| (address, record.clone()))
+        .collect()
+}
+
+pub async fn suite(subject: Subject) {
+    let ledger = Arc::clone(&subject.ledgers[0]);
+    let ledger = ledger.as_ref();
+    an_absent_pool_is_empty(ledger, &subject.pool).await;
+    claims_are_kept_and_listed(&subject, ledger).await;
+    a_claim_of_a_held_address_fails(ledger, &subject.pool).await;
+    a_release_of_anothers_record_fails(ledger, &subject.pool).await;
+    an_update_names_its_holder(ledger, &subject.pool).await;
+    a_commit_is_all_or_none(ledger, &subject.pool).await;
+    changes_of_one_address_apply_in_order(ledger, &subject.pool).await;
+    refresh_tells_old_from_new(ledger, &subject.pool).await;
+    a_watch_shows_the_newest_state(&subject).await;
+    if subject.rests {
+        rests_are_kept_and_end_with_a_claim(ledger, &subject.pool).await;
+    }
+    if subject.named {
+        names_are_claimed_once(&subject).await;
+    }
+    many_writers_lose_nothing(&subject).await;
+}
+
+async fn an_absent_pool_is_empty(ledger: &dyn Ledger, pool: &PoolKey) {
+    let snapshot = ledger.load(pool).await.unwrap();
+    assert!(snapshot.pool.is_empty());
+    let missing = write(ledger, pool, &[release(1, "nobody")]).await;
+    assert!(
+        matches!(missing, Err(LedgerError::Conflict { .. })),
+        "{missing:?}"
+    );
+}
+
+async fn claims_are_kept_and_listed(subject: &Subject, ledger: &dyn Ledger) {
+    write(ledger, &subject.pool, &[claim(1, "a"), claim(2, "b")])
+        .await
+        .unwrap();
+    for other in &subject.ledgers {
+        let held = held(other.as_ref(), &subject.pool).await;
+        assert_eq!(held.len(), 2);
+        assert!(
+            held[&mk_address(1)].same_holder(&mk_record("a")),
+            "{held:?}"
+        );
+        let names: Vec<String> = other
+            .pools()
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|key| key.name)
+            .collect();
+        assert!(names.contains(&subject.pool.name), "{names:?}");
+    }
+}
+
+/// I1.
+async fn a_claim_of_a_held_address_fails(ledger: &dyn Ledger, pool: &PoolKey) {
+    let before = held(ledger, pool).await;
+    let refused = write(ledger, pool, &[claim(1, "thief")]).await;
+    assert!(
+        matches!(refused, Err(LedgerError::Conflict { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(held(ledger, pool).await, before);
+}
+
+/// I6.
+async fn a_release_of_anothers_record_fails(ledger: &dyn Ledger, pool: &PoolKey) {
+    let before = held(ledger, pool).await;
+    let mut same_owner_other_handle = mk_record("a");
+    same_owner_other_handle.handle = Handle::new("late");
+    let late = Change::Release {
+        address: mk_address(1),
+        expected: same_owner_other_handle,
+        rest: None,
+    };
+    for change in [release(1, "b"), late, release(9, "a")] {
+        let refused = write(ledger, pool, std::slice::from_ref(&change)).await;
+        assert!(
+            matches!(refused, Err(LedgerError::Conflict { .. })),
+            "{change:?}: {refused:?}"
+        );
+    }
+    assert_eq!(held(ledger, pool).await, before);
+}
+
+async fn an_update_names_its_holder(ledger: &dyn Ledger, pool: &PoolKey) {
+    let mut again = mk_record("a");
+    again.handle = Handle::new("id-a-again");
+    let update = |expected: Record, record: Record| Change::Update {
+        address: mk_address(1),
+        expected,
+        record,
+    };
+    let refused = write(ledger, pool, &[update(mk_record("b"), again.clone())]).await;
+    assert!(
+        matches!(refused, Err(LedgerError::Conflict { .. })),
+        "{refused:?}"
+    );
+    write(ledger, pool, &[update(mk_record("a"), again.clone())])
+        .await
+        .unwrap();
+    assert!(held(ledger, pool).await[&mk_address(1)].same_holder(&again));
+    write(ledger, pool, &[update(again, mk_record("a"))])
+        .await
+        .unwrap();
+}
+
+async fn a_commit_is_all_or_none(ledger: &dyn Ledger, pool: &PoolKey) {
+    let before = held(ledger, pool).await;
+    let refused = write(
+        ledger,
+        pool,
+        &[claim(7, "c"), release(2, "b"), claim(1, "thief")],
+    )
+    .await;
+    assert!(
+        matches!(refused, Err(LedgerError::Conflict { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(held(ledger, pool).await, before);
+}
+
+async fn changes_of_one_address_apply_in_order(ledger: &dyn Ledger, pool: &PoolKey) {
+    let changes = [
+        claim(8, "x"),
+        release(8, "x"),
+        claim(8, "y"),
+        release(2, "b"),
+    ];
+    write(ledger, pool, &changes).await.unwrap();
+    let held = held(ledger, pool).await;
+    assert!(held[&mk_address(8)].same_holder(&mk_record("y")));
+    assert!(!held.contains_key(&mk_address(2)));
+}
+
+async fn refresh_tells_old_from_new(ledger: &dyn Ledger, pool: &PoolKey) {
+    let base = ledger.load(pool).await.unwrap().version;
+    assert!(ledger.refresh(pool, &base).await.unwrap().is_none());
+    write(ledger, pool, &[claim(20, "r")]).await.unwrap();
+    let newer = ledger
+        .refresh(pool, &base)
+        .await
+        .unwrap()
+        .expect("the pool has changed");
+    assert!(newer.pool.is_held(mk_address(20)));
+}
+
+async fn a_watch_shows_the_newest_state(subject: &Subject) {
+    let watcher = subject.ledgers.last().unwrap();
+    let mut stream = watcher.watch(&subject.pool).await.unwrap();
+    let wait = Duration::from_secs(20);
+    let first = tokio::time::timeout(wait, stream.next())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert!(first.pool.is_held(mk_address(20)));
+    write(
+        subject.ledgers[0].as_ref(),
+        &subject.pool,
+        &[claim(21, "w")],
+    )
+    .await
+    .unwrap();
+    let seen = tokio::time::timeout(wait, async {
+        while let Some(snapshot) = stream.next().await {
+            if snapshot.unwrap().pool.is_held(mk_address(21)) {
+                return true;
+            }
+        }
+        false
+    });
+    assert!(seen.await.expect("the watch never showed the claim"));
+}
+
+/// I10's memory: a rest survives, and a claim ends it.
+async fn rests_are_kept_and_end_with_a_claim(ledger: &dyn Ledger, pool: &PoolKey) {
+    let far = Moment(u64::from(u32::MAX) * 1000);
+    let rest = Rest {
+        since: Moment(5),
+        until: far,
+        owner: mk_record("r").owner,
+    };
+    let release = Change::Release {
+        address: mk_address(20),
+        expected: mk_record("r"),
+        rest: Some(rest.clone()),
+    };
+    write(ledger, pool, &[release]).await.unwrap();
+    let rests = |pool: &berth_core::Pool| -> Vec<(Address, Rest)> {
+        pool.rests()
+            .map(|(address, rest)| (address, rest.clone()))
+            .collect()
+    };
+    let kept = ledger.load(pool).await.unwrap();
+    assert_eq!(rests(&kept.pool), [(mk_address(20), rest)]);
+    write(ledger, pool, &[claim(20, "r")]).await.unwrap();
+    assert!(rests(&ledger.load(pool).await.unwrap().pool).is_empty());
+}
+
+async fn names_are_claimed_once(subject: &Subject) {
+    let ledger = subject.ledgers[0].as_ref();
+    let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.77");
+    assert_eq!(ledger.claim(&key).await.unwrap(), None);
+    ledger.remove(&key, &mk_record("a")).await.unwrap();
+    ledger.create(&key, &mk_record("a")).await.unwrap();
+    ledger
+        .create(&key, &mk_record("a"))
+        .await
+        .expect("the same holder again (I3)");
+    let taken = ledger.create(&key, &mk_record("b")).await.unwrap_err();
+    assert!(
+        matches!(&taken, LedgerError::Taken { by, .. } if by.contains("default/a")),
+        "{taken}"
+    );
+    let refused = ledger.remove(&key, &mk_record("b")).await;
+    assert!(
+        matches!(refused, Err(LedgerError::Taken { .. })),
+        "{refused:?}"
+    );
+    let listed = ledger.claims(ClaimKind::Reservation).await.unwrap();
+    assert!(
+        listed
+            .iter()
+            .any(|(k, r)| *k == key && r.owner == mk_record("a").owner)
+    );
+    ledger.remove(&key, &mk_record("a")).await.unwrap();
+    assert_eq!(ledger.claim(&key).await.unwrap(), None);
+
+    // Whoever creates first has it, and only one does.
+    let key = ClaimKey::new(ClaimKind::Slice, "10.0.4.0-26");
+    let racers = (0..16).map(|n| {
+        let ledger = Arc::clone(&subject.ledgers[n % subject.ledgers.len()]);
+        let key = key.clone();
+        tokio::spawn(async move { ledger.create(&key, &mk_record(&format!("racer{n}"))).await })
+    });
+    let outcomes = futures::future::join_all(racers.collect::<Vec<_>>()).await;
+    let won = outcomes
+        .iter()
+        .filter(|outcome| outcome.as_ref().unwrap().is_ok())
+        .count();
+    assert_eq!(won, 1, "{outcomes:?}");
+}
+
+/// 32 writers, each with its own loop of load, lowest free, commit, retry: no address twice (I1),
+/// every acknowledged one is there (I2), nothing else is.
+async fn many_writers_lose_nothing(subject: &Subject) {
+    const WRITERS: usize = 32;
+    const EACH: usize = 4;
+    let before = held(subject.ledgers[0].as_ref(), &subject.pool).await;
+    let writers = (0..WRITERS).map(|n| {
+        let ledger = Arc::clone(&subject.ledgers[n % subject.ledgers.len()]);
+        let pool = subject.pool.clone();
+        tokio::spawn(async move {
+            let mut got = Vec::new();
+            for round in 0..EACH {
+                got.push(claim_lowest(ledger.as_ref(), &pool, &format!("w{n}-{round}")).await);
+            }
+            got
+        })
+    });
+    let mut acknowledged = BTreeMap::new();
+    for writer in writers.collect::<Vec<_>>() {
+        for (address, record) in writer.await.unwrap() {
+            let twice = acknowledged.insert(address, record);
+            assert!(twice.is_none(), "{address} was given twice (I1)");
+        }
+    }
+    let after = held(subject.ledgers[0].as_ref(), &subject.pool).await;
+    for (address, record) in &acknowledged {
+        assert!(
+            after[address].same_holder(record),
+            "{address} was acknowledged and lost (I2)"
+        );
+    }
+    let expected: BTreeSet<Address> = before.into_keys().chain(acknowledged.into_keys()).collect();
+    assert_eq!(after.into_keys().collect::<BTreeSet<_>>(), expected);
+}
+
+pub async fn claim_lowest(ledger: &dyn Ledger, pool: &PoolKey, name: &str) -> (Address, Record) {
+    let policy = RetryPolicy {
+        timeout: Duration::from_secs(120),
+        retries: 10_000,
+        ..RetryPolicy::default()
+    };
+    let mut backoff = policy.start();
+    let record = mk_record(name);
+    loop {
+        let snapshot = ledger.load(pool).await.unwrap();
+        let mine = snapshot.pool.held_by(&record.owner).next();
+        if let Some(address) = mine {
+            return (address, record);
+        }
+        let free = (100..)
+            .map(mk_address)
+            .find(|address| !snapshot.pool.is_held(*address));
+        let address = free.expect("the test's network has room");
+        let change = Change::Claim {
+            address,
+            record: record.clone(),
+        };
+        match ledger.commit(pool, &snapshot.version, &[change]).await {
+            Ok(_) => return (address, record),
+            Err(error) if error.needs_reload() || error.is_passing() => {
+                let pause = backoff.pause(None).expect("a writer starved");
+                tokio::time::sleep(pause).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

@@ -40,7 +40,7 @@ pub use dialect::Dialect;
 pub use offset::Offset;
 pub use order::Order;
 pub use plan::{Answer, Claim, Granted, Refusal, Release, Request, Want, plan};
-pub use pool::{Change, Pool, Rest};
+pub use pool::{Change, Pool, Rest, Stray};
 pub use prefix::Prefix;
 pub use range::{Block, RangeError, RangeSpec, Warning};
 pub use record::{Handle, Moment, Owner, Record};

@@ -8,6 +8,7 @@
 //! Does not decide who gets what: that is [`berth_core::plan`], driven by the desk.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+pub mod configmap;
 mod error;
 mod memory;
 mod retry;

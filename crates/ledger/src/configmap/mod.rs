@@ -1,6 +1,367 @@
-//! A VM pool in one ConfigMap.
+//! VM pools, each in one key of one ConfigMap, in the form that live clusters hold.
+//!
+//! Promises: a write goes under the resourceVersion that was read, so no other writer's change is
+//! lost (I1); a state that can't be read, or is suddenly gone, is an error and never an empty pool
+//! (I5); a state that would not fit is refused before it is sent. When another writer was first, the
+//! same changes are tried on the newer state as long as their preconditions hold there, without
+//! planning again: that is what makes two writers of different addresses cheap.
+//!
+//! Does not keep rests (the document has no place for them) and has no claims by name.
 
+mod answer;
 mod document;
 mod gojson;
+mod object;
+mod salvage;
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use berth_core::{Address, Change, Record};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+
+use crate::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, RetryPolicy, Snapshot, Version,
+};
 
 pub use document::{Allocation, Document, DocumentError};
+pub use object::{COMPONENT_LABEL, MAX_DATA_BYTES, STATE_KEY};
+pub use salvage::Salvage;
+pub use state::{Repairs, attribute};
+
+use object::Stored;
+use state::{Members, Obstacle};
+
+/// Tries of one commit on newer and newer states, before the desk has to plan again.
+const REBASE: RetryPolicy = RetryPolicy {
+    timeout: Duration::from_secs(10),
+    retries: 8,
+    base: Duration::from_millis(4),
+    factor: 1.6,
+    max: Duration::from_millis(120),
+};
+
+/// The pools of one namespace; a pool's name is its ConfigMap's.
+pub struct ConfigMapLedger {
+    api: Api<ConfigMap>,
+    namespace: String,
+    /// For one request to the API server.
+    timeout: Duration,
+    members: Mutex<BTreeMap<String, Members>>,
+    /// What was last read or written: the base of the next commit, if its version still is.
+    last: Mutex<BTreeMap<String, Arc<Stored>>>,
+}
+
+impl std::fmt::Debug for ConfigMapLedger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("ConfigMapLedger");
+        debug.field("namespace", &self.namespace).finish()
+    }
+}
+
+/// The maps are whole whatever happened to another thread: every write to them is one step.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ConfigMapLedger {
+    pub fn new(client: Client, namespace: impl Into<String>, timeout: Duration) -> Self {
+        let namespace = namespace.into();
+        Self {
+            api: Api::namespaced(client, &namespace),
+            namespace,
+            timeout,
+            members: Mutex::default(),
+            last: Mutex::default(),
+        }
+    }
+
+    /// The addresses that the settings give to the pool now, in their order. Members that the
+    /// document does not mention are free from now on; addresses that are no members are not
+    /// given any more, and stay with who has them.
+    pub fn set_members(&self, pool: &PoolKey, addresses: &[Address]) {
+        let mut places = BTreeMap::new();
+        for (place, address) in addresses.iter().enumerate() {
+            places.entry(*address).or_insert(place);
+        }
+        lock(&self.members).insert(pool.name.clone(), Some(places));
+    }
+
+    /// Rebuilds the free list as the members in their order without those in use, and creates the
+    /// state where there is none. Nothing in use is touched.
+    pub async fn repair(&self, pool: &PoolKey) -> Result<Repairs, LedgerError> {
+        let members = self.members(pool);
+        let mut repairs = Repairs::default();
+        self.edit(pool, None, &mut |stored, document| {
+            repairs = state::repair(document, &members, Timestamp::now());
+            Ok(!repairs.is_empty() || !stored.exists())
+        })
+        .await?;
+        Ok(repairs)
+    }
+
+    /// Puts a state that can't be read under another key of the same ConfigMap, where it stays,
+    /// and begins anew with what can be made out of it. `None` if it can be read after all.
+    ///
+    /// What can't be made out is not free: nobody knows who has it (I4). See [`Salvage`].
+    pub async fn set_aside(&self, pool: &PoolKey) -> Result<Option<Salvage>, LedgerError> {
+        let members = self.members(pool);
+        let mut tries = REBASE.start();
+        loop {
+            let found = self.get(pool).await?;
+            let Some((kept, text)) = object::unreadable(&found) else {
+                return Ok(None);
+            };
+            let now = Timestamp::now();
+            let salvage = salvage::salvage(&text, &members, now);
+            let next = object::with_set_aside(kept, text, &salvage.document, now)?;
+            match self.put(pool, next).await {
+                Ok(stored) => {
+                    self.remember(pool, stored);
+                    return Ok(Some(salvage));
+                }
+                Err(error) => self.pause_or(&mut tries, error).await?,
+            }
+        }
+    }
+
+    fn members(&self, pool: &PoolKey) -> Members {
+        lock(&self.members).get(&pool.name).cloned().flatten()
+    }
+
+    fn target(&self, pool: &PoolKey) -> String {
+        format!("ConfigMap {}/{}", self.namespace, pool.name)
+    }
+
+    fn remember(&self, pool: &PoolKey, stored: Arc<Stored>) {
+        lock(&self.last).insert(pool.name.clone(), stored);
+    }
+
+    async fn get(&self, pool: &PoolKey) -> Result<Option<ConfigMap>, LedgerError> {
+        let target = self.target(pool);
+        match tokio::time::timeout(self.timeout, self.api.get_opt(&pool.name)).await {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => Err(answer::of_read(&target, &error)),
+            Err(_) => Err(LedgerError::Unavailable {
+                why: format!("no answer within {:?}", self.timeout),
+                target,
+                retry_after: None,
+            }),
+        }
+    }
+
+    /// Reads and remembers. A state that was there and is gone is not an empty one: whoever removed
+    /// it did not free the VMs in it.
+    async fn fetch(&self, pool: &PoolKey) -> Result<Arc<Stored>, LedgerError> {
+        let found = self.get(pool).await?;
+        let target = self.target(pool);
+        let before = lock(&self.last).get(&pool.name).map(|last| last.in_use());
+        if found.is_none()
+            && let Some(in_use @ 1..) = before
+        {
+            return Err(LedgerError::Unreadable {
+                target,
+                why: format!(
+                    "it is gone, and {in_use} allocations were in it when it was last read; put it \
+                     back, or restart Berth to begin with an empty pool"
+                ),
+            });
+        }
+        let stored = Arc::new(Stored::read(&target, found)?);
+        self.remember(pool, stored.clone());
+        Ok(stored)
+    }
+
+    /// Creates or replaces, under the version that the object was read at.
+    async fn put(&self, pool: &PoolKey, next: ConfigMap) -> Result<Arc<Stored>, LedgerError> {
+        let target = self.target(pool);
+        let fresh = next.metadata.resource_version.is_none();
+        let params = kube::api::PostParams::default();
+        let write = async {
+            if fresh {
+                self.api.create(&params, &next).await
+            } else {
+                self.api.replace(&pool.name, &params, &next).await
+            }
+        };
+        match tokio::time::timeout(self.timeout, write).await {
+            Ok(Ok(written)) => Ok(Arc::new(Stored::read(&target, Some(written))?)),
+            Ok(Err(error)) => Err(answer::of_write(&target, &error)),
+            Err(_) => Err(LedgerError::Uncertain {
+                operation: "write",
+                why: format!("no answer within {:?}", self.timeout),
+                target,
+            }),
+        }
+    }
+
+    /// Sleeps before the next try after a conflict; every other error, and one conflict too many,
+    /// is the caller's.
+    async fn pause_or(
+        &self,
+        tries: &mut crate::Backoff,
+        error: LedgerError,
+    ) -> Result<(), LedgerError> {
+        if !matches!(error, LedgerError::Conflict { .. }) {
+            return Err(error);
+        }
+        let Some(pause) = tries.pause(None) else {
+            return Err(error);
+        };
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// Edits the document of the newest state until a write gets through. `edit` says whether
+    /// anything is to be written, and is called again for each newer state.
+    async fn edit(
+        &self,
+        pool: &PoolKey,
+        base: Option<&Version>,
+        edit: &mut (dyn FnMut(&Stored, &mut Document) -> Result<bool, LedgerError> + Send),
+    ) -> Result<Version, LedgerError> {
+        let mut tries = REBASE.start();
+        let last = lock(&self.last).get(&pool.name).cloned();
+        let mut current = match last.filter(|last| base == Some(&last.version())) {
+            Some(last) => last,
+            None => self.fetch(pool).await?,
+        };
+        loop {
+            let mut document = current.document().clone();
+            if !edit(&current, &mut document)? {
+                return Ok(current.version());
+            }
+            let next = current.with(&self.target(pool), &pool.name, &document)?;
+            match self.put(pool, next).await {
+                Ok(stored) => {
+                    let version = stored.version();
+                    self.remember(pool, stored);
+                    return Ok(version);
+                }
+                Err(error) => self.pause_or(&mut tries, error).await?,
+            }
+            current = self.fetch(pool).await?;
+        }
+    }
+
+    fn no_claims<T>(&self, operation: &'static str, key: &str) -> Result<T, LedgerError> {
+        Err(LedgerError::Rejected {
+            operation,
+            target: key.into(),
+            rejection: Rejection::Storage("a ConfigMap keeps pools, and no claims by name".into()),
+        })
+    }
+}
+
+#[async_trait]
+impl Ledger for ConfigMapLedger {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        let stored = self.fetch(pool).await?;
+        Ok(Snapshot {
+            pool: state::pool(stored.document(), &self.members(pool)),
+            version: stored.version(),
+        })
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        if changes.is_empty() {
+            return Ok(base.clone());
+        }
+        let members = self.members(pool);
+        let target = self.target(pool);
+        self.edit(pool, Some(base), &mut |_, document| match state::apply(
+            document,
+            &members,
+            changes,
+            Timestamp::now(),
+        ) {
+            Ok(()) => Ok(true),
+            Err(Obstacle::Mismatch(address)) => Err(LedgerError::Conflict {
+                pool: target.clone(),
+                held: vec![address],
+            }),
+            Err(Obstacle::SecondAddress { id, holds }) => Err(LedgerError::Rejected {
+                operation: "claim",
+                target: target.clone(),
+                rejection: Rejection::Storage(format!(
+                    "allocation {id:?} has {holds}, and the state has one address per allocation"
+                )),
+            }),
+        })
+        .await
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        let members = self.members(pool);
+        let target = self.target(pool);
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", pool.name));
+        let objects = watcher(self.api.clone(), config)
+            .default_backoff()
+            .touched_objects();
+        let snapshots = objects.map(move |event| {
+            let object = event.map_err(|error| LedgerError::Unavailable {
+                target: target.clone(),
+                why: error.to_string(),
+                retry_after: None,
+            })?;
+            let stored = Stored::read(&target, Some(object))?;
+            Ok(Snapshot {
+                pool: state::pool(stored.document(), &members),
+                version: stored.version(),
+            })
+        });
+        Ok(snapshots.boxed())
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        let selector = kube::api::ListParams::default().labels(&object::selector());
+        let target = format!("ConfigMaps of {}", self.namespace);
+        match tokio::time::timeout(self.timeout, self.api.list_metadata(&selector)).await {
+            Ok(Ok(found)) => {
+                let names = found
+                    .items
+                    .into_iter()
+                    .filter_map(|item| item.metadata.name);
+                Ok(names.map(PoolKey::named).collect())
+            }
+            Ok(Err(error)) => Err(answer::of_read(&target, &error)),
+            Err(_) => Err(LedgerError::Unavailable {
+                why: format!("no answer within {:?}", self.timeout),
+                target,
+                retry_after: None,
+            }),
+        }
+    }
+
+    async fn create(&self, key: &ClaimKey, _: &Record) -> Result<(), LedgerError> {
+        self.no_claims("create", &key.name)
+    }
+
+    async fn remove(&self, key: &ClaimKey, _: &Record) -> Result<(), LedgerError> {
+        self.no_claims("remove", &key.name)
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.no_claims("read", &key.name)
+    }
+
+    async fn claims(&self, _: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        Ok(Vec::new())
+    }
+}

@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
+use crate::forward::Forward;
 use crate::kubeconfig::{self, Credential};
 use crate::pki::{Authority, Identity};
 use crate::ports;
@@ -42,12 +43,9 @@ pub struct Options {
     pub unsafe_no_fsync: bool,
     /// Pods need a service account, as in a real cluster; something must then make `default` ones.
     pub service_account_admission: bool,
-    /// A network namespace to run in; the servers then listen on all its addresses.
+    /// A network namespace to run in, on its loopback. The API server is then at the same port of the
+    /// test's own loopback too.
     pub netns: Option<PathBuf>,
-    /// Names and addresses, beyond loopback, that the API server is called by.
-    pub hosts: Vec<String>,
-    /// The API server's port; a free one unless told. For a namespace, where all are free.
-    pub port: Option<u16>,
 }
 
 /// A running etcd and API server.
@@ -59,6 +57,7 @@ pub struct Cluster {
     options: Options,
     plan: Plan,
     counter: AtomicU32,
+    _forward: Option<Forward>,
     // Last: the directory goes when the processes that write to it are gone.
     scratch: Scratch,
 }
@@ -125,9 +124,14 @@ impl Cluster {
         std::fs::create_dir_all(dir.join("logs")).context("create the log directory")?;
         let authority = Authority::new(&dir.join("pki"))?;
         let [etcd_port, peer_port, free_port] = ports::free()?;
-        let mut hosts = vec!["127.0.0.1", "localhost", "kubernetes.default.svc"];
-        hosts.extend(options.hosts.iter().map(String::as_str));
-        let server = authority.server("server", &hosts)?;
+        let forward = match &options.netns {
+            Some(netns) => Some(Forward::new(None, netns, 0)?),
+            None => None,
+        };
+        let server = authority.server(
+            "server",
+            &["127.0.0.1", "localhost", "kubernetes.default.svc"],
+        )?;
         let kubelet_client = authority.client(
             "kubelet-client",
             "kube-apiserver-kubelet-client",
@@ -137,7 +141,7 @@ impl Cluster {
         let plan = Plan {
             etcd_port,
             peer_port,
-            port: options.port.unwrap_or(free_port),
+            port: forward.as_ref().map_or(free_port, Forward::port),
             server,
             kubelet_client,
             token_key,
@@ -161,11 +165,10 @@ impl Cluster {
             options,
             plan,
             counter: AtomicU32::new(0),
+            _forward: forward,
             scratch,
         };
-        if cluster.options.netns.is_none() {
-            cluster.ready().await?;
-        }
+        cluster.ready().await?;
         Ok(cluster)
     }
 
@@ -329,10 +332,6 @@ fn start_apiserver(
         file(&plan.server.certificate_file),
         file(&plan.server.key_file),
     );
-    let address = match options.netns {
-        Some(_) => "0.0.0.0",
-        None => "127.0.0.1",
-    };
     let settings = [
         (
             "etcd-servers",
@@ -341,7 +340,7 @@ fn start_apiserver(
         ("etcd-cafile", authority_file.clone()),
         ("etcd-certfile", certificate.clone()),
         ("etcd-keyfile", key.clone()),
-        ("bind-address", address.into()),
+        ("bind-address", "127.0.0.1".into()),
         ("secure-port", plan.port.to_string()),
         // Without it the server looks for a default route, which a namespace may not have.
         ("advertise-address", "127.0.0.1".into()),

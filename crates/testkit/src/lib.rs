@@ -1,5 +1,5 @@
 //! A real cluster under test: etcd and kube-apiserver on loopback with TLS, RBAC and service-account
-//! tokens; throw-away network namespaces and whole nodes with kubelet, containerd and Multus (to come).
+//! tokens; throw-away network namespaces.
 //!
 //! Promises: nothing outlives the test process, however it ends (parts die with it, scratch files and
 //! cgroups are swept by a janitor that outlives it by a second); a part that fails to start shows its log. Does
@@ -37,7 +37,10 @@
 mod account;
 mod apply;
 mod cluster;
+mod forward;
+mod holder;
 mod kubeconfig;
+mod netns;
 mod pki;
 mod ports;
 mod process;
@@ -45,3 +48,4 @@ mod scratch;
 
 pub use account::Account;
 pub use cluster::{Cluster, Options, Part};
+pub use netns::Netns;

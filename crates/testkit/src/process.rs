@@ -66,12 +66,34 @@ pub(crate) fn guarded_in(netns: Option<&Path>, program: &Path) -> Command {
     command
 }
 
+/// Sends a signal to a process by its number.
+pub(crate) fn signal(pid: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .with_context(|| format!("{pid} is no process"))?;
+    kill_process(pid, signal).with_context(|| format!("signal process {pid:?}"))
+}
+
+/// The one child of a process that waits for it: what nsenter or unshare forked into a PID namespace.
+pub(crate) fn inner(pid: u32) -> Result<u32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    children
+        .split_whitespace()
+        .next()
+        .and_then(|child| child.parse().ok())
+        .with_context(|| format!("process {pid} has no child"))
+}
+
 /// A running part, killed on drop.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    /// The child is an nsenter that forked into a PID namespace: signals are for what it forked.
+    entered: bool,
 }
 
 impl Process {
@@ -92,7 +114,16 @@ impl Process {
             name: name.to_owned(),
             child,
             log,
+            entered: false,
         })
+    }
+
+    /// The same for a command that enters a PID namespace.
+    #[expect(dead_code, reason = "for whole nodes, which come next")]
+    pub fn entered(name: &str, command: Command, logs: &Path) -> Result<Process> {
+        let mut process = Process::start(name, command, logs)?;
+        process.entered = true;
+        Ok(process)
     }
 
     /// How it ended, when it has.
@@ -102,15 +133,34 @@ impl Process {
             .with_context(|| format!("look after {}", self.name))
     }
 
-    pub fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).with_context(|| format!("signal {}", self.name))
+    /// The process itself, not what brought it into its namespaces.
+    pub fn pid(&self) -> Result<u32> {
+        match self.entered {
+            true => inner(self.child.id()),
+            false => Ok(self.child.id()),
+        }
+    }
+
+    pub fn signal(&self, which: Signal) -> Result<()> {
+        signal(self.pid()?, which).with_context(|| format!("signal {}", self.name))?;
+        if self.entered && which == Signal::CONT {
+            // nsenter stops itself when what it forked is stopped.
+            signal(self.child.id(), which).with_context(|| format!("resume {}", self.name))?;
+        }
+        Ok(())
     }
 
     /// kill -9, and gone when this returns.
     pub fn kill(&mut self) -> Result<()> {
         // A process that has ended already is as dead as asked.
-        let _ = self.child.kill();
+        if self.entered
+            && let Ok(pid) = inner(self.child.id())
+        {
+            let _ = signal(pid, Signal::KILL);
+            let _ = signal(self.child.id(), Signal::CONT);
+        } else {
+            let _ = self.child.kill();
+        }
         self.child
             .wait()
             .with_context(|| format!("wait for the end of {}", self.name))?;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use berth_testkit::{Cluster, Options, Part};
+use berth_testkit::{Cluster, Netns, Options, Part};
 use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
@@ -163,6 +163,22 @@ async fn a_paused_server_answers_nothing_and_then_goes_on() {
         cluster.resume(part).unwrap();
         write.await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_cluster_in_a_namespace_is_reached_from_outside() {
+    let netns = Netns::new().unwrap();
+    let cluster = Cluster::start_with(Options {
+        netns: Some(netns.path().to_owned()),
+        unsafe_no_fsync: true,
+        ..Options::default()
+    })
+    .await
+    .unwrap();
+    cluster.namespace("inside").await.unwrap();
+    let listening = netns.exec(&["cat", "/proc/net/tcp"]).unwrap();
+    let port = format!("0100007F:{:04X}", cluster.port());
+    assert!(String::from_utf8_lossy(&listening.stdout).contains(&port));
 }
 
 #[tokio::test]

@@ -1,1 +1,16 @@
-//! berth-api
+//! The Kubernetes objects that Berth reads and writes, and how they are named.
+//!
+//! Promises: the objects of other projects look exactly as those projects define them, so that Berth
+//! can take over a live cluster and hand it back. Names are the ones that live clusters hold.
+//!
+//! These types are for reading and for making new objects. A live object may carry fields that are
+//! not here, and writing a typed value back whole would drop them (I7): change objects by patches.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+pub mod berth;
+pub mod cncf;
+mod crds;
+pub mod names;
+pub mod whereabouts;
+
+pub use crds::{crds, file_name};

@@ -1,0 +1,44 @@
+//! Berth's own objects, group `berth.dev`: claims that are made by the CREATE of a name.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A sub-range that one node holds. The object's name is the sub-range, so that its CREATE is the
+/// claim: two nodes can't both have made it, and no table is written by all of them.
+#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "berth.dev",
+    version = "v1alpha1",
+    kind = "SliceClaim",
+    plural = "sliceclaims",
+    singular = "sliceclaim",
+    shortname = "slice",
+    namespaced,
+    derive = "PartialEq",
+    printcolumn = r#"{"name":"Range", "type":"string", "jsonPath":".spec.range"}"#,
+    printcolumn = r#"{"name":"Node", "type":"string", "jsonPath":".spec.node"}"#,
+    printcolumn = r#"{"name":"Epoch", "type":"integer", "jsonPath":".spec.epoch"}"#,
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    doc = "A sub-range that one node holds. The object's name is the sub-range."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SliceClaimSpec {
+    /// The network that the slice is of; empty for the unnamed one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub network: String,
+    /// The slice as a CIDR.
+    pub range: String,
+    /// The node that holds it.
+    pub node: String,
+    /// That node's UID: a node made again under the name is another node (I8).
+    #[serde(default, rename = "nodeUID", skip_serializing_if = "String::is_empty")]
+    pub node_uid: String,
+    /// How often the slice has changed hands. A node that knows an older one has lost it (I8).
+    #[schemars(range(min = 0))]
+    pub epoch: i64,
+}

@@ -1,0 +1,86 @@
+//! How pools, reservations and slices are named: exactly as live clusters have them.
+//!
+//! Kubernetes takes neither `:` nor `/` in a name, so both become `-`. An address whose text ends in
+//! `:` gets a `0` before that, because a name can't end in `-`. What begins with `:` (`::1`) has no
+//! valid name in this scheme, here as in whereabouts: the API server refuses it.
+
+use berth_core::{Address, Prefix};
+
+/// The pool of a range: `10.0.0.0-8`, of a named network `test-10.0.0.0-8`, of a node's slice
+/// `[network-]node-10.0.0.0-10` (the range is the slice's). Empty names count as none.
+pub fn pool(network: &str, node: &str, range: Prefix) -> String {
+    join(&[network, node, &plain(&range.to_string())])
+}
+
+/// The reservation of one address across pools: `[network-]address`.
+pub fn reservation(network: &str, address: Address) -> String {
+    join(&[network, &plain(&address.to_string())])
+}
+
+/// The claim of a slice: `[network-]slice`. The node is not part of it: whoever creates it first
+/// has the slice.
+pub fn slice(network: &str, slice: Prefix) -> String {
+    join(&[network, &plain(&slice.to_string())])
+}
+
+fn join(parts: &[&str]) -> String {
+    let named: Vec<&str> = parts
+        .iter()
+        .copied()
+        .filter(|part| !part.is_empty())
+        .collect();
+    named.join("-")
+}
+
+fn plain(text: &str) -> String {
+    let mut text = text.replace([':', '/'], "-");
+    // Only a bare address can end so: a CIDR ends in its length.
+    if text.ends_with('-') {
+        text.push('0');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_are_named_as_live_clusters_have_them() {
+        for (network, node, range, name) in [
+            ("", "", "10.0.0.0/8", "10.0.0.0-8"),
+            ("test", "", "10.0.0.0/8", "test-10.0.0.0-8"),
+            ("", "testnode", "10.0.0.0/8", "testnode-10.0.0.0-8"),
+            (
+                "testnetwork",
+                "testnode",
+                "10.0.0.0/8",
+                "testnetwork-testnode-10.0.0.0-8",
+            ),
+            ("", "", "caa5::/64", "caa5---64"),
+            ("", "", "2001:db8:480:603d::/64", "2001-db8-480-603d---64"),
+        ] {
+            assert_eq!(pool(network, node, range.parse().unwrap()), name);
+        }
+    }
+
+    #[test]
+    fn reservations_are_named_after_the_address() {
+        for (network, address, name) in [
+            ("", "192.168.1.1", "192.168.1.1"),
+            ("blue", "192.168.1.1", "blue-192.168.1.1"),
+            ("", "fd00::1", "fd00--1"),
+            ("", "fd00::", "fd00--0"),
+            ("blue", "2001:db8::", "blue-2001-db8--0"),
+        ] {
+            assert_eq!(reservation(network, address.parse().unwrap()), name);
+        }
+    }
+
+    #[test]
+    fn a_slice_is_named_after_its_range_alone() {
+        let range = "10.0.4.0/26".parse().unwrap();
+        assert_eq!(slice("", range), "10.0.4.0-26");
+        assert_eq!(slice("blue", range), "blue-10.0.4.0-26");
+    }
+}

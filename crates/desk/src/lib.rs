@@ -1,1 +1,182 @@
-//! berth-desk
+//! One desk per pool and process: requests that wait go into one commit.
+//!
+//! ```text
+//!   requests ->| queue |-> plan all that wait -> one commit -> answer all
+//!                  ^ arrive while a commit is under way; the next one takes them together
+//! ```
+//!
+//! Promises:
+//! - an answer is given only when it is durable (I2): after the commit, or, if nothing had to be
+//!   changed, from a state that was read after the request arrived;
+//! - a conflict is met by loading and planning again, with a draw that parts those who collided;
+//! - the queue is bounded, every request has a deadline, and one that is given up leaves nothing
+//!   behind: what it was granted is released before anything else is planned;
+//! - one request that a ledger refuses does not take down the others of its batch.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod batch;
+mod metrics;
+mod registry;
+mod worker;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use berth_core::{Answer, Request};
+use berth_ledger::{LedgerError, PoolKey, RetryPolicy, SharedLedger};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+
+pub use metrics::{DeskMetrics, PoolMetrics};
+pub use registry::Desks;
+
+#[derive(Clone, Debug)]
+pub struct DeskSettings {
+    /// How many requests may wait.
+    pub queue: usize,
+    /// How many go into one commit.
+    pub batch: usize,
+    pub retry: RetryPolicy,
+    /// Whether the pool's copy in memory follows the ledger's watch. Without it the copy is loaded
+    /// when it turns out to be old.
+    pub watch: bool,
+}
+
+impl Default for DeskSettings {
+    fn default() -> Self {
+        Self {
+            queue: 4096,
+            batch: 1024,
+            retry: RetryPolicy::default(),
+            watch: false,
+        }
+    }
+}
+
+/// Why there is no answer. Nothing was kept of the request.
+#[derive(Clone, Debug, Error)]
+pub enum DeskError {
+    #[error("{pool}: {waiting} requests wait already; try again later")]
+    Busy { pool: String, waiting: usize },
+    #[error("{pool}: no answer within {} s{}", .limit.as_secs_f32(), because(.last.as_deref()))]
+    Deadline {
+        pool: String,
+        limit: Duration,
+        last: Option<Arc<LedgerError>>,
+    },
+    #[error(transparent)]
+    Ledger(Arc<LedgerError>),
+    #[error("{pool}: the desk is closed")]
+    Closed { pool: String },
+}
+
+impl DeskError {
+    /// The ledger's own error, where there is one.
+    pub fn ledger(&self) -> Option<&LedgerError> {
+        match self {
+            Self::Ledger(error) => Some(error),
+            Self::Deadline { last, .. } => last.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+fn because(last: Option<&LedgerError>) -> String {
+    last.map(|error| format!(": {error}")).unwrap_or_default()
+}
+
+/// A request in the queue.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    request: Request,
+    arrived: Instant,
+    deadline: Instant,
+    reply: oneshot::Sender<Result<Answer, DeskError>>,
+    /// What takes back the grants of a commit whose outcome is unknown, should the caller give up.
+    unsure: Vec<Request>,
+}
+
+/// A handle to a pool's desk. Clones share it; the last one to go ends it, after what waits.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    pool: PoolKey,
+    queue: mpsc::Sender<Ticket>,
+    timeout: Duration,
+    metrics: PoolMetrics,
+}
+
+impl Desk {
+    /// Opens a desk; it runs as a task of the current runtime.
+    pub fn open(
+        ledger: SharedLedger,
+        pool: PoolKey,
+        settings: &DeskSettings,
+        metrics: PoolMetrics,
+    ) -> Self {
+        let (queue, tickets) = mpsc::channel(settings.queue.max(1));
+        let worker = worker::Worker::new(
+            ledger,
+            pool.clone(),
+            settings.clone(),
+            metrics.clone(),
+            tickets,
+        );
+        tokio::spawn(worker.run());
+        Self {
+            pool,
+            queue,
+            timeout: settings.retry.timeout,
+            metrics,
+        }
+    }
+
+    pub fn pool(&self) -> &PoolKey {
+        &self.pool
+    }
+
+    /// Puts a request and waits for its answer, as long as the settings allow. Dropping the future
+    /// gives the request up.
+    pub async fn submit(&self, request: Request) -> Result<Answer, DeskError> {
+        self.submit_within(request, self.timeout).await
+    }
+
+    pub async fn submit_within(
+        &self,
+        request: Request,
+        limit: Duration,
+    ) -> Result<Answer, DeskError> {
+        let name = || self.pool.name.clone();
+        let arrived = Instant::now();
+        let (reply, answer) = oneshot::channel();
+        let ticket = Ticket {
+            request,
+            arrived,
+            deadline: arrived + limit,
+            reply,
+            unsure: Vec::new(),
+        };
+        self.metrics.requests.inc();
+        self.queue.try_send(ticket).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => DeskError::Busy {
+                pool: name(),
+                waiting: self.queue.max_capacity(),
+            },
+            mpsc::error::TrySendError::Closed(_) => DeskError::Closed { pool: name() },
+        })?;
+        // The worker keeps the deadline; the margin lets its better explained refusal win.
+        let margin = Duration::from_millis(250);
+        let outcome = tokio::time::timeout(limit + margin, answer).await;
+        self.metrics
+            .seconds
+            .observe(arrived.elapsed().as_secs_f64());
+        match outcome {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(DeskError::Closed { pool: name() }),
+            Err(_) => Err(DeskError::Deadline {
+                pool: name(),
+                limit,
+                last: None,
+            }),
+        }
+    }
+}

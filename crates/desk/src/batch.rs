@@ -1,0 +1,74 @@
+//! The requests of one commit, planned on the desk's copy of the pool.
+//!
+//! Pure but for the draw: planning sorts the tickets into those whose answer needs a commit, those
+//! that can be answered as they stand, and those whose answer rests on a copy that may be old.
+
+use std::time::Instant;
+
+use berth_core::{Answer, Change, Claim, Moment, Order, Pool, Request, plan};
+use rand::RngExt;
+
+use crate::Ticket;
+
+#[derive(Debug, Default)]
+pub(crate) struct Planned {
+    pub changes: Vec<Change>,
+    /// Wait for the commit.
+    pub pending: Vec<(Ticket, Answer)>,
+    /// Answers that change nothing, from a fresh copy.
+    pub settled: Vec<(Ticket, Answer)>,
+    /// Answers that would change nothing, from a copy older than the request.
+    pub doubtful: Vec<Ticket>,
+}
+
+/// Plans tickets in their order. `read_at` is when the copy was read; `conflicts` how often this
+/// batch lost against another writer.
+pub(crate) fn plan_tickets(
+    pool: &mut Pool,
+    tickets: Vec<Ticket>,
+    read_at: Instant,
+    conflicts: u32,
+    now: Moment,
+) -> Planned {
+    let mut planned = Planned::default();
+    for ticket in tickets {
+        let outcome = match scattered(&ticket.request, conflicts) {
+            Some(request) => plan(pool, &[request], now),
+            None => plan(pool, std::slice::from_ref(&ticket.request), now),
+        };
+        let Some(answer) = outcome.answers.into_iter().next() else {
+            continue;
+        };
+        if !outcome.changes.is_empty() {
+            planned.changes.extend(outcome.changes);
+            planned.pending.push((ticket, answer));
+        } else if ticket.arrived <= read_at {
+            planned.settled.push((ticket, answer));
+        } else {
+            planned.doubtful.push(ticket);
+        }
+    }
+    planned
+}
+
+/// After a conflict the same lowest address would be everyone's next choice again.
+fn scattered(request: &Request, conflicts: u32) -> Option<Request> {
+    let Request::Claim(claim) = request else {
+        return None;
+    };
+    if conflicts == 0 || claim.wants.iter().all(|want| want.order != Order::Lowest) {
+        return None;
+    }
+    let among = 4u32.saturating_mul(1 << conflicts.min(6));
+    let mut wants = claim.wants.clone();
+    for want in wants.iter_mut().filter(|want| want.order == Order::Lowest) {
+        want.order = Order::Scatter {
+            among,
+            draw: rand::rng().random(),
+        };
+    }
+    Some(Request::Claim(Claim {
+        record: claim.record.clone(),
+        wants,
+    }))
+}

@@ -1,0 +1,337 @@
+//! The desk's task: the only one that touches its copy of the pool.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use berth_core::plan::Selector;
+use berth_core::{Answer, Moment, Release, Request};
+use berth_ledger::{Backoff, LedgerError, PoolKey, Rejection, SharedLedger, Snapshot};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::sync::mpsc;
+
+use crate::batch::{Planned, plan_tickets};
+use crate::{DeskError, DeskSettings, PoolMetrics, Ticket};
+
+type Watch = BoxStream<'static, Result<Snapshot, LedgerError>>;
+
+pub(crate) struct Worker {
+    ledger: SharedLedger,
+    pool: PoolKey,
+    settings: DeskSettings,
+    metrics: PoolMetrics,
+    queue: mpsc::Receiver<Ticket>,
+    /// The pool as this desk knows it, and when it was read. None: it has to be loaded.
+    copy: Option<(Snapshot, Instant)>,
+    /// Releases of what given-up requests were granted. They lead the next commit, so that an
+    /// owner's own repeat never finds a grant that is about to be taken away.
+    returns: Vec<Request>,
+}
+
+impl Worker {
+    pub fn new(
+        ledger: SharedLedger,
+        pool: PoolKey,
+        settings: DeskSettings,
+        metrics: PoolMetrics,
+        queue: mpsc::Receiver<Ticket>,
+    ) -> Self {
+        Self {
+            ledger,
+            pool,
+            settings,
+            metrics,
+            queue,
+            copy: None,
+            returns: Vec::new(),
+        }
+    }
+
+    pub async fn run(mut self) {
+        let mut watch = self.start_watch().await;
+        loop {
+            let mut tickets = Vec::new();
+            let limit = self.settings.batch.max(1);
+            let arrived = tokio::select! {
+                biased;
+                count = self.queue.recv_many(&mut tickets, limit) => Some(count),
+                seen = next(&mut watch) => {
+                    if let Some(Ok(snapshot)) = seen {
+                        self.adopt(snapshot);
+                    }
+                    None
+                }
+            };
+            match arrived {
+                None => continue,
+                Some(0) => break,
+                Some(_) => self.serve(tickets).await,
+            }
+            if !self.returns.is_empty() {
+                self.serve_batch(Vec::new()).await.ok();
+            }
+        }
+    }
+
+    async fn start_watch(&self) -> Option<Watch> {
+        if !self.settings.watch {
+            return None;
+        }
+        match self.ledger.watch(&self.pool).await {
+            Ok(stream) => Some(stream),
+            Err(error) => {
+                tracing::warn!(pool = %self.pool, %error, "can't watch the pool; its copy is loaded when needed");
+                None
+            }
+        }
+    }
+
+    /// A watch may lag behind our own commits. An older copy is safe (preconditions) and merely
+    /// costs a conflict, but it never makes an answer fresh: `read_at` stays.
+    fn adopt(&mut self, snapshot: Snapshot) {
+        if let Some((copy, _)) = &mut self.copy {
+            *copy = snapshot;
+        }
+    }
+
+    /// Serves tickets to their end. A batch that the ledger refuses is halved, so that one request
+    /// that can't be kept does not fail the others.
+    async fn serve(&mut self, tickets: Vec<Ticket>) {
+        let mut batches = VecDeque::from([tickets]);
+        while let Some(batch) = batches.pop_front() {
+            if let Err((mut tickets, error)) = self.serve_batch(batch).await {
+                if tickets.len() > 1 && is_about_content(&error) {
+                    let second = tickets.split_off(tickets.len() / 2);
+                    batches.push_front(second);
+                    batches.push_front(tickets);
+                } else {
+                    let error = Arc::new(error);
+                    for ticket in tickets {
+                        let _ = ticket
+                            .reply
+                            .send(Err(DeskError::Ledger(Arc::clone(&error))));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn serve_batch(
+        &mut self,
+        mut tickets: Vec<Ticket>,
+    ) -> Result<(), (Vec<Ticket>, LedgerError)> {
+        let mut backoff = self.settings.retry.start();
+        let mut conflicts = 0;
+        let mut stale = false;
+        let mut last: Option<Arc<LedgerError>> = None;
+        loop {
+            tickets = self.drop_expired(tickets, last.as_ref());
+            if tickets.is_empty() && (self.returns.is_empty() || last.is_some()) {
+                return Ok(());
+            }
+            let step = match self.read(stale || !self.returns.is_empty()).await {
+                Ok(()) => self.plan_and_commit(tickets, conflicts).await,
+                Err(error) => Err((tickets, error)),
+            };
+            match step {
+                Ok(doubtful) if doubtful.is_empty() => return Ok(()),
+                Ok(doubtful) => {
+                    tickets = doubtful;
+                    stale = true;
+                }
+                Err((kept, error)) => {
+                    tickets = kept;
+                    // What the plan did to the copy was not committed.
+                    self.copy = None;
+                    if !error.needs_reload() && !error.is_passing() {
+                        self.abandon_returns(&error);
+                        return Err((tickets, error));
+                    }
+                    if matches!(error, LedgerError::Conflict { .. }) {
+                        conflicts += 1;
+                        self.metrics.conflicts.inc();
+                    } else {
+                        self.metrics.retries.inc();
+                    }
+                    self.pause(&mut backoff, &error, &tickets).await;
+                    last = Some(Arc::new(error));
+                }
+            }
+        }
+    }
+
+    /// Waits before the next try. When the policy's tries are used up, the tickets wait out their
+    /// deadlines at the longest pause: giving up earlier would only move the retry to the caller.
+    async fn pause(&self, backoff: &mut Backoff, error: &LedgerError, tickets: &[Ticket]) {
+        let retry_after = match error {
+            LedgerError::Unavailable { retry_after, .. } => *retry_after,
+            _ => None,
+        };
+        let pause = backoff
+            .pause(retry_after)
+            .unwrap_or(self.settings.retry.max);
+        let latest = tickets.iter().map(|ticket| ticket.deadline).max();
+        let left = latest.map(|end| end.saturating_duration_since(Instant::now()));
+        tokio::time::sleep(pause.min(left.unwrap_or_default())).await;
+    }
+
+    /// Loads the pool if there is no copy; with `stale` makes sure that the copy is of now.
+    async fn read(&mut self, stale: bool) -> Result<(), LedgerError> {
+        let now = Instant::now();
+        match &mut self.copy {
+            Some((copy, read_at)) if stale => {
+                if let Some(newer) = self.ledger.refresh(&self.pool, &copy.version).await? {
+                    *copy = newer;
+                }
+                *read_at = now;
+            }
+            Some(_) => {}
+            None => self.copy = Some((self.ledger.load(&self.pool).await?, now)),
+        }
+        Ok(())
+    }
+
+    /// Plans, commits and answers. Returns the tickets whose answer needs a fresher copy.
+    async fn plan_and_commit(
+        &mut self,
+        tickets: Vec<Ticket>,
+        conflicts: u32,
+    ) -> Result<Vec<Ticket>, (Vec<Ticket>, LedgerError)> {
+        let Some((copy, read_at)) = &mut self.copy else {
+            return Ok(tickets);
+        };
+        let mut changes = berth_core::plan(&mut copy.pool, &self.returns, now()).changes;
+        let planned = plan_tickets(&mut copy.pool, tickets, *read_at, conflicts, now());
+        let Planned {
+            changes: asked,
+            pending,
+            settled,
+            doubtful,
+        } = planned;
+        changes.extend(asked);
+        let base = copy.version.clone();
+        if !changes.is_empty() {
+            self.metrics.batch.observe(pending.len() as f64);
+            self.metrics.commits.inc();
+            match self.ledger.commit(&self.pool, &base, &changes).await {
+                Ok(version) => copy.version = version,
+                Err(error) => {
+                    let uncertain = matches!(error, LedgerError::Uncertain { .. });
+                    let mut kept = doubtful;
+                    kept.extend(settled.into_iter().map(|(ticket, _)| ticket));
+                    kept.extend(pending.into_iter().map(|(mut ticket, answer)| {
+                        if uncertain {
+                            ticket.unsure.extend(undoing(&ticket.request, &answer));
+                        }
+                        ticket
+                    }));
+                    kept.sort_by_key(|ticket| ticket.arrived);
+                    return Err((kept, error));
+                }
+            }
+        }
+        self.returns.clear();
+        for (ticket, answer) in settled.into_iter().chain(pending) {
+            self.answer(ticket, answer);
+        }
+        Ok(doubtful)
+    }
+
+    fn answer(&mut self, ticket: Ticket, answer: Answer) {
+        let request = ticket.request;
+        if let Err(Ok(unheard)) = ticket.reply.send(Ok(answer)) {
+            self.returns.extend(undoing(&request, &unheard));
+            self.returns.extend(ticket.unsure);
+        }
+    }
+
+    /// Tickets whose time is up, or whose caller has gone, are answered without being planned.
+    fn drop_expired(
+        &mut self,
+        tickets: Vec<Ticket>,
+        last: Option<&Arc<LedgerError>>,
+    ) -> Vec<Ticket> {
+        let now = Instant::now();
+        let mut kept = Vec::with_capacity(tickets.len());
+        for ticket in tickets {
+            if ticket.deadline > now && !ticket.reply.is_closed() {
+                kept.push(ticket);
+                continue;
+            }
+            self.returns.extend(ticket.unsure);
+            let limit = ticket.deadline.duration_since(ticket.arrived);
+            let pool = self.pool.name.clone();
+            let late = DeskError::Deadline {
+                pool,
+                limit,
+                last: last.cloned(),
+            };
+            let _ = ticket.reply.send(Err(late));
+        }
+        kept
+    }
+
+    /// A ledger that refuses for good keeps the addresses until garbage collection has proof.
+    fn abandon_returns(&mut self, error: &LedgerError) {
+        if !self.returns.is_empty() {
+            let count = self.returns.len();
+            tracing::warn!(pool = %self.pool, %error, count, "addresses of cancelled requests stay held");
+            self.returns.clear();
+        }
+    }
+}
+
+/// The next state of the watch; never, if there is none.
+async fn next(watch: &mut Option<Watch>) -> Option<Result<Snapshot, LedgerError>> {
+    match watch {
+        Some(stream) => {
+            let seen = stream.next().await;
+            if seen.is_none() {
+                *watch = None;
+            }
+            seen
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// What takes back the fresh grants of an answer that nobody heard.
+fn undoing(request: &Request, unheard: &Answer) -> Vec<Request> {
+    let (Request::Claim(claim), Answer::Granted(granted)) = (request, unheard) else {
+        return Vec::new();
+    };
+    let fresh = granted.iter().filter(|grant| grant.fresh);
+    fresh
+        .map(|grant| {
+            let holder = claim.record.clone();
+            let selector = Selector::Address {
+                address: grant.address,
+                holder,
+            };
+            Request::Release(Release {
+                selector,
+                rest: Duration::ZERO,
+            })
+        })
+        .collect()
+}
+
+/// Refusals that concern what was to be written; a smaller write may pass.
+const fn is_about_content(error: &LedgerError) -> bool {
+    matches!(
+        error,
+        LedgerError::Full { .. }
+            | LedgerError::Rejected {
+                rejection: Rejection::Invalid { .. },
+                ..
+            }
+    )
+}
+
+fn now() -> Moment {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

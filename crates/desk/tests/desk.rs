@@ -1,0 +1,395 @@
+//! The desk under load, conflict, cancellation and failure.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use berth_core::dialect::WHEREABOUTS;
+use berth_core::plan::Selector;
+use berth_core::{
+    Address, Answer, Claim, Handle, Owner, RangeSpec, Record, Refusal, Release, Request, Space,
+    Want,
+};
+use berth_desk::{Desk, DeskError, DeskMetrics, DeskSettings};
+use berth_ledger::{Ledger, LedgerError, MemoryLedger, PoolKey, RetryPolicy, SharedLedger};
+use faulty::{Fault, FaultyLedger};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+mod faulty;
+
+fn mk_pool() -> PoolKey {
+    PoolKey::named("pool")
+}
+
+fn mk_space(range: &str) -> Arc<Space> {
+    Arc::new(
+        Space::build(&RangeSpec::parse(range).unwrap(), WHEREABOUTS)
+            .unwrap()
+            .0,
+    )
+}
+
+fn mk_record(name: &str) -> Record {
+    Record::new(Owner::new(name, "net1"), Handle::new(format!("id-{name}")))
+}
+
+fn mk_claim(name: &str, range: &str) -> Request {
+    Request::Claim(Claim {
+        record: mk_record(name),
+        wants: vec![Want::any(mk_space(range))],
+    })
+}
+
+fn mk_release(name: &str) -> Request {
+    let selector = Selector::Handle {
+        handle: mk_record(name).handle,
+        part: Some("net1".into()),
+    };
+    Request::Release(Release {
+        selector,
+        rest: Duration::ZERO,
+    })
+}
+
+fn mk_settings() -> DeskSettings {
+    let retry = RetryPolicy {
+        timeout: Duration::from_secs(10),
+        base: Duration::from_millis(2),
+        ..RetryPolicy::default()
+    };
+    DeskSettings {
+        retry,
+        ..DeskSettings::default()
+    }
+}
+
+fn mk_desk(ledger: &Arc<FaultyLedger>, settings: &DeskSettings) -> Desk {
+    let ledger: SharedLedger = Arc::clone(ledger) as SharedLedger;
+    Desk::open(
+        ledger,
+        mk_pool(),
+        settings,
+        DeskMetrics::default().of("pool"),
+    )
+}
+
+fn address(answer: Answer) -> Address {
+    match answer {
+        Answer::Granted(granted) => granted[0].address,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn held(ledger: &MemoryLedger) -> BTreeSet<Address> {
+    let snapshot = ledger.load(&mk_pool()).await.unwrap();
+    snapshot
+        .pool
+        .records()
+        .map(|(address, _)| address)
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_goes_into_one_commit() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
+    let desk = mk_desk(&ledger, &mk_settings());
+    let requests = (0..64).map(|n| {
+        let desk = desk.clone();
+        tokio::spawn(async move { desk.submit(mk_claim(&format!("p{n}"), "10.0.0.0/24")).await })
+    });
+    let mut given = BTreeSet::new();
+    for request in requests.collect::<Vec<_>>() {
+        assert!(
+            given.insert(address(request.await.unwrap().unwrap())),
+            "given twice (I1)"
+        );
+    }
+    assert_eq!(held(&store).await, given);
+    let commits = ledger.commits.load(Ordering::SeqCst);
+    assert!(commits <= 16, "64 requests took {commits} commits");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_desks_on_one_pool_meet_and_part() {
+    let store = Arc::new(MemoryLedger::new());
+    let mut given = BTreeSet::new();
+    let mut tasks = Vec::new();
+    for side in 0..4 {
+        let desk = mk_desk(
+            &Arc::new(FaultyLedger::new(Arc::clone(&store))),
+            &mk_settings(),
+        );
+        for n in 0..25 {
+            let desk = desk.clone();
+            let name = format!("s{side}-{n}");
+            tasks.push(tokio::spawn(async move {
+                desk.submit(mk_claim(&name, "10.0.0.0/24")).await
+            }));
+        }
+    }
+    for task in tasks {
+        assert!(
+            given.insert(address(task.await.unwrap().unwrap())),
+            "given twice (I1)"
+        );
+    }
+    assert_eq!(held(&store).await, given);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_request_leaves_nothing_behind() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        delay: Duration::from_millis(100),
+        ..FaultyLedger::new(Arc::clone(&store))
+    });
+    let desk = mk_desk(&ledger, &mk_settings());
+    let first = desk.submit(mk_claim("gone", "10.0.0.0/24"));
+    let given_up = tokio::time::timeout(Duration::from_millis(50), first).await;
+    assert!(given_up.is_err(), "the commit was not under way");
+    // The owner asks again at once: it gets an address that stays.
+    let again = address(desk.submit(mk_claim("gone", "10.0.0.0/24")).await.unwrap());
+    let other = address(desk.submit(mk_claim("other", "10.0.0.0/24")).await.unwrap());
+    assert_ne!(again, other);
+    assert_eq!(held(&store).await, BTreeSet::from([again, other]));
+    // And one that nobody asks for again is freed.
+    let third = desk.submit(mk_claim("third", "10.0.0.0/24"));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(50), third)
+            .await
+            .is_err()
+    );
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(held(&store).await, BTreeSet::from([again, other]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_reply_gives_one_address() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
+    *ledger.faults.lock().await = vec![Fault::LostReply, Fault::LostRequest];
+    let desk = mk_desk(&ledger, &mk_settings());
+    let first = address(desk.submit(mk_claim("a", "10.0.0.0/24")).await.unwrap());
+    let second = address(desk.submit(mk_claim("b", "10.0.0.0/24")).await.unwrap());
+    assert_eq!(held(&store).await, BTreeSet::from([first, second]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_reply_to_a_caller_who_left_leaves_nothing() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        delay: Duration::from_millis(60),
+        ..FaultyLedger::new(Arc::clone(&store))
+    });
+    *ledger.faults.lock().await = vec![Fault::LostReply];
+    let desk = mk_desk(&ledger, &mk_settings());
+    let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(30), request)
+            .await
+            .is_err()
+    );
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(held(&store).await, BTreeSet::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_says_why_and_leaves_nothing() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
+    *ledger.faults.lock().await = vec![Fault::Unavailable; 10_000];
+    let desk = mk_desk(&ledger, &mk_settings());
+    let limit = Duration::from_millis(300);
+    let error = desk
+        .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error.ledger(), Some(LedgerError::Unavailable { .. })),
+        "{error}"
+    );
+    assert!(error.to_string().contains("refused"), "{error}");
+    ledger.faults.lock().await.clear();
+    let address = address(desk.submit(mk_claim("b", "10.0.0.0/24")).await.unwrap());
+    assert_eq!(held(&store).await, BTreeSet::from([address]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_queue_is_bounded() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        delay: Duration::from_millis(200),
+        ..FaultyLedger::new(store)
+    });
+    let settings = DeskSettings {
+        queue: 4,
+        batch: 1,
+        ..mk_settings()
+    };
+    let desk = mk_desk(&ledger, &settings);
+    let requests = (0..12).map(|n| {
+        let desk = desk.clone();
+        tokio::spawn(async move { desk.submit(mk_claim(&format!("p{n}"), "10.0.0.0/24")).await })
+    });
+    let answers = futures::future::join_all(requests.collect::<Vec<_>>()).await;
+    let busy = answers
+        .iter()
+        .filter(|answer| matches!(answer.as_ref().unwrap(), Err(DeskError::Busy { .. })))
+        .count();
+    assert!(busy >= 6, "{busy} of 12 were told that the desk is busy");
+    assert!(
+        answers
+            .iter()
+            .any(|answer| answer.as_ref().unwrap().is_ok())
+    );
+}
+
+/// "Nothing to free" and "nothing left" are claims about the store, not about a copy of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_a_change_is_never_from_an_old_copy() {
+    let store = Arc::new(MemoryLedger::new());
+    let here = mk_desk(
+        &Arc::new(FaultyLedger::new(Arc::clone(&store))),
+        &mk_settings(),
+    );
+    let there = mk_desk(
+        &Arc::new(FaultyLedger::new(Arc::clone(&store))),
+        &mk_settings(),
+    );
+    here.submit(mk_claim("a", "10.0.0.0/30")).await.unwrap();
+    there.submit(mk_claim("b", "10.0.0.0/30")).await.unwrap();
+    // `here` has not seen b: freeing it must not answer "nothing held".
+    let freed = here.submit(mk_release("b")).await.unwrap();
+    assert!(
+        matches!(&freed, Answer::Released(list) if list.len() == 1),
+        "{freed:?}"
+    );
+    // `there` still thinks that both are held.
+    let given = there.submit(mk_claim("c", "10.0.0.0/30")).await.unwrap();
+    assert!(matches!(given, Answer::Granted(_)), "{given:?}");
+    let full = there.submit(mk_claim("d", "10.0.0.0/30")).await.unwrap();
+    assert!(
+        matches!(full, Answer::Refused(Refusal::Exhausted { .. })),
+        "{full:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_object_refuses_claims_and_still_takes_releases() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        room: 5,
+        ..FaultyLedger::new(Arc::clone(&store))
+    });
+    let desk = mk_desk(&ledger, &mk_settings());
+    let claims = (0..8).map(|n| {
+        let desk = desk.clone();
+        tokio::spawn(async move { desk.submit(mk_claim(&format!("p{n}"), "10.0.0.0/24")).await })
+    });
+    let answers = futures::future::join_all(claims.collect::<Vec<_>>()).await;
+    let full = answers
+        .iter()
+        .filter(|answer| {
+            let error = answer
+                .as_ref()
+                .unwrap()
+                .as_ref()
+                .err()
+                .and_then(DeskError::ledger);
+            matches!(error, Some(LedgerError::Full { .. }))
+        })
+        .count();
+    assert_eq!(full, 3, "{answers:?}");
+    assert_eq!(held(&store).await.len(), 5);
+    let (freed, refused) = tokio::join!(
+        desk.submit(mk_release("p0")),
+        desk.submit(mk_claim("q", "10.0.0.0/24"))
+    );
+    assert!(freed.is_ok(), "{freed:?}");
+    drop(refused);
+}
+
+/// Random schedules of claims, repeats, releases and cancellations over three desks and a ledger
+/// that fails at random. In the end the store holds what the survivors were told, and no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn random_schedules_end_in_what_was_acknowledged() {
+    for round in 0..6u64 {
+        let seed = rand::random::<u64>() ^ round;
+        println!("seed {seed}");
+        random_schedule(seed).await;
+    }
+}
+
+async fn random_schedule(seed: u64) {
+    let store = Arc::new(MemoryLedger::new());
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut tasks = Vec::new();
+    for side in 0..3u64 {
+        let mut ledger = FaultyLedger::new(Arc::clone(&store));
+        ledger.delay = Duration::from_millis(rng.random_range(0..4));
+        let faults = [
+            Fault::None,
+            Fault::None,
+            Fault::Unavailable,
+            Fault::LostReply,
+            Fault::LostRequest,
+        ];
+        *ledger.faults.get_mut() = (0..40)
+            .map(|_| faults[rng.random_range(0..faults.len())])
+            .collect();
+        let desk = mk_desk(&Arc::new(ledger), &mk_settings());
+        for pod in 0..12u64 {
+            let desk = desk.clone();
+            let mut rng = SmallRng::seed_from_u64(seed ^ (side * 100 + pod));
+            tasks.push(tokio::spawn(async move {
+                let name = format!("s{side}p{pod}");
+                let mut mine = None;
+                for _ in 0..6 {
+                    let patience = Duration::from_millis(rng.random_range(0..60));
+                    let claim = desk.submit(mk_claim(&name, "10.0.0.0/24"));
+                    match rng.random_range(0..4) {
+                        0 => {
+                            // Given up or not: what counts is the release that follows.
+                            let _ = tokio::time::timeout(patience, claim).await;
+                            desk.submit(mk_release(&name)).await.unwrap();
+                            mine = None;
+                        }
+                        1 => {
+                            desk.submit(mk_release(&name)).await.unwrap();
+                            mine = None;
+                        }
+                        _ => {
+                            let got = address(claim.await.unwrap());
+                            assert!(
+                                mine.is_none_or(|before| before == got),
+                                "I3: {mine:?} {got}"
+                            );
+                            mine = Some(got);
+                        }
+                    }
+                }
+                mine
+            }));
+        }
+    }
+    let mut acknowledged = BTreeSet::new();
+    for task in tasks {
+        if let Some(address) = task.await.unwrap() {
+            assert!(
+                acknowledged.insert(address),
+                "{address} has two owners (I1), seed {seed}"
+            );
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(held(&store).await, acknowledged, "seed {seed}");
+}

@@ -1,0 +1,131 @@
+//! A memory ledger that fails as real ones do: late, not at all, or without saying what it did.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use berth_core::{Change, Record};
+use berth_ledger::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, MemoryLedger, PoolKey, Snapshot, Version,
+};
+use futures::stream::BoxStream;
+use tokio::sync::Mutex;
+
+/// What happens to one commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// Not carried out, and says so.
+    Unavailable,
+    /// Carried out, and the answer is lost.
+    LostReply,
+    /// Not carried out, and nobody knows.
+    LostRequest,
+}
+
+#[derive(Debug)]
+pub struct FaultyLedger {
+    pub inner: Arc<MemoryLedger>,
+    pub delay: Duration,
+    pub commits: AtomicU64,
+    /// Faults of the coming commits, first to last; none when used up.
+    pub faults: Mutex<Vec<Fault>>,
+    /// How many records fit.
+    pub room: usize,
+}
+
+impl FaultyLedger {
+    pub fn new(inner: Arc<MemoryLedger>) -> Self {
+        Self {
+            inner,
+            delay: Duration::from_millis(5),
+            commits: AtomicU64::new(0),
+            faults: Mutex::default(),
+            room: usize::MAX,
+        }
+    }
+}
+
+#[async_trait]
+impl Ledger for FaultyLedger {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.inner.load(pool).await
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        self.commits.fetch_add(1, Ordering::SeqCst);
+        let fault = {
+            let mut faults = self.faults.lock().await;
+            if faults.is_empty() {
+                Fault::None
+            } else {
+                faults.remove(0)
+            }
+        };
+        tokio::time::sleep(self.delay).await;
+        let held = self.inner.load(pool).await?.pool.len();
+        let claims = changes
+            .iter()
+            .filter(|c| matches!(c, Change::Claim { .. }))
+            .count();
+        if claims > 0 && held + claims > self.room {
+            return Err(LedgerError::Full {
+                target: pool.to_string(),
+                size: held + claims,
+                limit: self.room,
+                hint: "use a larger object".into(),
+            });
+        }
+        let unknown = || LedgerError::Uncertain {
+            operation: "commit",
+            target: pool.to_string(),
+            why: "connection reset".into(),
+        };
+        match fault {
+            Fault::None => self.inner.commit(pool, base, changes).await,
+            Fault::Unavailable => Err(LedgerError::Unavailable {
+                target: pool.to_string(),
+                why: "refused".into(),
+                retry_after: None,
+            }),
+            Fault::LostReply => {
+                self.inner.commit(pool, base, changes).await?;
+                Err(unknown())
+            }
+            Fault::LostRequest => Err(unknown()),
+        }
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        self.inner.watch(pool).await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        self.inner.pools().await
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        self.inner.create(key, record).await
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        self.inner.remove(key, expected).await
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.inner.claim(key).await
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        self.inner.claims(kind).await
+    }
+}

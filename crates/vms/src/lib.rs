@@ -4,4 +4,5 @@
 //! or destroy VMs.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+pub mod settings;
 pub mod vm;

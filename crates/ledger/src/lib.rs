@@ -61,6 +61,19 @@ impl fmt::Display for PoolKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version(pub String);
 
+impl Version {
+    /// The version of a commit that was applied to a newer state than the caller's.
+    #[must_use]
+    pub fn merged(self) -> Self {
+        Self(self.0 + "+")
+    }
+
+    /// The store's own version, without that mark.
+    pub fn stored(&self) -> &str {
+        self.0.trim_end_matches('+')
+    }
+}
+
 /// A pool as it stood durably at `version`.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -127,6 +140,9 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
 
     /// Applies all changes in their order, or none. Each change is guarded by its own precondition;
     /// stores that can only guard the whole document use `base`. Returns when it is durable (I2).
+    ///
+    /// A store that applies them to a newer state than `base` says so with [`Version::merged`]: the
+    /// caller's copy lacks what others wrote in between, and `refresh` must not call it current.
     ///
     /// [`LedgerError::Conflict`] and [`LedgerError::Uncertain`]: load again and plan again.
     async fn commit(

@@ -51,7 +51,7 @@ impl Ledger for MemoryLedger {
     async fn commit(
         &self,
         pool: &PoolKey,
-        _base: &Version,
+        base: &Version,
         changes: &[Change],
     ) -> Result<Version, LedgerError> {
         let mut pools = lock(&self.pools);
@@ -65,8 +65,11 @@ impl Ledger for MemoryLedger {
                 held: vec![change.address()],
             })?;
         }
+        // A pool that nobody wrote yet is at version 0 and at none.
+        let exact = base.0 == number.to_string() || (number == 0 && base.0.is_empty());
         state.send_replace((number + 1, next));
-        Ok(Version((number + 1).to_string()))
+        let version = Version((number + 1).to_string());
+        Ok(if exact { version } else { version.merged() })
     }
 
     async fn watch(

@@ -123,7 +123,8 @@ async fn the_first_write_creates_the_state_with_its_labels() {
     assert_eq!(document.available, ["10.0.0.1"]);
     assert_eq!(document.version, 1);
     assert!(document.last_updated.is_some());
-    assert_eq!(bench.ledger.pools().await.unwrap(), [bench.key.clone()]);
+    let pools = bench.ledger.pools().await.unwrap();
+    assert_eq!(pools, std::slice::from_ref(&bench.key));
 }
 
 #[tokio::test]
@@ -164,13 +165,33 @@ async fn a_stale_writer_never_erases_another() {
         .unwrap();
 
     // Another address: both succeed, without planning again.
-    bench
+    let change = [claim("c", "10.0.0.3")];
+    let rebased = bench
         .ledger
-        .commit(&bench.key, &stale, &[claim("c", "10.0.0.3")])
+        .commit(&bench.key, &stale, &change)
         .await
         .unwrap();
     let pool = bench.pool().await;
     assert_eq!(pool.len(), 3);
+    // A copy that never saw the other's change does not count as fresh.
+    let (fresh, stale_still) = (
+        bench.ledger.load(&bench.key).await.unwrap().version,
+        rebased,
+    );
+    let newer = bench
+        .ledger
+        .refresh(&bench.key, &stale_still)
+        .await
+        .unwrap();
+    assert_eq!(newer.map(|newer| newer.version), Some(fresh.clone()));
+    assert!(
+        bench
+            .ledger
+            .refresh(&bench.key, &fresh)
+            .await
+            .unwrap()
+            .is_none()
+    );
     // The same address: the second is told.
     let conflict = bench
         .ledger

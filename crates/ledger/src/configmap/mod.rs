@@ -230,7 +230,9 @@ impl ConfigMapLedger {
     ) -> Result<Version, LedgerError> {
         let mut tries = REBASE.start();
         let last = lock(&self.last).get(&pool.name).cloned();
-        let mut current = match last.filter(|last| base == Some(&last.version())) {
+        let is_base =
+            |last: &Arc<Stored>| base.is_some_and(|base| base.stored() == last.version().0);
+        let mut current = match last.filter(is_base) {
             Some(last) => last,
             None => self.fetch(pool).await?,
         };
@@ -239,12 +241,13 @@ impl ConfigMapLedger {
             if !edit(&current, &mut document)? {
                 return Ok(current.version());
             }
+            let exact = base.is_none_or(|base| *base == current.version());
             let next = current.with(&self.target(pool), &pool.name, &document)?;
             match self.put(pool, next).await {
                 Ok(stored) => {
                     let version = stored.version();
                     self.remember(pool, stored);
-                    return Ok(version);
+                    return Ok(if exact { version } else { version.merged() });
                 }
                 Err(error) => self.pause_or(&mut tries, error).await?,
             }

@@ -5,6 +5,7 @@
 //! address goes to nobody but its last owner (I10). The pool is left as it will be once the changes
 //! are committed: if the commit fails, load the pool again and plan again.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -285,17 +286,46 @@ impl From<Mismatch> for Refusal {
     }
 }
 
-/// For each want the lowest address in its space, of those `left`, that no earlier want took.
-fn held_already(mut left: Vec<Address>, wants: &[Want]) -> Vec<Option<Address>> {
-    wants
-        .iter()
-        .map(|want| {
-            let fits = |address: &Address| match want.exact {
-                Some(exact) => exact == *address,
-                None => want.space.contains(*address),
-            };
-            let place = left.iter().position(fits)?;
-            Some(left.remove(place))
-        })
-        .collect()
+/// Which of the owner's addresses serves which want: as many wants as possible, earlier wants first,
+/// lower addresses first. Ranges of one claim may overlap, so a want may have to take another of its
+/// addresses to leave the only fitting one to the next (augmenting paths; a claim has few wants).
+fn held_already(held: Vec<Address>, wants: &[Want]) -> Vec<Option<Address>> {
+    let fits = |want: &Want, address: Address| {
+        want.exact.is_none_or(|exact| exact == address) && want.space.contains(address)
+    };
+    let mut server: BTreeMap<Address, usize> = BTreeMap::new();
+    for place in 0..wants.len() {
+        let mut tried = BTreeSet::new();
+        seat(place, &held, wants, &fits, &mut server, &mut tried);
+    }
+    let mut served = vec![None; wants.len()];
+    for (address, place) in server {
+        served[place] = Some(address);
+    }
+    served
+}
+
+/// Finds an address for the want at `place`, moving earlier wants to others of theirs if needed.
+fn seat(
+    place: usize,
+    held: &[Address],
+    wants: &[Want],
+    fits: &impl Fn(&Want, Address) -> bool,
+    server: &mut BTreeMap<Address, usize>,
+    tried: &mut BTreeSet<Address>,
+) -> bool {
+    for address in held {
+        if !fits(&wants[place], *address) || !tried.insert(*address) {
+            continue;
+        }
+        let moved = match server.get(address).copied() {
+            None => true,
+            Some(other) => seat(other, held, wants, fits, server, tried),
+        };
+        if moved {
+            server.insert(*address, place);
+            return true;
+        }
+    }
+    false
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::Cluster;
+use crate::cluster::PATIENCE;
 use crate::kubeconfig::{self, Credential};
 
 /// A service account with a token, as a program in the cluster would have it.
@@ -64,7 +65,26 @@ impl Cluster {
             .create(&PostParams::default(), &object)
             .await
             .with_context(|| format!("create namespace {name}"))?;
+        if self.admits_accounts() {
+            self.default_account(&name).await?;
+        }
         Ok(name)
+    }
+
+    /// Returns when the controller manager has made the account that pods run as unless told otherwise.
+    async fn default_account(&self, namespace: &str) -> Result<()> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            let found = accounts.get_opt("default").await;
+            if found.context("get a service account")?.is_some() {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        bail!(
+            "namespace {namespace} has no default service account: does the controller manager run?"
+        )
     }
 
     /// Creates a service account and grants it these rules, cluster-wide and nothing else:

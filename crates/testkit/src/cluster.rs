@@ -1,7 +1,7 @@
 //! etcd and kube-apiserver, real, on loopback: started, waited for, hurt, restarted, always stopped.
 //!
 //! There is no controller manager here: no garbage collection, a deleted namespace stays in Terminating,
-//! and so the admission of service accounts is off (pods need none). A whole node has all that.
+//! and so the admission of service accounts is off (pods need none). A whole [`crate::Node`] has all that.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -256,6 +256,20 @@ impl Cluster {
             )?;
         }
         self.ready().await
+    }
+
+    /// The key that signs service-account tokens, and the authority's certificate.
+    pub(crate) fn signing_files(&self) -> (PathBuf, PathBuf) {
+        (self.plan.token_key.clone(), self.authority.file())
+    }
+
+    pub(crate) fn netns(&self) -> Option<&Path> {
+        self.options.netns.as_deref()
+    }
+
+    /// Whether pods need a service account here.
+    pub(crate) fn admits_accounts(&self) -> bool {
+        self.options.service_account_admission
     }
 
     pub(crate) fn serial(&self) -> u32 {

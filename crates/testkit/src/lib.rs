@@ -1,5 +1,5 @@
 //! A real cluster under test: etcd and kube-apiserver on loopback with TLS, RBAC and service-account
-//! tokens; throw-away network namespaces.
+//! tokens; throw-away network namespaces; and whole nodes with kubelet, containerd and Multus.
 //!
 //! Promises: nothing outlives the test process, however it ends (parts die with it, scratch files and
 //! cgroups are swept by a janitor that outlives it by a second); a part that fails to start shows its log. Does
@@ -36,12 +36,16 @@
 
 mod account;
 mod apply;
+mod capsule;
 mod cluster;
 mod forward;
 mod holder;
+mod image;
 mod kubeconfig;
 mod netns;
+mod node;
 mod pki;
+mod plane;
 mod ports;
 mod process;
 mod scratch;
@@ -49,3 +53,4 @@ mod scratch;
 pub use account::Account;
 pub use cluster::{Cluster, Options, Part};
 pub use netns::Netns;
+pub use node::{Node, NodeOptions};

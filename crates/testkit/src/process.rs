@@ -119,7 +119,6 @@ impl Process {
     }
 
     /// The same for a command that enters a PID namespace.
-    #[expect(dead_code, reason = "for whole nodes, which come next")]
     pub fn entered(name: &str, command: Command, logs: &Path) -> Result<Process> {
         let mut process = Process::start(name, command, logs)?;
         process.entered = true;

@@ -1,4 +1,4 @@
-//! A scratch directory that is gone when the test process is, even after kill -9.
+//! A scratch directory, and a cgroup, that are gone when the test process is, even after kill -9.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,19 +10,32 @@ use crate::process::spawn;
 
 /// Waits for the end of its standard input, which is the end of the test process, and then sweeps. It
 /// lets the parts die first: they get their signal at the same moment.
-const SWEEP: &str = r#"
+const JANITOR: &str = r#"
 trap '' HUP INT QUIT TERM
 read -r _
 sleep 0.5
-for cgroup in "$2"; do
-    [ -n "$cgroup" ] && find /sys/fs/cgroup -depth -type d -path "*/$cgroup*" -exec rmdir {} \; 2>/dev/null
-done
-rm -rf -- "$1" || { sleep 1; rm -rf -- "$1"; }
+"#;
+
+/// Removes every directory of a cgroup (version 1 or 2), deepest first; one that a dying process is still in is tried
+/// again.
+const SWEEP_CGROUP: &str = r#"
+if [ -n "$1" ]; then
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        find /sys/fs/cgroup -depth -type d -path "*/$1*" -exec rmdir {} \; 2>/dev/null
+        [ -z "$(find /sys/fs/cgroup -maxdepth 2 -type d -name "$1")" ] && break
+        sleep 0.1
+    done
+fi
+"#;
+
+const SWEEP_FILES: &str = r#"
+rm -rf -- "$2" || { sleep 1; rm -rf -- "$2"; }
 "#;
 
 #[derive(Debug)]
 pub(crate) struct Scratch {
     dir: TempDir,
+    cgroup: String,
     janitor: Child,
 }
 
@@ -31,7 +44,7 @@ impl Scratch {
         Scratch::with_cgroup(name, "")
     }
 
-    /// A scratch directory whose janitor also removes this cgroup of every hierarchy.
+    /// A scratch directory whose end is the end of a cgroup, too.
     pub fn with_cgroup(name: &str, cgroup: &str) -> Result<Scratch> {
         let dir = tempfile::Builder::new()
             .prefix(&format!("berth-{name}-"))
@@ -39,16 +52,21 @@ impl Scratch {
             .context("create a scratch directory")?;
         let mut command = Command::new("sh");
         command
-            .args(["-c", SWEEP, "janitor"])
+            .arg("-c")
+            .arg([JANITOR, SWEEP_CGROUP, SWEEP_FILES].concat())
+            .args(["janitor", cgroup])
             .arg(dir.path())
-            .arg(cgroup)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         // A group of its own: who kills the test's group shall not kill who cleans up after it.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let janitor = spawn(command).context("start the janitor of a scratch directory")?;
-        Ok(Scratch { dir, janitor })
+        Ok(Scratch {
+            dir,
+            cgroup: cgroup.to_owned(),
+            janitor,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -61,5 +79,8 @@ impl Drop for Scratch {
         // The directory's own drop follows; the janitor is for deaths without drops.
         let _ = self.janitor.kill();
         let _ = self.janitor.wait();
+        let _ = Command::new("sh")
+            .args(["-c", SWEEP_CGROUP, "sweep", &self.cgroup])
+            .status();
     }
 }

@@ -1,0 +1,99 @@
+//! Where a node runs: network, mount and PID namespaces of its own, and a cgroup.
+//!
+//! Promises: killing the first process inside kills every container, unmounts everything and removes every
+//! interface, because all of that lives only in here; and nothing inside changes the machine (its sysctls, /run,
+//! /var/lib, /var/log). /sys and the rest of the files are the machine's own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::holder::Holder;
+use crate::netns::ip_in;
+use crate::process::guarded;
+
+/// Runs as the first process inside; its argument is the cgroup.
+const SETUP: &str = r#"
+if [ -f /sys/fs/cgroup/cgroup.controllers ]; then roots=/sys/fs/cgroup; else roots=$(echo /sys/fs/cgroup/*); fi
+for root in $roots; do
+    [ -f "$root/cgroup.procs" ] || continue
+    mkdir -p "$root/$1/parts"
+    # Version 1 only: a cpuset without processors takes no process.
+    if [ -f "$root/cpuset.mems" ]; then
+        for dir in "$root/$1" "$root/$1/parts"; do
+            cat "$root/cpuset.cpus" > "$dir/cpuset.cpus"
+            cat "$root/cpuset.mems" > "$dir/cpuset.mems"
+        done
+    fi
+done
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /var/log
+mkdir -p /run/lib/upper /run/lib/work /run/sysctl
+mount -t overlay -o lowerdir=/var/lib,upperdir=/run/lib/upper,workdir=/run/lib/work overlay /var/lib
+# The kubelet insists on these, which are the whole machine's: it gets files of its own to write to.
+for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+    kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    name=${sysctl%=*}
+    file=/run/sysctl/$(basename "$name")
+    echo "${sysctl#*=}" > "$file"
+    mount --bind "$file" "/proc/sys/$name"
+done
+ip link set lo up
+"#;
+
+/// Joins the cgroup, then becomes the command. The leaf `parts`, because in version 2 only leaves hold processes:
+/// runc makes a container's cgroup beside or below that of containerd.
+const JOIN: &str = r#"
+for procs in /sys/fs/cgroup/"$0"/parts/cgroup.procs /sys/fs/cgroup/*/"$0"/parts/cgroup.procs; do
+    [ -f "$procs" ] && echo 0 > "$procs"
+done
+exec "$@"
+"#;
+
+#[derive(Debug)]
+pub(crate) struct Capsule {
+    holder: Holder,
+    cgroup: String,
+}
+
+impl Capsule {
+    pub fn new(cgroup: &str) -> Result<Capsule> {
+        let flags = [
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount-proc",
+        ];
+        let holder = Holder::new(&flags, SETUP, &[cgroup])?;
+        Ok(Capsule {
+            holder,
+            cgroup: cgroup.to_owned(),
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.holder.pid()
+    }
+
+    pub fn netns(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.pid()))
+    }
+
+    pub fn ip(&self, arguments: &[&str]) -> Result<String> {
+        ip_in(&self.netns(), arguments)
+    }
+
+    /// A command inside; arguments and environment may follow. Its process is a child of the nsenter started here.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = guarded("nsenter");
+        command
+            .arg(format!("--target={}", self.pid()))
+            .args(["--net", "--mount", "--pid", "--", "sh", "-c", JOIN])
+            .arg(&self.cgroup)
+            .arg(program.as_ref());
+        command
+    }
+}

@@ -1,0 +1,43 @@
+//! The benchmarks, built with optimisation and run one at a time.
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::steps::{cargo, step};
+use crate::{parts, test};
+
+#[derive(Args)]
+pub struct Bench {
+    /// What to measure.
+    subject: Subject,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Subject {
+    /// core and SQLite: allocate and release, durable claims through a desk.
+    Engine,
+    /// The custom-resource and ConfigMap ledgers on a real API server.
+    EngineKube,
+}
+
+impl Bench {
+    pub fn run(&self) -> Result<()> {
+        let name = match self.subject {
+            Subject::Engine => "engine",
+            Subject::EngineKube => {
+                parts::ensure()?;
+                "engine-kube"
+            }
+        };
+        step("plugin", test::plugin)?;
+        cargo(&[
+            "run",
+            "--release",
+            "--quiet",
+            "--package",
+            "berth-bench",
+            "--",
+            name,
+        ])
+    }
+}

@@ -1,0 +1,32 @@
+//! Steps of a long command: each says that it begins, how long it took, and what to do if it fails.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+/// Runs a step and tells its time.
+#[allow(clippy::print_stderr)]
+pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    eprintln!("==> {name}");
+    let started = Instant::now();
+    let done = work().with_context(|| format!("step failed: {name}"))?;
+    eprintln!("    {name}: {} s", started.elapsed().as_secs());
+    Ok(done)
+}
+
+/// Runs cargo with the toolchain that runs this.
+pub fn cargo(arguments: &[&str]) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    run(Command::new(cargo).args(arguments))
+}
+
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("can't start {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} ended with {status}");
+    }
+    Ok(())
+}

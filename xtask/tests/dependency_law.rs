@@ -1,0 +1,257 @@
+//! Who may depend on whom, as a failing test. Each ban states its reason (ARCHITECTURE.md).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// `package` must not reach any of `never`, directly or through others. Metadata shows the features
+/// that the whole workspace asks for, so a crate that another member switches on deep inside a shared
+/// dependency (getrandom under digest) can't be told apart here and is not listed.
+struct Ban {
+    package: &'static str,
+    never: &'static [&'static str],
+    reason: &'static str,
+}
+
+const BANS: &[Ban] = &[
+    Ban {
+        package: "berth-core",
+        never: &[
+            "tokio",
+            "rusqlite",
+            "kube",
+            "kube-client",
+            "hyper",
+            "rustls",
+            "reqwest",
+            "axum",
+            "russh",
+            "rustix",
+            "rand",
+            "tracing",
+            "jiff",
+            "mio",
+            "socket2",
+        ],
+        reason: "core is pure: no I/O, clock or randomness of its own, so that every rule can be replayed",
+    },
+    Ban {
+        package: "berth-cni",
+        never: &[
+            "tokio",
+            "rustls",
+            "ring",
+            "kube",
+            "kube-client",
+            "hyper",
+            "rusqlite",
+            "clap",
+        ],
+        reason: "the plugin is built from it, and is exec'd for every pod",
+    },
+    Ban {
+        package: "berth-plugin",
+        never: &[
+            "tokio",
+            "rustls",
+            "ring",
+            "kube",
+            "kube-client",
+            "hyper",
+            "rusqlite",
+            "clap",
+            "tracing",
+        ],
+        reason: "a static binary under 1 MB that starts in a fraction of a millisecond",
+    },
+    Ban {
+        package: "berth-ledger",
+        never: &[
+            "berth-desk",
+            "berth-pods",
+            "berth-vms",
+            "berth-agent",
+            "axum",
+        ],
+        reason: "a ledger keeps what it is told; it knows no front",
+    },
+    Ban {
+        package: "berth-desk",
+        never: &["berth-pods", "berth-vms", "berth-agent", "axum"],
+        reason: "one desk serves all fronts without a special case for any",
+    },
+    Ban {
+        package: "berth-pods",
+        never: &["berth-vms", "berth-agent", "russh"],
+        reason: "fronts do not know each other",
+    },
+    Ban {
+        package: "berth-vms",
+        never: &["berth-pods", "berth-agent"],
+        reason: "fronts do not know each other",
+    },
+    Ban {
+        package: "berth-parts",
+        never: &["tokio", "kube", "kube-client", "hyper"],
+        reason: "the test command builds it first and must show progress soon",
+    },
+    Ban {
+        package: "berth",
+        never: &["openssl-sys", "native-tls", "aws-lc-sys", "aws-lc-rs"],
+        reason: "one TLS provider everywhere: ring",
+    },
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+fn metadata() -> Value {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Normal and build dependencies of every package, by id; what a test links does not ship.
+fn graph(metadata: &Value) -> BTreeMap<String, Vec<String>> {
+    let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
+    let shipped = |dependency: &&Value| {
+        let kinds = dependency["dep_kinds"].as_array().unwrap();
+        kinds.iter().any(|kind| kind["kind"] != "dev")
+    };
+    let edges = |node: &Value| {
+        let all = node["deps"].as_array().unwrap().iter().filter(shipped);
+        all.map(|dependency| dependency["pkg"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    nodes
+        .iter()
+        .map(|node| (node["id"].as_str().unwrap().to_owned(), edges(node)))
+        .collect()
+}
+
+#[test]
+fn nobody_reaches_what_the_law_forbids() {
+    let metadata = metadata();
+    let names: BTreeMap<String, String> = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|package| {
+            let text = |key: &str| package[key].as_str().unwrap().to_owned();
+            (text("id"), text("name"))
+        })
+        .collect();
+    let graph = graph(&metadata);
+    let mut broken = Vec::new();
+    for ban in BANS {
+        let (start, _) = names
+            .iter()
+            .find(|(_, name)| *name == ban.package)
+            .unwrap_or_else(|| panic!("the law speaks of {}, which does not exist", ban.package));
+        let mut reached = BTreeSet::new();
+        let mut queue = VecDeque::from([(start.clone(), ban.package.to_owned())]);
+        while let Some((id, path)) = queue.pop_front() {
+            for next in graph.get(&id).into_iter().flatten() {
+                let name = &names[next];
+                if reached.insert(next.clone()) {
+                    let path = format!("{path} -> {name}");
+                    if ban.never.contains(&name.as_str()) {
+                        broken.push(format!("{path}\n    {}", ban.reason));
+                    }
+                    queue.push_back((next.clone(), path));
+                }
+            }
+        }
+    }
+    assert!(
+        broken.is_empty(),
+        "the dependency law is broken:\n{}",
+        broken.join("\n")
+    );
+}
+
+/// Only the ledger writes pool objects: a front that named their types could write around the
+/// preconditions that keep addresses unique (I1).
+#[test]
+fn only_the_ledger_names_pool_objects() {
+    const POOL_TYPES: &[&str] = &[
+        "IPPool",
+        "IPPoolSpec",
+        "IPAllocation",
+        "OverlappingRangeIPReservation",
+        "SliceClaim",
+    ];
+    const MAY: &[&str] = &["api", "ledger", "testkit", "bench"];
+    let mut broken = Vec::new();
+    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
+        let krate = entry.unwrap().path();
+        if MAY.iter().any(|name| krate.ends_with(name)) {
+            continue;
+        }
+        for file in sources(&krate.join("src")) {
+            let text = std::fs::read_to_string(&file).unwrap();
+            for (number, line) in text.lines().enumerate() {
+                let code = line.split("//").next().unwrap_or_default();
+                let words = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+                if code.contains("berth_api")
+                    && words.clone().any(|word| POOL_TYPES.contains(&word))
+                {
+                    broken.push(format!("{}:{}: {line}", file.display(), number + 1));
+                }
+            }
+        }
+    }
+    assert!(
+        broken.is_empty(),
+        "go through the Ledger trait:\n{}",
+        broken.join("\n")
+    );
+}
+
+/// A file has one subject; past 600 lines it has several.
+#[test]
+fn no_source_file_is_over_600_lines() {
+    let mut long = Vec::new();
+    for folder in ["crates", "xtask"] {
+        for file in sources(&root().join(folder)) {
+            let lines = std::fs::read_to_string(&file).unwrap().lines().count();
+            if lines > 600 {
+                long.push(format!("{}: {lines}", file.display()));
+            }
+        }
+    }
+    assert!(long.is_empty(), "split these:\n{}", long.join("\n"));
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return found;
+    };
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}

@@ -10,6 +10,7 @@
 
 pub mod configmap;
 mod error;
+pub mod kube;
 mod memory;
 mod retry;
 mod sqlite;
@@ -22,6 +23,7 @@ use berth_core::{Change, Pool, Prefix, Record};
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
+pub use self::kube::KubeLedger;
 pub use error::{LedgerError, Rejection};
 pub use memory::MemoryLedger;
 pub use retry::{Backoff, RetryPolicy};

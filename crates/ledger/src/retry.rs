@@ -102,7 +102,7 @@ impl Backoff {
     }
 }
 
-mod millis {
+pub(crate) mod millis {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer};

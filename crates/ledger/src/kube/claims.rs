@@ -1,0 +1,223 @@
+//! Claims by name: the CREATE of an object is the claim, and etcd lets one of two win.
+//!
+//! A reservation is whereabouts' object, written as whereabouts writes it: pod and interface, and no
+//! container. So its holder is told by owner alone; the handle is not kept. That loses nothing: a
+//! late release is stopped at the pool's own entry, which has the handle, before a reservation is
+//! removed. A slice keeps the owner as node and network and the handle as the node's UID.
+
+use berth_api::berth::{SliceClaim, SliceClaimSpec};
+use berth_api::whereabouts::{OverlappingRangeIPReservation, OverlappingRangeIPReservationSpec};
+use berth_core::{Handle, Owner, Record};
+use kube::api::Preconditions;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::resource::{RESERVATIONS, Resource, SLICES};
+use super::status::{Failure, Verb};
+use super::wire::Wire;
+use crate::{ClaimKey, ClaimKind, LedgerError, Rejection};
+
+/// Attributes of a slice's record.
+pub mod attribute {
+    /// The slice as a CIDR.
+    pub const RANGE: &str = "range";
+    /// How often the slice has changed hands (I8).
+    pub const EPOCH: &str = "epoch";
+}
+
+/// Objects of a claim, in one answer of a list.
+const PAGE: u32 = 500;
+
+/// Looks at a claim that changes under our hands, before the caller has to.
+const TRIES: usize = 3;
+
+const fn resource(kind: ClaimKind) -> &'static Resource {
+    match kind {
+        ClaimKind::Reservation => &RESERVATIONS,
+        ClaimKind::Slice => &SLICES,
+    }
+}
+
+/// Whether the holder that was found is the one that is meant.
+fn same(kind: ClaimKind, found: &Record, meant: &Record) -> bool {
+    match kind {
+        ClaimKind::Reservation => found.owner == meant.owner,
+        ClaimKind::Slice => found.same_holder(meant),
+    }
+}
+
+struct Found {
+    record: Record,
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+impl Wire {
+    pub async fn create_claim(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        let resource = resource(key.kind);
+        let object = self.object(key, record)?;
+        for _ in 0..TRIES {
+            match self.create(resource, &object).await {
+                Ok(_) => return Ok(()),
+                Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {}
+                Err(failure) => {
+                    return Err(failure.into_error(self.ask(Verb::Create, resource, &key.name)));
+                }
+            }
+            match self.find(key).await? {
+                Some(found) if same(key.kind, &found.record, record) => return Ok(()),
+                Some(found) => return Err(taken(key, &found.record)),
+                // Removed in between: the name is free again.
+                None => {}
+            }
+        }
+        Err(self.restless(key))
+    }
+
+    pub async fn remove_claim(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        let resource = resource(key.kind);
+        for _ in 0..TRIES {
+            let found = match self.find(key).await? {
+                None => return Ok(()),
+                Some(found) if !same(key.kind, &found.record, expected) => {
+                    return Err(taken(key, &found.record));
+                }
+                Some(found) => found,
+            };
+            // Exactly the object that was looked at: another may have taken the name since (I6).
+            let preconditions = Preconditions {
+                uid: found.uid,
+                resource_version: found.resource_version,
+            };
+            match self.delete(resource, &key.name, preconditions).await {
+                Ok(()) => return Ok(()),
+                Err(Failure::Refused(refusal)) if refusal.is_absence_of(&key.name) => return Ok(()),
+                Err(Failure::Refused(refusal)) if refusal.code == 409 => {}
+                Err(failure) => {
+                    return Err(failure.into_error(self.ask(Verb::Delete, resource, &key.name)));
+                }
+            }
+        }
+        Err(self.restless(key))
+    }
+
+    pub async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        Ok(self.find(key).await?.map(|found| found.record))
+    }
+
+    pub async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        let resource = resource(kind);
+        let mut claims = Vec::new();
+        for object in self.list(resource, "", PAGE).await? {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            let key = ClaimKey::new(kind, name);
+            // One that can't be read is somebody's claim all the same: it must not hide the others.
+            match read(kind, &object) {
+                Ok(record) => claims.push((key, record)),
+                Err(why) => tracing::warn!(claim = %key, why, "a claim can't be read"),
+            }
+        }
+        Ok(claims)
+    }
+
+    async fn find(&self, key: &ClaimKey) -> Result<Option<Found>, LedgerError> {
+        let resource = resource(key.kind);
+        let Some(fetched) = self.get(resource, &key.name).await? else {
+            return Ok(None);
+        };
+        let text = |field: &str| {
+            fetched.object["metadata"][field]
+                .as_str()
+                .map(str::to_owned)
+        };
+        let record = read(key.kind, &fetched.object).map_err(|why| LedgerError::Unreadable {
+            target: self.ask(Verb::Get, resource, &key.name).target(),
+            why,
+        })?;
+        Ok(Some(Found {
+            record,
+            uid: text("uid"),
+            resource_version: text("resourceVersion"),
+        }))
+    }
+
+    fn object(&self, key: &ClaimKey, record: &Record) -> Result<Value, LedgerError> {
+        let object = match key.kind {
+            ClaimKind::Reservation => encode(&OverlappingRangeIPReservation::new(
+                &key.name,
+                OverlappingRangeIPReservationSpec {
+                    containerid: String::new(),
+                    podref: record.owner.subject.clone(),
+                    ifname: record.owner.part.clone(),
+                },
+            )),
+            ClaimKind::Slice => {
+                slice(record).and_then(|spec| encode(&SliceClaim::new(&key.name, spec)))
+            }
+        };
+        object.map_err(|message| LedgerError::Rejected {
+            operation: Verb::Create.name(),
+            target: key.to_string(),
+            rejection: Rejection::Invalid { code: 422, message },
+        })
+    }
+
+    fn restless(&self, key: &ClaimKey) -> LedgerError {
+        LedgerError::Conflict {
+            pool: self.ask(Verb::Get, resource(key.kind), &key.name).target(),
+            held: Vec::new(),
+        }
+    }
+}
+
+fn encode(object: &impl Serialize) -> Result<Value, String> {
+    serde_json::to_value(object).map_err(|error| error.to_string())
+}
+
+fn slice(record: &Record) -> Result<SliceClaimSpec, String> {
+    let epoch = record.attribute(attribute::EPOCH).unwrap_or("0");
+    Ok(SliceClaimSpec {
+        network: record.owner.part.clone(),
+        range: record
+            .attribute(attribute::RANGE)
+            .unwrap_or_default()
+            .to_owned(),
+        node: record.owner.subject.clone(),
+        node_uid: record.handle.as_str().to_owned(),
+        epoch: epoch
+            .parse()
+            .map_err(|_| format!("the attribute epoch {epoch:?} is no number"))?,
+    })
+}
+
+fn read(kind: ClaimKind, object: &Value) -> Result<Record, String> {
+    let spec = object.get("spec").cloned().unwrap_or_default();
+    let unreadable = |error: serde_json::Error| format!("its spec is not readable: {error}");
+    match kind {
+        ClaimKind::Reservation => {
+            let spec: OverlappingRangeIPReservationSpec =
+                serde_json::from_value(spec).map_err(unreadable)?;
+            Ok(Record::new(
+                Owner::new(spec.podref, spec.ifname),
+                Handle::default(),
+            ))
+        }
+        ClaimKind::Slice => {
+            let spec: SliceClaimSpec = serde_json::from_value(spec).map_err(unreadable)?;
+            let record = Record::new(
+                Owner::new(spec.node, spec.network),
+                Handle::new(spec.node_uid),
+            );
+            Ok(record
+                .with(attribute::RANGE, spec.range)
+                .with(attribute::EPOCH, spec.epoch.to_string()))
+        }
+    }
+}
+
+fn taken(key: &ClaimKey, found: &Record) -> LedgerError {
+    LedgerError::Taken {
+        name: key.to_string(),
+        by: found.owner.to_string(),
+    }
+}

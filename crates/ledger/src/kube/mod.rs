@@ -1,0 +1,181 @@
+//! Pools in whereabouts' IPPool objects, claims by name in objects of their own.
+//!
+//! Promises: a live whereabouts and Berth can write the same objects: every commit is one patch with
+//! a precondition per address, whereabouts' patches test the resourceVersion, so neither overwrites
+//! the other (I1). Unknown fields, entries and annotations stay (I7). An object that would pass what
+//! etcd takes is refused before it is sent, and never taken for written (I2).
+//!
+//! Attributes of a record are not kept: the objects have no place for them.
+
+mod base;
+mod claims;
+mod connect;
+mod object;
+mod patch;
+mod resource;
+mod resting;
+mod status;
+mod store;
+mod watch;
+mod wire;
+
+use std::fmt;
+
+use async_trait::async_trait;
+use berth_core::{Change, Pool, Record};
+use futures::stream::BoxStream;
+use serde_json::{Value, json};
+
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+
+pub use claims::attribute;
+pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
+
+use base::Base;
+use object::Object;
+use resource::POOLS;
+use store::{Sizes, Store};
+use wire::Wire;
+
+/// What etcd takes in one request unless it was told otherwise.
+pub const ETCD_REQUEST_LIMIT: usize = 1_572_864;
+
+/// Pools in one answer of a list: each may have a megabyte.
+const PAGE: u32 = 50;
+
+pub struct KubeLedger {
+    wire: Wire,
+    limit: usize,
+    sizes: Sizes,
+}
+
+impl fmt::Debug for KubeLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KubeLedger")
+            .field("namespace", &self.wire.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl KubeLedger {
+    pub fn new(connection: Connection) -> Self {
+        Self {
+            wire: Wire {
+                client: connection.client,
+                namespace: connection.namespace,
+                timeout: connection.timeout,
+            },
+            limit: ETCD_REQUEST_LIMIT,
+            sizes: Sizes::default(),
+        }
+    }
+
+    /// For an etcd with another `--max-request-bytes`.
+    #[must_use]
+    pub const fn with_limit(mut self, bytes: usize) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.wire.namespace
+    }
+
+    fn store<'a>(&'a self, pool: &'a PoolKey) -> Store<'a> {
+        Store {
+            wire: &self.wire,
+            sizes: &self.sizes,
+            limit: self.limit,
+            name: &pool.name,
+            network: pool.network,
+            marks: json!({}),
+        }
+    }
+}
+
+fn snapshot(object: Option<&Object>) -> Snapshot {
+    let mut pool = Pool::new();
+    let base = match object {
+        Some(object) => {
+            object.fill(&mut pool);
+            Base::At(object.stamp.clone())
+        }
+        None => Base::Absent,
+    };
+    Snapshot {
+        pool,
+        version: Version::from(&base),
+    }
+}
+
+#[async_trait]
+impl Ledger for KubeLedger {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        let object = self.store(pool).read().await?;
+        Ok(snapshot(object.as_ref()))
+    }
+
+    async fn refresh(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+    ) -> Result<Option<Snapshot>, LedgerError> {
+        let known = Base::from(base);
+        if known != Base::Unknown && self.store(pool).is_at(&known).await? {
+            return Ok(None);
+        }
+        let now = self.load(pool).await?;
+        Ok((now.version != *base).then_some(now))
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        if changes.is_empty() {
+            return Ok(base.clone());
+        }
+        let stamp = self.store(pool).commit(&base.into(), changes).await?;
+        Ok(Version::from(&Base::At(stamp)))
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        // Errors that will not pass (no permission, no definition) are the caller's at once.
+        let now = self.load(pool).await?;
+        Ok(watch::watch(self.wire.clone(), pool.clone(), now))
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        let key = |object: &Value| {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            let range = object["spec"]["range"].as_str().unwrap_or_default();
+            PoolKey {
+                name: name.to_owned(),
+                network: range.parse().ok(),
+            }
+        };
+        let objects = self.wire.list(&POOLS, "", PAGE).await?;
+        Ok(objects.iter().map(key).collect())
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        self.wire.create_claim(key, record).await
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        self.wire.remove_claim(key, expected).await
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.wire.claim(key).await
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        self.wire.claims(kind).await
+    }
+}

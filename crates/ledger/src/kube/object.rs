@@ -1,0 +1,301 @@
+//! One IPPool object as it was read, and the draft of its next state.
+//!
+//! Promises: what can't be read stays as it is (I5) and is never given to anyone: a strange value at
+//! a readable offset holds that address. Fields that Berth does not know survive in place (I7).
+
+use std::collections::BTreeMap;
+
+use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
+use serde_json::{Map, Value, json};
+
+use super::base::Stamp;
+use super::resting::Resting;
+use super::wire::Fetched;
+use crate::LedgerError;
+
+/// Who holds an address whose entry can't be read. No front has an owner of that name.
+const UNREADABLE: &str = "(unreadable)";
+
+pub(super) struct Object {
+    pub stamp: Stamp,
+    /// Bytes that the object takes without what the API server tracks of it.
+    pub size: usize,
+    pub network: Prefix,
+    pub resting: Resting,
+    allocations: Map<String, Value>,
+    /// Keys that mean an offset but are not its plain decimal form (`007`): whereabouts takes them
+    /// for the address, so do we.
+    odd: BTreeMap<Address, Vec<String>>,
+}
+
+/// The key of an address in a pool of that network.
+pub(super) fn key(network: Prefix, address: Address) -> Option<String> {
+    Some(address.distance_from(network.network())?.to_string())
+}
+
+fn address(network: Prefix, key: &str) -> Option<Address> {
+    network.network().plus(key.parse().ok()?)
+}
+
+/// A new entry, as whereabouts would write it.
+pub(super) fn entry(record: &Record) -> Map<String, Value> {
+    let mut fields = Map::new();
+    fields.insert("id".into(), json!(record.handle.as_str()));
+    fields.insert("podref".into(), json!(record.owner.subject));
+    if !record.owner.part.is_empty() {
+        fields.insert("ifname".into(), json!(record.owner.part));
+    }
+    fields
+}
+
+fn record(entry: &Value) -> Result<Record, String> {
+    let fields = entry
+        .as_object()
+        .ok_or_else(|| "its value is no object".to_owned())?;
+    let text = |field: &str| match fields.get(field) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        None | Some(Value::Null) if field == "ifname" => Ok(String::new()),
+        None => Err(format!("{field} is missing")),
+        Some(_) => Err(format!("{field} is no text")),
+    };
+    Ok(Record::new(
+        Owner::new(text("podref")?, text("ifname")?),
+        Handle::new(text("id")?),
+    ))
+}
+
+/// The range that the object's offsets count from. whereabouts counts from the address as it is
+/// written, host bits and all: such a range is another one than its masked form.
+fn range(text: &str) -> Option<Prefix> {
+    let (start, _) = text.split_once('/')?;
+    let range: Prefix = text.parse().ok()?;
+    (Address::parse_lenient(start)? == range.network()).then_some(range)
+}
+
+impl Object {
+    pub fn read(
+        target: &str,
+        network: Option<Prefix>,
+        mut fetched: Fetched,
+    ) -> Result<Self, LedgerError> {
+        let unreadable = |why: String| LedgerError::Unreadable {
+            target: target.to_owned(),
+            why,
+        };
+        let stamp = Stamp::read(&fetched.object).map_err(unreadable)?;
+        let resting = Resting::read(&stamp.notes).map_err(unreadable)?;
+        let spec = fetched
+            .object
+            .get_mut("spec")
+            .and_then(Value::as_object_mut)
+            .ok_or_else(|| unreadable("it has no spec".into()))?;
+        let text = spec
+            .get("range")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let found = range(text).ok_or_else(|| {
+            unreadable(format!(
+                "spec.range {text:?} is not a CIDR that begins with its network address"
+            ))
+        })?;
+        if let Some(network) = network.filter(|network| *network != found) {
+            return Err(unreadable(format!(
+                "spec.range is {found}, where the pool of {network} should be; every address in it would be taken for another"
+            )));
+        }
+        let allocations = match spec.get_mut("allocations").map(Value::take) {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(allocations)) => allocations,
+            Some(_) => return Err(unreadable("spec.allocations is no map".into())),
+        };
+        let mut odd: BTreeMap<Address, Vec<String>> = BTreeMap::new();
+        for name in allocations.keys() {
+            if let Some(address) = address(found, name)
+                && key(found, address).as_ref() != Some(name)
+            {
+                odd.entry(address).or_default().push(name.clone());
+            }
+        }
+        let tracked = fetched.object["metadata"]
+            .get("managedFields")
+            .map_or(0, |fields| fields.to_string().len());
+        Ok(Self {
+            stamp,
+            size: fetched.size.saturating_sub(tracked),
+            network: found,
+            resting,
+            allocations,
+            odd,
+        })
+    }
+
+    pub fn fill(&self, pool: &mut Pool) {
+        for (name, value) in &self.allocations {
+            let stray = |why: String| berth_core::Stray {
+                key: name.clone(),
+                why,
+            };
+            let Some(address) = address(self.network, name) else {
+                pool.restore_stray(stray("its key is no offset of this range".into()));
+                continue;
+            };
+            match record(value) {
+                Ok(record) => pool.restore(address, record),
+                Err(why) => {
+                    pool.restore(
+                        address,
+                        Record::new(Owner::new(UNREADABLE, ""), Handle::default()),
+                    );
+                    pool.restore_stray(stray(why));
+                }
+            }
+        }
+        for (address, rest) in self.resting.iter(self.network) {
+            // Another program may have given it since, without knowing of the rest.
+            if !pool.is_held(address) {
+                pool.restore_rest(address, rest.clone());
+            }
+        }
+    }
+}
+
+/// The entries that a commit touches, as they will be. Every change is checked against the object as
+/// it was read and as the changes before it left it.
+pub(super) struct Draft<'a> {
+    object: &'a Object,
+    next: BTreeMap<String, Option<Map<String, Value>>>,
+}
+
+impl<'a> Draft<'a> {
+    /// All changes, or the addresses whose preconditions do not hold.
+    pub fn of(object: &'a Object, changes: &[Change]) -> Result<Self, Vec<Address>> {
+        let mut draft = Self {
+            object,
+            next: BTreeMap::new(),
+        };
+        let violated: Vec<Address> = changes
+            .iter()
+            .filter(|change| !draft.apply(change))
+            .map(Change::address)
+            .collect();
+        if violated.is_empty() {
+            Ok(draft)
+        } else {
+            Err(violated)
+        }
+    }
+
+    fn apply(&mut self, change: &Change) -> bool {
+        let Some(plain) = key(self.object.network, change.address()) else {
+            return false;
+        };
+        match change {
+            Change::Claim { address, record } => {
+                let free = self.keys(&plain, *address).is_empty();
+                if free {
+                    self.next.insert(plain, Some(entry(record)));
+                }
+                free
+            }
+            Change::Release {
+                address, expected, ..
+            } => match self.holding(&plain, *address, expected) {
+                Some((key, _)) => {
+                    self.next.insert(key, None);
+                    true
+                }
+                None => false,
+            },
+            Change::Update {
+                address,
+                expected,
+                record,
+            } => match self.holding(&plain, *address, expected) {
+                Some((key, mut fields)) => {
+                    fields.remove("ifname");
+                    fields.extend(entry(record));
+                    self.next.insert(key, Some(fields));
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// The keys that hold the address now.
+    fn keys(&self, plain: &str, address: Address) -> Vec<String> {
+        let odd = self.object.odd.get(&address).into_iter().flatten();
+        std::iter::once(plain)
+            .chain(odd.map(String::as_str))
+            .filter(|key| match self.next.get(*key) {
+                Some(next) => next.is_some(),
+                None => self.object.allocations.contains_key(*key),
+            })
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn holding(
+        &self,
+        plain: &str,
+        address: Address,
+        expected: &Record,
+    ) -> Option<(String, Map<String, Value>)> {
+        self.keys(plain, address).into_iter().find_map(|key| {
+            let value = match self.next.get(&key) {
+                Some(next) => Value::Object(next.clone()?),
+                None => self.object.allocations.get(&key)?.clone(),
+            };
+            let held = record(&value).ok()?;
+            match value {
+                Value::Object(fields) if held.same_holder(expected) => Some((key, fields)),
+                _ => None,
+            }
+        })
+    }
+
+    /// `spec.allocations` of a merge patch: what the changes make of it, and nothing else.
+    pub fn merge(&self) -> Map<String, Value> {
+        let mut merge = Map::new();
+        for (key, next) in &self.next {
+            let before = self.object.allocations.get(key);
+            let value = match (before, next) {
+                (None, None) => continue,
+                (Some(_), None) => Value::Null,
+                (Some(Value::Object(before)), Some(next)) => {
+                    let dropped = before
+                        .keys()
+                        .filter(|field| !next.contains_key(*field))
+                        .map(|field| (field.clone(), Value::Null));
+                    let set = next
+                        .iter()
+                        .filter(|(field, value)| before.get(*field) != Some(*value))
+                        .map(|(field, value)| (field.clone(), value.clone()));
+                    Value::Object(dropped.chain(set).collect())
+                }
+                (_, Some(next)) => Value::Object(next.clone()),
+            };
+            merge.insert(key.clone(), value);
+        }
+        merge
+    }
+
+    /// The object's size once this is written.
+    pub fn size(&self) -> usize {
+        let mut size = self.object.size;
+        for (key, next) in &self.next {
+            if let Some(before) = self.object.allocations.get(key) {
+                size = size.saturating_sub(weight(key, &before.to_string()));
+            }
+            if let Some(next) = next {
+                size += weight(key, &Value::Object(next.clone()).to_string());
+            }
+        }
+        size
+    }
+}
+
+/// Bytes of one entry in the map: `"key":value,`.
+pub(super) fn weight(key: &str, value: &str) -> usize {
+    key.len() + value.len() + 4
+}

@@ -1,0 +1,248 @@
+//! Changes as one JSON patch with a `test` before each step.
+//!
+//! The tests are per address, not on the resourceVersion: writers of different addresses do not
+//! disturb each other, and a writer that does test the resourceVersion (whereabouts) sees ours.
+//! `test` of a value `null` holds when nothing is there. An entry is tested and changed field by
+//! field, so that fields which Berth does not know neither fail the test nor get lost (I7).
+
+use berth_core::{Address, Change, Prefix, Record};
+use serde_json::{Value, json};
+
+use super::base::{Notes, RESTING, Stamp};
+use super::object::{entry, key, weight};
+use super::resting::Resting;
+
+/// The API server takes 10,000 operations in a patch.
+pub(super) const MOST_OPERATIONS: usize = 10_000;
+
+pub(super) struct AddressPatch {
+    pub operations: Vec<Value>,
+    /// By how many bytes the object grows.
+    pub growth: i64,
+}
+
+/// The patch, or the address that can't be in a pool of that network.
+pub(super) fn by_address(
+    network: Prefix,
+    stamp: &Stamp,
+    rests: Option<&Resting>,
+    changes: &[Change],
+) -> Result<AddressPatch, Address> {
+    let mut patch = AddressPatch {
+        operations: Vec::with_capacity(3 * changes.len() + 4),
+        growth: 0,
+    };
+    patch.notes(&stamp.notes, rests);
+    for change in changes {
+        let key = key(network, change.address()).ok_or(change.address())?;
+        patch.change(&key, change);
+    }
+    if stamp.tracked {
+        patch.push("add", "/metadata/managedFields", json!([{}]));
+    }
+    Ok(patch)
+}
+
+impl AddressPatch {
+    fn push(&mut self, op: &str, path: &str, value: Value) {
+        self.operations
+            .push(json!({ "op": op, "path": path, "value": value }));
+    }
+
+    fn remove(&mut self, path: &str) {
+        self.operations
+            .push(json!({ "op": "remove", "path": path }));
+    }
+
+    fn change(&mut self, key: &str, change: &Change) {
+        let path = format!("/spec/allocations/{key}");
+        match change {
+            Change::Claim { record, .. } => {
+                self.push("test", &path, Value::Null);
+                self.push("add", &path, Value::Object(entry(record)));
+                self.growth += weigh(key, record);
+            }
+            Change::Release { expected, .. } => {
+                self.expect(&path, expected);
+                self.remove(&path);
+                self.growth -= weigh(key, expected);
+            }
+            Change::Update {
+                expected, record, ..
+            } => {
+                self.expect(&path, expected);
+                let (before, after) = (entry(expected), entry(record));
+                for (field, value) in &after {
+                    if before.get(field) != Some(value) {
+                        self.push("add", &format!("{path}/{field}"), value.clone());
+                    }
+                }
+                for field in before.keys().filter(|field| !after.contains_key(*field)) {
+                    self.remove(&format!("{path}/{field}"));
+                }
+                self.growth += weigh(key, record) - weigh(key, expected);
+            }
+        }
+    }
+
+    fn expect(&mut self, path: &str, holder: &Record) {
+        let fields = entry(holder);
+        for field in ["id", "podref", "ifname"] {
+            let value = fields.get(field).cloned().unwrap_or_default();
+            self.push("test", &format!("{path}/{field}"), value);
+        }
+    }
+
+    /// What rests must be what the changes were planned on, else an address could be given that
+    /// was put to rest in between (I10).
+    fn notes(&mut self, before: &Notes, after: Option<&Resting>) {
+        let path = format!("/metadata/annotations/{}", RESTING.replace('/', "~1"));
+        let before_len = match before {
+            Notes::Bare => {
+                self.push("test", "/metadata/annotations", Value::Null);
+                0
+            }
+            Notes::Without => {
+                self.push("test", &path, Value::Null);
+                0
+            }
+            Notes::Resting(text) => {
+                self.push("test", &path, json!(text));
+                text.len()
+            }
+        };
+        let Some(after) = after else {
+            return;
+        };
+        let after = after.text();
+        self.growth += signed(after.as_ref().map_or(0, String::len)) - signed(before_len);
+        match after {
+            Some(text) => {
+                if *before == Notes::Bare {
+                    self.push("add", "/metadata/annotations", json!({}));
+                }
+                self.push("add", &path, json!(text));
+            }
+            None if matches!(before, Notes::Resting(_)) => self.remove(&path),
+            None => {}
+        }
+    }
+}
+
+fn weigh(key: &str, record: &Record) -> i64 {
+    signed(weight(key, &Value::Object(entry(record)).to_string()))
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::{Handle, Owner};
+
+    use super::*;
+
+    fn mk_record(handle: &str, pod: &str, interface: &str) -> Record {
+        Record::new(Owner::new(pod, interface), Handle::new(handle))
+    }
+
+    fn mk_stamp(notes: Notes) -> Stamp {
+        Stamp {
+            resource_version: "1".into(),
+            tracked: false,
+            notes,
+        }
+    }
+
+    fn mk_patch(network: &str, changes: &[Change]) -> Vec<Value> {
+        let stamp = mk_stamp(Notes::Bare);
+        let patch = by_address(network.parse().unwrap(), &stamp, None, changes).unwrap();
+        patch.operations[1..].to_vec()
+    }
+
+    fn claim(address: &str) -> Change {
+        Change::Claim {
+            address: address.parse().unwrap(),
+            record: mk_record("c1", "ns/p", "net1"),
+        }
+    }
+
+    #[test]
+    fn a_claim_tests_for_absence() {
+        assert_eq!(
+            mk_patch("10.0.0.0/24", &[claim("10.0.0.5")]),
+            [
+                json!({ "op": "test", "path": "/spec/allocations/5", "value": null }),
+                json!({ "op": "add", "path": "/spec/allocations/5",
+                    "value": { "id": "c1", "podref": "ns/p", "ifname": "net1" } }),
+            ]
+        );
+    }
+
+    #[test]
+    fn offsets_go_past_64_bits() {
+        let patch = mk_patch("fd00::/32", &[claim("fd00:0:ffff::1")]);
+        assert_eq!(
+            patch[0]["path"],
+            format!("/spec/allocations/{}", (0xffffu128 << 80) + 1)
+        );
+    }
+
+    #[test]
+    fn a_release_tests_every_field_of_the_holder() {
+        let release = Change::Release {
+            address: "10.0.0.5".parse().unwrap(),
+            expected: mk_record("c1", "ns/p", ""),
+            rest: None,
+        };
+        assert_eq!(
+            mk_patch("10.0.0.0/24", &[release]),
+            [
+                json!({ "op": "test", "path": "/spec/allocations/5/id", "value": "c1" }),
+                json!({ "op": "test", "path": "/spec/allocations/5/podref", "value": "ns/p" }),
+                json!({ "op": "test", "path": "/spec/allocations/5/ifname", "value": null }),
+                json!({ "op": "remove", "path": "/spec/allocations/5" }),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_update_touches_what_differs() {
+        let update = Change::Update {
+            address: "10.0.0.5".parse().unwrap(),
+            expected: mk_record("c1", "ns/p", "net1"),
+            record: mk_record("c2", "ns/p", ""),
+        };
+        assert_eq!(
+            mk_patch("10.0.0.0/24", &[update])[3..],
+            [
+                json!({ "op": "add", "path": "/spec/allocations/5/id", "value": "c2" }),
+                json!({ "op": "remove", "path": "/spec/allocations/5/ifname" }),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_address_below_the_network_is_refused() {
+        let stamp = mk_stamp(Notes::Bare);
+        let network = "10.0.1.0/24".parse().unwrap();
+        for outside in ["10.0.0.9", "fd00::1"] {
+            let refused = by_address(network, &stamp, None, &[claim(outside)]).err();
+            assert_eq!(refused, Some(outside.parse().unwrap()));
+        }
+    }
+
+    #[test]
+    fn tracking_is_ended_once() {
+        let mut stamp = mk_stamp(Notes::Without);
+        let last = |stamp: &Stamp| {
+            let network = "10.0.0.0/24".parse().unwrap();
+            let patch = by_address(network, stamp, None, &[claim("10.0.0.5")]).unwrap();
+            patch.operations.last().unwrap()["path"].clone()
+        };
+        assert_eq!(last(&stamp), "/spec/allocations/5");
+        stamp.tracked = true;
+        assert_eq!(last(&stamp), "/metadata/managedFields");
+    }
+}

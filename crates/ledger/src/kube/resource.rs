@@ -1,0 +1,80 @@
+//! The kinds that this ledger keeps its truth in.
+
+/// One kind, as the API server serves it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Resource {
+    pub group: &'static str,
+    pub version: &'static str,
+    pub plural: &'static str,
+    pub kind: &'static str,
+}
+
+pub(super) const POOLS: Resource = Resource {
+    group: "whereabouts.cni.cncf.io",
+    version: "v1alpha1",
+    plural: "ippools",
+    kind: "IPPool",
+};
+
+pub(super) const RESERVATIONS: Resource = Resource {
+    group: "whereabouts.cni.cncf.io",
+    version: "v1alpha1",
+    plural: "overlappingrangeipreservations",
+    kind: "OverlappingRangeIPReservation",
+};
+
+pub(super) const SLICES: Resource = Resource {
+    group: "berth.dev",
+    version: "v1alpha1",
+    plural: "sliceclaims",
+    kind: "SliceClaim",
+};
+
+impl Resource {
+    pub fn api_version(&self) -> String {
+        format!("{}/{}", self.group, self.version)
+    }
+
+    /// The collection's path in one namespace.
+    pub fn path(&self, namespace: &str) -> String {
+        format!(
+            "/apis/{}/{}/namespaces/{namespace}/{}",
+            self.group, self.version, self.plural
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_api::berth::SliceClaim;
+    use berth_api::whereabouts::{IPPool, OverlappingRangeIPReservation};
+    use kube::Resource as _;
+
+    use super::*;
+
+    #[test]
+    fn the_kinds_are_those_of_the_definitions() {
+        let same = |ours: &Resource, api_version: String, kind: String, plural: String| {
+            assert_eq!(ours.api_version(), api_version);
+            assert_eq!((ours.kind, ours.plural), (kind.as_str(), plural.as_str()));
+        };
+        same(
+            &POOLS,
+            IPPool::api_version(&()).into(),
+            IPPool::kind(&()).into(),
+            IPPool::plural(&()).into(),
+        );
+        same(
+            &RESERVATIONS,
+            OverlappingRangeIPReservation::api_version(&()).into(),
+            OverlappingRangeIPReservation::kind(&()).into(),
+            OverlappingRangeIPReservation::plural(&()).into(),
+        );
+        same(
+            &SLICES,
+            SliceClaim::api_version(&()).into(),
+            SliceClaim::kind(&()).into(),
+            SliceClaim::plural(&()).into(),
+        );
+    }
+}

@@ -1,0 +1,285 @@
+//! What an answer of the API server, or its absence, means to the caller of a ledger.
+//!
+//! Promises: a write whose outcome is unknown is [`LedgerError::Uncertain`], never a failure and never
+//! a success (I2); what the server refuses before it does anything can be told from that; every
+//! refusal names the verb, the kind and what would be right.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use kube::core::Status;
+
+use super::resource::Resource;
+use crate::{LedgerError, Rejection};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Patch,
+    Delete,
+}
+
+impl Verb {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Patch => "patch",
+            Self::Delete => "delete",
+        }
+    }
+
+    const fn writes(self) -> bool {
+        matches!(self, Self::Create | Self::Patch | Self::Delete)
+    }
+}
+
+/// What was asked: a refusal has to name it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask<'a> {
+    pub verb: Verb,
+    pub resource: &'static Resource,
+    pub namespace: &'a str,
+    /// Empty for the whole collection.
+    pub name: &'a str,
+}
+
+impl Ask<'_> {
+    pub fn target(&self) -> String {
+        match self.name {
+            "" => format!("{}s of {}", self.resource.kind, self.namespace),
+            name => format!("{} {}/{name}", self.resource.kind, self.namespace),
+        }
+    }
+}
+
+/// A request that did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The server's answer.
+    Refused(Refusal),
+    /// No connection: nothing was sent.
+    Unsent(String),
+    /// The request went out and no whole answer came.
+    Lost(String),
+    /// The request can't even be made.
+    Unfit(Rejection),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub code: u16,
+    pub reason: String,
+    pub message: String,
+    /// The object that the server's answer is about.
+    pub about: String,
+    pub retry_after: Option<Duration>,
+    /// The answer is the API server's own, and not that of a proxy on the way or of the HTTP layer.
+    pub own: bool,
+}
+
+impl Refusal {
+    /// Reads the body of an answer that is no success.
+    pub fn read(code: u16, retry_after: Option<Duration>, body: &[u8]) -> Self {
+        let status = serde_json::from_slice::<Status>(body).ok();
+        match status.filter(|status| !status.reason.is_empty() || !status.message.is_empty()) {
+            Some(status) => Self::of(status, code, retry_after),
+            None => Self {
+                code,
+                message: String::from_utf8_lossy(body).trim().to_owned(),
+                retry_after,
+                ..Self::default()
+            },
+        }
+    }
+
+    fn of(status: Status, code: u16, retry_after: Option<Duration>) -> Self {
+        let (about, told) = status.details.map_or((String::new(), 0), |details| {
+            (details.name, u64::from(details.retry_after_seconds))
+        });
+        Self {
+            code,
+            reason: status.reason,
+            message: status.message,
+            about,
+            retry_after: retry_after.or((told > 0).then(|| Duration::from_secs(told))),
+            own: true,
+        }
+    }
+
+    /// The object of that name does not exist, in a kind that does.
+    pub fn is_absence_of(&self, name: &str) -> bool {
+        self.code == 404 && self.own && self.about == name
+    }
+
+    pub fn is_taken_name(&self) -> bool {
+        self.code == 409 && self.reason == "AlreadyExists"
+    }
+
+    /// The object, or the request for it, is more than the server or etcd takes.
+    pub fn is_too_large(&self) -> bool {
+        let operations = self.message.contains("maximum operations");
+        (self.code == 413 && !operations)
+            || self.message.contains("request is too large")
+            || self.message.contains("larger than max")
+    }
+}
+
+impl Failure {
+    /// What a client's error says about the fate of the request.
+    pub fn of(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => {
+                let code = status.code;
+                Self::Refused(Refusal::of(*status, code, None))
+            }
+            kube::Error::Auth(_) => Self::Unfit(Rejection::Unauthenticated(chain(&error))),
+            kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => {
+                Self::Unfit(Rejection::Invalid {
+                    code: 400,
+                    message: chain(&error),
+                })
+            }
+            kube::Error::Service(ref cause) if never_connected(cause.as_ref()) => {
+                Self::Unsent(chain(&error))
+            }
+            other => Self::Lost(chain(&other)),
+        }
+    }
+
+    pub fn into_error(self, ask: Ask<'_>) -> LedgerError {
+        let refusal = match self {
+            Self::Refused(refusal) => refusal,
+            Self::Unsent(why) => return unavailable(ask, why, None),
+            Self::Lost(why) => return lost(ask, why),
+            Self::Unfit(rejection) => return rejected(ask, rejection),
+        };
+        let Refusal {
+            code,
+            message,
+            retry_after,
+            own,
+            ..
+        } = refusal;
+        match code {
+            401 => rejected(ask, Rejection::Unauthenticated(unauthenticated(message))),
+            403 => rejected(ask, Rejection::Forbidden(forbidden(ask, message))),
+            404 => rejected(ask, Rejection::Missing(missing(ask, message, own))),
+            409 => LedgerError::Conflict {
+                pool: ask.target(),
+                held: Vec::new(),
+            },
+            // The list that was being paged through is gone: begin again. And throttled: the
+            // server says that it did nothing.
+            410 | 429 => unavailable(ask, answer(code, &message), retry_after),
+            // Only the API server's own word is proof that nothing was done: a proxy says 503 after
+            // it has passed the request on, too.
+            503 if own => unavailable(ask, answer(code, &message), retry_after),
+            500.. if ask.verb.writes() => lost(ask, answer(code, &message)),
+            500.. => unavailable(ask, answer(code, &message), retry_after),
+            _ => rejected(ask, Rejection::Invalid { code, message }),
+        }
+    }
+}
+
+fn unauthenticated(message: String) -> String {
+    format!("{message}; the token or certificate in use is not valid (any more): renew it")
+}
+
+/// RBAC's refusals name the user; say what to grant. Others (quota, admission, a namespace that is
+/// going away) explain themselves.
+fn forbidden(ask: Ask<'_>, message: String) -> String {
+    if !message.contains("cannot") {
+        return message;
+    }
+    format!(
+        "{message}; grant `{}` on `{}.{}` in namespace `{}`",
+        ask.verb.name(),
+        ask.resource.plural,
+        ask.resource.group,
+        ask.namespace
+    )
+}
+
+fn missing(ask: Ask<'_>, message: String, own: bool) -> String {
+    if own && message.starts_with("namespaces ") {
+        return format!(
+            "namespace `{}` does not exist: create it, or name another",
+            ask.namespace
+        );
+    }
+    if own && !message.contains("could not find the requested resource") {
+        return message;
+    }
+    format!(
+        "the API server serves no `{}` of `{}`: install its definition, deploy/crds/{}_{}.yaml",
+        ask.resource.plural,
+        ask.resource.api_version(),
+        ask.resource.group,
+        ask.resource.plural
+    )
+}
+
+fn answer(code: u16, message: &str) -> String {
+    match message {
+        "" => format!("the API server answered {code}"),
+        message => format!("the API server answered {code}: {message}"),
+    }
+}
+
+fn unavailable(ask: Ask<'_>, why: String, retry_after: Option<Duration>) -> LedgerError {
+    LedgerError::Unavailable {
+        target: ask.target(),
+        why,
+        retry_after,
+    }
+}
+
+fn lost(ask: Ask<'_>, why: String) -> LedgerError {
+    if !ask.verb.writes() {
+        return unavailable(ask, why, None);
+    }
+    LedgerError::Uncertain {
+        operation: ask.verb.name(),
+        target: ask.target(),
+        why,
+    }
+}
+
+fn rejected(ask: Ask<'_>, rejection: Rejection) -> LedgerError {
+    LedgerError::Rejected {
+        operation: ask.verb.name(),
+        target: ask.target(),
+        rejection,
+    }
+}
+
+fn never_connected(cause: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(cause);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<hyper_util::client::legacy::Error>() {
+            return error.is_connect();
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// The messages of an error and of its causes, each once: some print their cause themselves.
+pub(super) fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,298 @@
+//! One IPPool object: read, created, patched.
+//!
+//! Two ways to commit. The usual one is blind: one JSON patch with a `test` per address, on whatever
+//! the object is now. When that is refused, or can't be said that way, the careful one reads the
+//! object, checks every precondition itself and writes a merge patch on exactly that
+//! resourceVersion. Both change nothing unless every precondition holds.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use berth_core::{Address, Change, Pool, Prefix};
+use kube::api::Patch;
+use serde_json::{Map, Value, json};
+
+use super::base::{Base, RESTING, Stamp};
+use super::object::{Draft, Object, entry, key, weight};
+use super::patch::{MOST_OPERATIONS, by_address};
+use super::resource::POOLS;
+use super::resting::{Resting, now};
+use super::status::{Failure, Verb};
+use super::wire::{Fetched, Wire};
+use crate::{LedgerError, Rejection};
+
+/// What etcd and the API server add around an object: its key, twice, and the transaction.
+const ENVELOPE: usize = 768;
+
+/// Careful commits that met another writer, before the caller has to plan again.
+const TRIES: usize = 3;
+
+/// How large each object was when it was last seen: a hint that spares a read before every write.
+#[derive(Debug, Default)]
+pub(super) struct Sizes(Mutex<BTreeMap<String, usize>>);
+
+impl Sizes {
+    fn note(&self, name: &str, size: usize) {
+        let mut sizes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sizes.insert(name.to_owned(), size);
+    }
+
+    fn after(&self, name: &str, growth: i64) -> usize {
+        let sizes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = sizes.get(name).copied().unwrap_or_default();
+        size.saturating_add_signed(isize::try_from(growth).unwrap_or(isize::MAX))
+    }
+}
+
+/// One object, by its name.
+pub(super) struct Store<'a> {
+    pub wire: &'a Wire,
+    pub sizes: &'a Sizes,
+    pub limit: usize,
+    pub name: &'a str,
+    pub network: Option<Prefix>,
+    /// Labels and annotations of a new object.
+    pub marks: Value,
+}
+
+/// Why a blind patch did not go through.
+enum Hitch {
+    /// Look at the object.
+    Look,
+    Error(LedgerError),
+}
+
+impl Store<'_> {
+    fn target(&self) -> String {
+        self.wire.ask(Verb::Get, &POOLS, self.name).target()
+    }
+
+    fn failed(&self, verb: Verb, failure: Failure) -> LedgerError {
+        failure.into_error(self.wire.ask(verb, &POOLS, self.name))
+    }
+
+    pub async fn read(&self) -> Result<Option<Object>, LedgerError> {
+        match self.wire.get(&POOLS, self.name).await? {
+            Some(fetched) => self.parse(fetched).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub fn parse(&self, fetched: Fetched) -> Result<Object, LedgerError> {
+        let object = Object::read(&self.target(), self.network, fetched)?;
+        self.sizes.note(self.name, object.size);
+        Ok(object)
+    }
+
+    /// Whether the object is at that state still.
+    pub async fn is_at(&self, base: &Base) -> Result<bool, LedgerError> {
+        let found = self.wire.get_metadata(&POOLS, self.name).await?;
+        Ok(match found {
+            None => *base == Base::Absent,
+            Some(fetched) => {
+                let stamp = Stamp::read(&fetched.object);
+                stamp.is_ok_and(|stamp| *base == Base::At(stamp))
+            }
+        })
+    }
+
+    pub async fn commit(&self, base: &Base, changes: &[Change]) -> Result<Stamp, LedgerError> {
+        match (base, self.network) {
+            (Base::Absent, _) => self.create(changes).await,
+            (Base::At(stamp), Some(network)) => match self.blind(stamp, network, changes).await {
+                Ok(stamp) => Ok(stamp),
+                Err(Hitch::Look) => self.careful(changes).await,
+                Err(Hitch::Error(error)) => Err(error),
+            },
+            _ => self.careful(changes).await,
+        }
+    }
+
+    /// The CREATE of the object is the first commit: an empty pool costs one write.
+    async fn create(&self, changes: &[Change]) -> Result<Stamp, LedgerError> {
+        let Some(network) = self.network else {
+            return Err(self.unfit("the pool does not exist, and its range is not known".into()));
+        };
+        let mut pool = Pool::new();
+        let violated: Vec<Address> = changes
+            .iter()
+            .filter(|change| pool.apply(change).is_err())
+            .map(Change::address)
+            .collect();
+        if !violated.is_empty() {
+            return Err(self.conflict(violated));
+        }
+        let mut allocations = Map::new();
+        let mut size = ENVELOPE;
+        for (address, record) in pool.records() {
+            let key = key(network, address).ok_or_else(|| self.outside(network, address))?;
+            let entry = Value::Object(entry(record));
+            size += weight(&key, &entry.to_string());
+            allocations.insert(key, entry);
+        }
+        self.check(size)?;
+        let mut metadata = self.marks.clone();
+        metadata["name"] = json!(self.name);
+        // Reset from the start: the API server then never begins to track the fields.
+        metadata["managedFields"] = json!([{}]);
+        let rests = Resting::default().after(network, changes, now());
+        if let Some(text) = rests.and_then(|rests| rests.text()) {
+            metadata["annotations"][RESTING] = json!(text);
+        }
+        let object = json!({
+            "apiVersion": POOLS.api_version(),
+            "kind": POOLS.kind,
+            "metadata": metadata,
+            "spec": { "range": network.to_string(), "allocations": allocations },
+        });
+        match self.wire.create(&POOLS, &object).await {
+            Ok(created) => {
+                self.sizes.note(self.name, size);
+                self.stamp(Verb::Create, &created)
+            }
+            Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
+                Err(self.conflict(Vec::new()))
+            }
+            Err(Failure::Refused(refusal)) if refusal.is_too_large() => Err(self.full(size)),
+            Err(failure) => Err(self.failed(Verb::Create, failure)),
+        }
+    }
+
+    async fn blind(
+        &self,
+        stamp: &Stamp,
+        network: Prefix,
+        changes: &[Change],
+    ) -> Result<Stamp, Hitch> {
+        let resting = Resting::read(&stamp.notes).map_err(|why| {
+            Hitch::Error(LedgerError::Unreadable {
+                target: self.target(),
+                why,
+            })
+        })?;
+        let rests = resting.after(network, changes, now());
+        let patch = by_address(network, stamp, rests.as_ref(), changes)
+            .map_err(|address| Hitch::Error(self.outside(network, address)))?;
+        let size = self.sizes.after(self.name, patch.growth);
+        if patch.operations.len() > MOST_OPERATIONS || self.check(size).is_err() {
+            return Err(Hitch::Look);
+        }
+        let patch = Patch::Json::<Value>(
+            serde_json::from_value(Value::Array(patch.operations))
+                .map_err(|error| Hitch::Error(self.unfit(error.to_string())))?,
+        );
+        match self.wire.patch(&POOLS, self.name, &patch).await {
+            Ok(patched) => {
+                self.sizes.note(self.name, size);
+                self.stamp(Verb::Patch, &patched).map_err(Hitch::Error)
+            }
+            // A test failed, or the object is not shaped as the patch takes for granted.
+            Err(Failure::Refused(refusal)) if refusal.code == 422 => Err(Hitch::Look),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(self.name) => {
+                Err(Hitch::Error(self.conflict(Vec::new())))
+            }
+            Err(Failure::Refused(refusal)) if refusal.is_too_large() => {
+                Err(Hitch::Error(self.full(size)))
+            }
+            Err(failure) => Err(Hitch::Error(self.failed(Verb::Patch, failure))),
+        }
+    }
+
+    async fn careful(&self, changes: &[Change]) -> Result<Stamp, LedgerError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let Some(object) = self.read().await? else {
+                return self.create(changes).await;
+            };
+            if let Some(outside) = changes
+                .iter()
+                .map(Change::address)
+                .find(|address| key(object.network, *address).is_none())
+            {
+                return Err(self.outside(object.network, outside));
+            }
+            let draft = Draft::of(&object, changes).map_err(|violated| self.conflict(violated))?;
+            let size = draft.size() + ENVELOPE;
+            let merge = merge(&object, &draft, changes);
+            self.check(size)?;
+            match self
+                .wire
+                .patch(&POOLS, self.name, &Patch::Merge(merge))
+                .await
+            {
+                Ok(patched) => {
+                    self.sizes.note(self.name, size);
+                    return self.stamp(Verb::Patch, &patched);
+                }
+                Err(Failure::Refused(refusal)) if refusal.code == 409 && tries < TRIES => {}
+                Err(Failure::Refused(refusal)) if refusal.is_absence_of(self.name) => {
+                    return Err(self.conflict(Vec::new()));
+                }
+                Err(Failure::Refused(refusal)) if refusal.is_too_large() => {
+                    return Err(self.full(size));
+                }
+                Err(failure) => return Err(self.failed(Verb::Patch, failure)),
+            }
+        }
+    }
+
+    /// The write went through; without its version the caller has to look.
+    fn stamp(&self, verb: Verb, object: &Value) -> Result<Stamp, LedgerError> {
+        Stamp::read(object).map_err(|why| LedgerError::Uncertain {
+            operation: verb.name(),
+            target: self.target(),
+            why,
+        })
+    }
+
+    fn check(&self, size: usize) -> Result<(), LedgerError> {
+        if size > self.limit {
+            return Err(self.full(size));
+        }
+        Ok(())
+    }
+
+    fn full(&self, size: usize) -> LedgerError {
+        LedgerError::Full {
+            target: self.target(),
+            size,
+            limit: self.limit,
+            hint: "release what is not used, cut the network into node slices, or let Berth page the pool".into(),
+        }
+    }
+
+    fn conflict(&self, held: Vec<Address>) -> LedgerError {
+        LedgerError::Conflict {
+            pool: self.target(),
+            held,
+        }
+    }
+
+    fn outside(&self, network: Prefix, address: Address) -> LedgerError {
+        self.unfit(format!("{address} is outside of its range {network}"))
+    }
+
+    fn unfit(&self, message: String) -> LedgerError {
+        LedgerError::Rejected {
+            operation: Verb::Patch.name(),
+            target: self.target(),
+            rejection: Rejection::Invalid { code: 422, message },
+        }
+    }
+}
+
+/// Everything that the changes make different, on exactly the version that was read.
+fn merge(object: &Object, draft: &Draft<'_>, changes: &[Change]) -> Value {
+    let mut merge = json!({
+        "metadata": { "resourceVersion": object.stamp.resource_version },
+        "spec": { "allocations": draft.merge() },
+    });
+    if object.stamp.tracked {
+        merge["metadata"]["managedFields"] = json!([{}]);
+    }
+    if let Some(rests) = object.resting.after(object.network, changes, now()) {
+        merge["metadata"]["annotations"] = json!({ RESTING: rests.text() });
+    }
+    merge
+}

@@ -1,0 +1,194 @@
+//! Requests to the API server, one at a time, each with a time limit.
+//!
+//! Below [`kube::Api`], because two things are needed that it hides: the `Retry-After` of an answer,
+//! and the raw object, of which nothing may be lost (I7). Reads carry no resourceVersion, so that
+//! they see every write that was acknowledged before.
+
+use std::time::Duration;
+
+use hyper::header::RETRY_AFTER;
+use kube::api::{
+    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
+};
+use kube::client::Body;
+use kube::{Client, core};
+use serde_json::Value;
+
+use super::resource::Resource;
+use super::status::{Ask, Failure, Refusal, Verb, chain};
+use crate::{LedgerError, Rejection};
+
+type Request = Result<hyper::Request<Vec<u8>>, core::request::Error>;
+
+#[derive(Clone)]
+pub(super) struct Wire {
+    pub client: Client,
+    pub namespace: String,
+    pub timeout: Duration,
+}
+
+/// An object and how many bytes it came in.
+pub(super) struct Fetched {
+    pub object: Value,
+    pub size: usize,
+}
+
+impl Wire {
+    pub fn ask<'a>(&'a self, verb: Verb, resource: &'static Resource, name: &'a str) -> Ask<'a> {
+        Ask {
+            verb,
+            resource,
+            namespace: &self.namespace,
+            name,
+        }
+    }
+
+    fn request(&self, resource: &Resource) -> core::Request {
+        core::Request::new(resource.path(&self.namespace))
+    }
+
+    /// The object of that name; none if it does not exist.
+    pub async fn get(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+    ) -> Result<Option<Fetched>, LedgerError> {
+        let request = self.request(resource).get(name, &GetParams::default());
+        self.get_by(resource, name, request).await
+    }
+
+    /// The same with its metadata alone: what the object holds is not sent.
+    pub async fn get_metadata(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+    ) -> Result<Option<Fetched>, LedgerError> {
+        let request = self
+            .request(resource)
+            .get_metadata(name, &GetParams::default());
+        self.get_by(resource, name, request).await
+    }
+
+    async fn get_by(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+        request: Request,
+    ) -> Result<Option<Fetched>, LedgerError> {
+        match self.send(request).await {
+            Ok(fetched) => Ok(Some(fetched)),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(name) => Ok(None),
+            Err(failure) => Err(failure.into_error(self.ask(Verb::Get, resource, name))),
+        }
+    }
+
+    pub async fn create(
+        &self,
+        resource: &'static Resource,
+        object: &Value,
+    ) -> Result<Value, Failure> {
+        let body = object.to_string().into_bytes();
+        let request = self.request(resource).create(&PostParams::default(), body);
+        self.send(request).await.map(|fetched| fetched.object)
+    }
+
+    /// Patches and returns the object's metadata alone: the answer would be as long as the pool.
+    pub async fn patch(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+        patch: &Patch<Value>,
+    ) -> Result<Value, Failure> {
+        let request = self
+            .request(resource)
+            .patch_metadata(name, &PatchParams::default(), patch);
+        self.send(request).await.map(|fetched| fetched.object)
+    }
+
+    /// Deletes the object if it still is that one, at that version.
+    pub async fn delete(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+        preconditions: Preconditions,
+    ) -> Result<(), Failure> {
+        let params = DeleteParams::default().preconditions(preconditions);
+        let request = self.request(resource).delete(name, &params);
+        self.send(request).await.map(|_| ())
+    }
+
+    /// All objects of a kind, some at a time.
+    pub async fn list(
+        &self,
+        resource: &'static Resource,
+        labels: &str,
+        page: u32,
+    ) -> Result<Vec<Value>, LedgerError> {
+        let mut params = ListParams::default().limit(page);
+        if !labels.is_empty() {
+            params = params.labels(labels);
+        }
+        let mut all = Vec::new();
+        loop {
+            let sent = self.send(self.request(resource).list(&params)).await;
+            let mut list = match sent {
+                Ok(fetched) => fetched.object,
+                Err(failure) => {
+                    return Err(failure.into_error(self.ask(Verb::List, resource, "")));
+                }
+            };
+            if let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) {
+                all.extend(items);
+            }
+            match list["metadata"]["continue"].as_str() {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token.to_owned()),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    async fn send(&self, request: Request) -> Result<Fetched, Failure> {
+        let request = request.map_err(|error| {
+            Failure::Unfit(Rejection::Invalid {
+                code: 400,
+                message: chain(&error),
+            })
+        })?;
+        match tokio::time::timeout(self.timeout, self.exchange(request)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Failure::Lost(format!(
+                "no answer within {:?}",
+                self.timeout
+            ))),
+        }
+    }
+
+    async fn exchange(&self, request: hyper::Request<Vec<u8>>) -> Result<Fetched, Failure> {
+        let sent = self.client.send(request.map(Body::from)).await;
+        let response = sent.map_err(Failure::of)?;
+        let status = response.status();
+        let retry_after = response
+            .headers()
+            .get(RETRY_AFTER)
+            .and_then(|value| value.to_str().ok()?.parse().ok())
+            .map(Duration::from_secs);
+        let body = match response.into_body().collect_bytes().await {
+            Ok(body) => body,
+            Err(error) => return Err(Failure::Lost(chain(&error))),
+        };
+        if !status.is_success() {
+            let refusal = Refusal::read(status.as_u16(), retry_after, &body);
+            return Err(Failure::Refused(refusal));
+        }
+        match serde_json::from_slice(&body) {
+            Ok(object) => Ok(Fetched {
+                object,
+                size: body.len(),
+            }),
+            Err(error) => Err(Failure::Lost(format!(
+                "the answer is no JSON ({} bytes): {error}",
+                body.len()
+            ))),
+        }
+    }
+}

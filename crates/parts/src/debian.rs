@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 const PACKAGES: &[(&str, &str)] = &[
     ("busybox-static", "the image that test pods run"),
     ("iproute2", "network namespaces"),
+    ("mount", "a node's own /run"),
     ("musl-tools", "the static plugin binary"),
     ("openssh-server", "the SFTP side of a VM"),
     ("runc", "containers"),

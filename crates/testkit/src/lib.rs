@@ -5,6 +5,8 @@
 //! cgroups are swept by a janitor that outlives it by a second); a part that fails to start shows its log. Does
 //! not build the parts: `cargo xtask parts` does, and a missing part fails the test with that advice.
 //!
+//! `BERTH_KEEP_SCRATCH=1` keeps the scratch directories (logs, data) for a look at them.
+//!
 //! ```no_run
 //! use berth_testkit::{Cluster, Part};
 //!
@@ -54,3 +56,4 @@ pub use account::Account;
 pub use cluster::{Cluster, Options, Part};
 pub use netns::Netns;
 pub use node::{Node, NodeOptions};
+pub use process::{Process, guarded};

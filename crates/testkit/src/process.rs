@@ -43,8 +43,9 @@ pub(crate) fn spawn(command: Command) -> io::Result<Child> {
     answer.recv().map_err(|_| gone())?
 }
 
-/// A command whose process dies with this one; more arguments may follow.
-pub(crate) fn guarded(program: impl AsRef<Path>) -> Command {
+/// A command whose process dies with the thread that starts it; more arguments may follow. [`Process::start`] starts it
+/// from a thread that lives as long as the test process.
+pub fn guarded(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new("setpriv");
     command
         .args(["--pdeathsig", "KILL", "--"])
@@ -86,9 +87,9 @@ pub(crate) fn inner(pid: u32) -> Result<u32> {
         .with_context(|| format!("process {pid} has no child"))
 }
 
-/// A running part, killed on drop.
+/// A running process: killed on drop, and when the test process ends.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
@@ -97,7 +98,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the command; what it says goes to the end of `<logs>/<name>.log`.
+    /// Starts a [`guarded`] command; what it says goes to the end of `<logs>/<name>.log`.
     pub fn start(name: &str, mut command: Command, logs: &Path) -> Result<Process> {
         let log = logs.join(format!("{name}.log"));
         let output = File::options()
@@ -119,7 +120,7 @@ impl Process {
     }
 
     /// The same for a command that enters a PID namespace.
-    pub fn entered(name: &str, command: Command, logs: &Path) -> Result<Process> {
+    pub(crate) fn entered(name: &str, command: Command, logs: &Path) -> Result<Process> {
         let mut process = Process::start(name, command, logs)?;
         process.entered = true;
         Ok(process)
@@ -140,13 +141,28 @@ impl Process {
         }
     }
 
-    pub fn signal(&self, which: Signal) -> Result<()> {
+    pub(crate) fn signal(&self, which: Signal) -> Result<()> {
         signal(self.pid()?, which).with_context(|| format!("signal {}", self.name))?;
         if self.entered && which == Signal::CONT {
             // nsenter stops itself when what it forked is stopped.
             signal(self.child.id(), which).with_context(|| format!("resume {}", self.name))?;
         }
         Ok(())
+    }
+
+    /// SIGSTOP.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Where its output goes.
+    pub fn log(&self) -> &Path {
+        &self.log
     }
 
     /// kill -9, and gone when this returns.

@@ -46,14 +46,16 @@ impl Scratch {
 
     /// A scratch directory whose end is the end of a cgroup, too.
     pub fn with_cgroup(name: &str, cgroup: &str) -> Result<Scratch> {
+        let keep = std::env::var_os("BERTH_KEEP_SCRATCH").is_some();
         let dir = tempfile::Builder::new()
             .prefix(&format!("berth-{name}-"))
+            .disable_cleanup(keep)
             .tempdir()
             .context("create a scratch directory")?;
         let mut command = Command::new("sh");
         command
             .arg("-c")
-            .arg([JANITOR, SWEEP_CGROUP, SWEEP_FILES].concat())
+            .arg([JANITOR, SWEEP_CGROUP, if keep { "" } else { SWEEP_FILES }].concat())
             .args(["janitor", cgroup])
             .arg(dir.path())
             .stdin(Stdio::piped())

@@ -59,6 +59,10 @@ async fn a_pod_gets_a_second_network_and_gives_it_back() {
     let seen = String::from_utf8_lossy(&exec.stdout);
     assert!(seen.contains("192.0.2.2/24"), "{exec:?}");
 
+    // That the new kubelet works is seen below, when it takes "one" down and starts "three".
+    node.kill_kubelet().unwrap();
+    node.restart_kubelet().await.unwrap();
+
     // Another node of the same cluster, on the same wire: host-local knows nothing of it and gives the same address
     // again, which is why there is Berth.
     let second = node.join(NodeOptions::default()).await.unwrap();
@@ -92,4 +96,50 @@ async fn a_pod_gets_a_second_network_and_gives_it_back() {
     drop((node, second));
     assert_eq!(cgroups(), "");
     assert!(dirs.iter().all(|dir| !dir.exists()));
+}
+
+#[tokio::test]
+async fn a_process_on_a_node_is_the_test_s_to_hurt() {
+    let node = Node::start(NodeOptions {
+        name: Some("worker".into()),
+        ..NodeOptions::default()
+    })
+    .await
+    .unwrap();
+    assert_eq!(node.name(), "worker");
+    let mut ticker = node.command("sh");
+    ticker.args(["-c", "while :; do echo tick; sleep 0.05; done"]);
+    let mut ticker = node.process("ticker", ticker).unwrap();
+    let ticks = |log: &std::path::Path| std::fs::metadata(log).unwrap().len();
+    let log = ticker.log().to_owned();
+    let moves = || {
+        let before = ticks(&log);
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        ticks(&log) > before
+    };
+    assert!(moves());
+    ticker.pause().unwrap();
+    // What was under way when the signal came may still be written.
+    moves();
+    assert!(!moves());
+    ticker.resume().unwrap();
+    assert!(moves());
+    ticker.kill().unwrap();
+    assert!(ticker.ended().unwrap().is_some());
+    assert!(!moves());
+    // Every kubeconfig works on the node as it does outside.
+    let nodes = node
+        .command(berth_parts::Parts::find().unwrap().kubectl())
+        .arg(format!(
+            "--kubeconfig={}",
+            node.cluster().kubeconfig().display()
+        ))
+        .args(["get", "nodes", "--output=name"])
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&nodes.stdout),
+        "node/worker\n",
+        "{nodes:?}"
+    );
 }

@@ -4,11 +4,11 @@
 //! Promises: a test creates a pod and looks at its addresses as an administrator would; all of it is gone when the node
 //! is dropped, and when its process dies. Does not reach the machine's network, and has no kube-proxy or DNS.
 
+mod launch;
 mod pods;
 mod settings;
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,17 +18,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use berth_parts::Parts;
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::api::Api;
+use kube::api::{Api, GetParams};
 use tokio::time::sleep;
 
 use crate::capsule::Capsule;
 use crate::cluster::{Cluster, Options, PATIENCE};
 use crate::forward::Forward;
 use crate::image::{self, run};
-use crate::plane::{self, Plane};
+use crate::plane::Plane;
 use crate::process::Process;
 use crate::scratch::Scratch;
-use settings::Serving;
 
 /// How a node differs from the usual one.
 #[derive(Debug, Clone, Default)]
@@ -71,6 +70,7 @@ pub struct Node {
     _forward: Forward,
     capsule: Capsule,
     name: String,
+    number: u8,
     env: Vec<(String, String)>,
     plane: Arc<Plane>,
     parts: Parts,
@@ -105,10 +105,10 @@ impl Node {
         for sub in ["logs", "cni/bin", "cni/net.d", "image", "kubelet"] {
             fs::create_dir_all(dir.join(sub)).with_context(|| format!("create {sub}"))?;
         }
-        install_plugins(&parts, &dir.join("cni/bin"))?;
+        launch::plugins(&parts, &dir.join("cni/bin"))?;
         let multus = settings::multus(dir, &plane.multus_kubeconfig, number);
-        write(&dir.join("cni/net.d/00-multus.conf"), &multus.to_string())?;
-        write(&dir.join("containerd.toml"), &settings::containerd(dir))?;
+        launch::write(&dir.join("cni/net.d/00-multus.conf"), &multus.to_string())?;
+        launch::write(&dir.join("containerd.toml"), &settings::containerd(dir))?;
 
         let capsule = Capsule::new(&cgroup)?;
         plane.connect(number, capsule.pid(), |arguments| capsule.ip(arguments))?;
@@ -117,22 +117,23 @@ impl Node {
 
         let mut env = vec![("NODENAME".to_owned(), name.clone())];
         env.extend(options.env);
-        let mut containerd = start_containerd(&parts, &capsule, dir, &env)?;
-        await_containerd(&parts, dir, &mut containerd).await?;
+        let mut containerd = launch::containerd(&parts, &capsule, dir, &env)?;
+        launch::await_containerd(&parts, dir, &mut containerd).await?;
         let archive = image::archive(&dir.join("image"))?;
-        let mut import = ctr(&parts, dir);
+        let mut import = launch::ctr(&parts, dir);
         import
             .args(["images", "import", "--local", "--snapshotter", "native"])
             .arg(&archive);
         run(&mut import).context("import the test image")?;
 
-        let kubelet = start_kubelet(&plane, &capsule, dir, &name, number)?;
+        let kubelet = launch::kubelet(&plane, &capsule, dir, &name, number)?;
         let node = Node {
             kubelet: Mutex::new(kubelet),
             containerd: Mutex::new(containerd),
             _forward: forward,
             capsule,
             name,
+            number,
             env,
             plane,
             parts,
@@ -142,11 +143,12 @@ impl Node {
         Ok(node)
     }
 
-    /// Returns when the kubelet has reported the node ready.
+    /// Returns when the kubelet has reported the node ready and answers the API server. Both: after a restart the
+    /// report is still that of the kubelet before.
     async fn ready(&self) -> Result<()> {
-        let nodes: Api<NodeObject> = Api::all(self.cluster().client().await?);
+        let client = self.cluster().client().await?;
         let begun = Instant::now();
-        let mut last = "the node has not registered".to_owned();
+        let mut last = String::new();
         while begun.elapsed() < PATIENCE {
             for process in [&self.kubelet, &self.containerd] {
                 let mut process = lock(process);
@@ -154,19 +156,9 @@ impl Node {
                     bail!("ended with {status}; {}", process.tail());
                 }
             }
-            let found = nodes.get_opt(&self.name).await.context("get the node")?;
-            let condition = found
-                .and_then(|node| node.status)
-                .and_then(|status| status.conditions)
-                .and_then(|list| {
-                    list.into_iter()
-                        .find(|condition| condition.type_ == "Ready")
-                });
-            if let Some(condition) = condition {
-                if condition.status == "True" {
-                    return Ok(());
-                }
-                last = condition.message.unwrap_or_default();
+            match self.probe(&client).await {
+                Ok(()) => return Ok(()),
+                Err(error) => last = format!("{error:#}"),
             }
             sleep(Duration::from_millis(200)).await;
         }
@@ -176,6 +168,32 @@ impl Node {
             PATIENCE.as_secs(),
             lock(&self.kubelet).tail()
         )
+    }
+
+    async fn probe(&self, client: &kube::Client) -> Result<()> {
+        let health = kube::core::Request::new(format!("/api/v1/nodes/{}/proxy", self.name))
+            .get("healthz", &GetParams::default())
+            .context("make a request")?;
+        client
+            .request_text(health)
+            .await
+            .context("the kubelet does not answer")?;
+        let node = Api::<NodeObject>::all(client.clone())
+            .get(&self.name)
+            .await
+            .context("get the node")?;
+        let ready = node
+            .status
+            .and_then(|status| status.conditions)
+            .and_then(|list| {
+                list.into_iter()
+                    .find(|condition| condition.type_ == "Ready")
+            })
+            .context("the kubelet has not reported")?;
+        if ready.status != "True" {
+            bail!("{}", ready.message.unwrap_or_default());
+        }
+        Ok(())
     }
 
     pub fn name(&self) -> &str {
@@ -216,7 +234,8 @@ impl Node {
         self.capsule.ip(arguments)
     }
 
-    /// A command on the node, in all its namespaces; arguments and environment may follow. What it starts ends with the node.
+    /// A command on the node, in all its namespaces; arguments and environment may follow. Run it to its end, or
+    /// give it to [`Node::process`]: started otherwise, it ends with the thread that started it.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         self.capsule.command(program)
     }
@@ -238,11 +257,34 @@ impl Node {
         let mut process = {
             let mut running = lock(&self.containerd);
             running.kill()?;
-            start_containerd(&self.parts, &self.capsule, self.dir(), &self.env)?
+            launch::containerd(&self.parts, &self.capsule, self.dir(), &self.env)?
         };
-        await_containerd(&self.parts, self.dir(), &mut process).await?;
+        launch::await_containerd(&self.parts, self.dir(), &mut process).await?;
         *lock(&self.containerd) = process;
         Ok(())
+    }
+
+    /// Starts a process on the node, in all its namespaces: the agent under test, say. It ends with the handle or the
+    /// node; what it says goes to `logs/<name>.log`.
+    pub fn process(&self, name: &str, command: Command) -> Result<Process> {
+        Process::entered(name, command, &self.dir().join("logs"))
+    }
+
+    /// Starts the kubelet again, killing it first if it runs; returns when the node is ready. It may be another moment
+    /// until the new one knows its pods.
+    pub async fn restart_kubelet(&self) -> Result<()> {
+        {
+            let mut process = lock(&self.kubelet);
+            process.kill()?;
+            *process = launch::kubelet(
+                &self.plane,
+                &self.capsule,
+                self.dir(),
+                &self.name,
+                self.number,
+            )?;
+        }
+        self.ready().await
     }
 
     /// kill -9 of the kubelet; the node is then lost to the cluster while its pods run on.
@@ -253,110 +295,4 @@ impl Node {
 
 fn lock(process: &Mutex<Process>) -> MutexGuard<'_, Process> {
     process.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write(path: &Path, content: &str) -> Result<()> {
-    fs::write(path, content).with_context(|| format!("write {}", path.display()))
-}
-
-/// Links, so that a test can put others beside them.
-fn install_plugins(parts: &Parts, bin: &Path) -> Result<()> {
-    let mut plugins = vec![parts.multus(), parts.whereabouts()];
-    let dir = parts.cni_dir();
-    for entry in fs::read_dir(&dir).with_context(|| format!("read {}", dir.display()))? {
-        plugins.push(entry.context("read the plugin directory")?.path());
-    }
-    for plugin in plugins {
-        let name = plugin.file_name().context("a plugin without a name")?;
-        symlink(&plugin, bin.join(name)).with_context(|| format!("link {}", plugin.display()))?;
-    }
-    Ok(())
-}
-
-fn ctr(parts: &Parts, dir: &Path) -> Command {
-    let mut command = Command::new(parts.ctr());
-    command
-        .arg("--address")
-        .arg(dir.join("containerd.sock"))
-        .args(["--namespace", "k8s.io"]);
-    command
-}
-
-fn start_containerd(
-    parts: &Parts,
-    capsule: &Capsule,
-    dir: &Path,
-    env: &[(String, String)],
-) -> Result<Process> {
-    let mut command = capsule.command(parts.containerd());
-    let path = std::env::var("PATH").unwrap_or_default();
-    command
-        .arg("--config")
-        .arg(dir.join("containerd.toml"))
-        // containerd finds its shim, and the shim finds runc, on the PATH.
-        .env(
-            "PATH",
-            format!(
-                "{}:{path}:/usr/sbin:/sbin",
-                parts.containerd_dir().display()
-            ),
-        )
-        .envs(env.iter().map(|(name, value)| (name, value)));
-    Process::entered("containerd", command, &dir.join("logs"))
-}
-
-async fn await_containerd(parts: &Parts, dir: &Path, process: &mut Process) -> Result<()> {
-    let begun = Instant::now();
-    loop {
-        if let Some(status) = process.ended()? {
-            bail!("containerd ended with {status}; {}", process.tail());
-        }
-        let mut version = ctr(parts, dir);
-        version.args(["--connect-timeout", "2s", "version"]);
-        match run(&mut version) {
-            Ok(_) => return Ok(()),
-            Err(error) if begun.elapsed() > PATIENCE => {
-                return Err(error.context(format!("wait for containerd; {}", process.tail())));
-            }
-            Err(_) => sleep(Duration::from_millis(200)).await,
-        }
-    }
-}
-
-fn start_kubelet(
-    plane: &Plane,
-    capsule: &Capsule,
-    dir: &Path,
-    name: &str,
-    number: u8,
-) -> Result<Process> {
-    let cluster = &plane.cluster;
-    let address = plane::address(number);
-    let kubeconfig = cluster.user_kubeconfig(
-        &format!("kubelet-{name}"),
-        &format!("system:node:{name}"),
-        Some("system:nodes"),
-    )?;
-    let serving = cluster
-        .authority
-        .server(&format!("serving-{name}"), &[&address])?;
-    let authority = cluster.authority.file();
-    let config = settings::kubelet(
-        dir,
-        &Serving {
-            authority: &authority,
-            certificate: &serving.certificate_file,
-            key: &serving.key_file,
-        },
-    );
-    write(&dir.join("kubelet.json"), &config.to_string())?;
-    let mut command = capsule.command(cluster.parts.kubelet());
-    command
-        .arg(format!("--config={}", dir.join("kubelet.json").display()))
-        .arg(format!("--kubeconfig={}", kubeconfig.display()))
-        .arg(format!("--root-dir={}", dir.join("kubelet").display()))
-        .arg(format!("--cert-dir={}", dir.join("kubelet/pki").display()))
-        .arg(format!("--hostname-override={name}"))
-        .arg(format!("--node-ip={address}"));
-    Process::entered("kubelet", command, &dir.join("logs"))
 }

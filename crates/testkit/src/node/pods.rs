@@ -11,7 +11,8 @@ use kube::api::Api;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use super::{Node, ctr};
+use super::Node;
+use super::launch::ctr;
 use crate::cluster::PATIENCE;
 use crate::image::run;
 use crate::netns::addresses_of;

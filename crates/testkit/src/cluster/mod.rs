@@ -3,6 +3,8 @@
 //! There is no controller manager here: no garbage collection, a deleted namespace stays in Terminating,
 //! and so the admission of service accounts is off (pods need none). A whole [`crate::Node`] has all that.
 
+mod launch;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,16 +13,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use berth_parts::Parts;
 use kube::api::GetParams;
-use rustix::process::Signal;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
 use crate::forward::Forward;
 use crate::kubeconfig::{self, Credential};
-use crate::pki::{Authority, Identity};
+use crate::pki::Authority;
 use crate::ports;
-use crate::process::{Process, guarded_in};
+use crate::process::Process;
 use crate::scratch::Scratch;
+use launch::Plan;
 
 /// Generous: two cores may be building, and several clusters starting at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -60,17 +62,6 @@ pub struct Cluster {
     _forward: Option<Forward>,
     // Last: the directory goes when the processes that write to it are gone.
     scratch: Scratch,
-}
-
-/// What both starts of a part have in common: a restart finds the same ports, certificates and data.
-struct Plan {
-    etcd_port: u16,
-    peer_port: u16,
-    port: u16,
-    server: Identity,
-    kubelet_client: Identity,
-    token_key: PathBuf,
-    token_public: PathBuf,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -155,8 +146,8 @@ impl Cluster {
             Credential::Certificate(&admin),
             "default",
         )?;
-        let etcd = start_etcd(&parts, &options, &plan, &authority, dir)?;
-        let apiserver = start_apiserver(&parts, &options, &plan, &authority, dir)?;
+        let etcd = launch::etcd(&parts, &options, &plan, &authority, dir)?;
+        let apiserver = launch::apiserver(&parts, &options, &plan, &authority, dir)?;
         let cluster = Cluster {
             etcd: Mutex::new(etcd),
             apiserver: Mutex::new(apiserver),
@@ -229,12 +220,12 @@ impl Cluster {
 
     /// SIGSTOP: connections stay open and nothing answers.
     pub fn pause(&self, part: Part) -> Result<()> {
-        self.lock(part).signal(Signal::STOP)
+        self.lock(part).pause()
     }
 
     /// SIGCONT.
     pub fn resume(&self, part: Part) -> Result<()> {
-        self.lock(part).signal(Signal::CONT)
+        self.lock(part).resume()
     }
 
     /// Starts the part again, on the same ports and data, killing it first if it runs; returns when the cluster is
@@ -244,8 +235,8 @@ impl Cluster {
             let mut process = self.lock(part);
             process.kill()?;
             let start = match part {
-                Part::Etcd => start_etcd,
-                Part::ApiServer => start_apiserver,
+                Part::Etcd => launch::etcd,
+                Part::ApiServer => launch::apiserver,
             };
             *process = start(
                 &self.parts,
@@ -301,93 +292,4 @@ async fn probe(client: &kube::Client) -> Result<()> {
             .with_context(|| format!("{path}/{name}"))?;
     }
     Ok(())
-}
-
-fn start_etcd(
-    parts: &Parts,
-    options: &Options,
-    plan: &Plan,
-    authority: &Authority,
-    dir: &Path,
-) -> Result<Process> {
-    let client = format!("https://127.0.0.1:{}", plan.etcd_port);
-    let peer = format!("http://127.0.0.1:{}", plan.peer_port);
-    let mut command = guarded_in(options.netns.as_deref(), &parts.etcd());
-    command
-        .args(["--name=berth", "--log-level=warn", "--client-cert-auth"])
-        .arg(format!("--data-dir={}", dir.join("etcd").display()))
-        .arg(format!("--listen-client-urls={client}"))
-        .arg(format!("--advertise-client-urls={client}"))
-        .arg(format!("--listen-peer-urls={peer}"))
-        .arg(format!("--initial-advertise-peer-urls={peer}"))
-        .arg(format!("--initial-cluster=berth={peer}"))
-        .arg(format!("--trusted-ca-file={}", authority.file().display()))
-        .arg(format!(
-            "--cert-file={}",
-            plan.server.certificate_file.display()
-        ))
-        .arg(format!("--key-file={}", plan.server.key_file.display()));
-    if options.unsafe_no_fsync {
-        command.arg("--unsafe-no-fsync");
-    }
-    Process::start("etcd", command, &dir.join("logs"))
-}
-
-fn start_apiserver(
-    parts: &Parts,
-    options: &Options,
-    plan: &Plan,
-    authority: &Authority,
-    dir: &Path,
-) -> Result<Process> {
-    let file = |path: &Path| path.display().to_string();
-    let authority_file = file(&authority.file());
-    let (certificate, key) = (
-        file(&plan.server.certificate_file),
-        file(&plan.server.key_file),
-    );
-    let settings = [
-        (
-            "etcd-servers",
-            format!("https://127.0.0.1:{}", plan.etcd_port),
-        ),
-        ("etcd-cafile", authority_file.clone()),
-        ("etcd-certfile", certificate.clone()),
-        ("etcd-keyfile", key.clone()),
-        ("bind-address", "127.0.0.1".into()),
-        ("secure-port", plan.port.to_string()),
-        // Without it the server looks for a default route, which a namespace may not have.
-        ("advertise-address", "127.0.0.1".into()),
-        // It would try to publish that loopback address, and log its refusal for ever.
-        ("endpoint-reconciler-type", "none".into()),
-        ("tls-cert-file", certificate),
-        ("tls-private-key-file", key),
-        ("client-ca-file", authority_file),
-        (
-            "kubelet-client-certificate",
-            file(&plan.kubelet_client.certificate_file),
-        ),
-        ("kubelet-client-key", file(&plan.kubelet_client.key_file)),
-        ("kubelet-preferred-address-types", "InternalIP".into()),
-        ("authorization-mode", "Node,RBAC".into()),
-        ("allow-privileged", "true".into()),
-        ("service-cluster-ip-range", "10.96.0.0/16".into()),
-        (
-            "service-account-issuer",
-            "https://kubernetes.default.svc".into(),
-        ),
-        ("service-account-key-file", file(&plan.token_public)),
-        ("service-account-signing-key-file", file(&plan.token_key)),
-        ("profiling", "false".into()),
-    ];
-    let mut command = guarded_in(options.netns.as_deref(), &parts.apiserver());
-    command.args(settings.map(|(name, value)| format!("--{name}={value}")));
-    if !options.service_account_admission {
-        command.arg("--disable-admission-plugins=ServiceAccount");
-    }
-    for (gate, on) in &options.feature_gates {
-        command.arg(format!("--feature-gates={gate}={on}"));
-    }
-    command.args(&options.apiserver_args);
-    Process::start("kube-apiserver", command, &dir.join("logs"))
 }

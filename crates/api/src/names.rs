@@ -17,6 +17,13 @@ pub fn reservation(network: &str, address: Address) -> String {
     join(&[network, &plain(&address.to_string())])
 }
 
+/// Whether `name` is the reservation of `address`, of whatever network.
+pub fn reserves(name: &str, address: Address) -> bool {
+    let plain = reservation("", address);
+    name.strip_suffix(&plain)
+        .is_some_and(|network| network.is_empty() || network.ends_with('-'))
+}
+
 /// The claim of a slice: `[network-]slice`. The node is not part of it: whoever creates it first
 /// has the slice.
 pub fn slice(network: &str, slice: Prefix) -> String {
@@ -62,6 +69,13 @@ mod tests {
         ] {
             assert_eq!(pool(network, node, range.parse().unwrap()), name);
         }
+    }
+
+    #[test]
+    fn a_reservation_is_known_by_its_name() {
+        let address = "10.0.0.1".parse().unwrap();
+        assert!(reserves("10.0.0.1", address) && reserves("blue-10.0.0.1", address));
+        assert!(!reserves("110.0.0.1", address) && !reserves("10.0.0.12", address));
     }
 
     #[test]

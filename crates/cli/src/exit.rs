@@ -1,0 +1,72 @@
+//! Exit codes, and the one place that prints an error with its causes.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | something else failed |
+//! | 2 | the command line is wrong, a range in it can't be read |
+//! | 3 | no such pool or address |
+//! | 4 | refused: held by another, exhausted, declined by the user |
+//! | 5 | the store can't be reached or is busy: try again |
+//! | 6 | the store can't be read, or refuses for good: a person has to look |
+
+use std::process::ExitCode;
+
+use berth_core::RangeError;
+use berth_desk::DeskError;
+use berth_ledger::LedgerError;
+use thiserror::Error;
+
+/// Answers that are no failures of the program, and still no success.
+#[derive(Debug, Error)]
+pub enum Negative {
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    Refused(String),
+}
+
+#[allow(clippy::print_stderr)]
+pub fn report(outcome: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = outcome else {
+        return ExitCode::SUCCESS;
+    };
+    eprintln!("berth: {error}");
+    for cause in error.chain().skip(1) {
+        eprintln!("  because: {cause}");
+    }
+    ExitCode::from(code(&error))
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if let Some(negative) = cause.downcast_ref::<Negative>() {
+            return match negative {
+                Negative::NotFound(_) => 3,
+                Negative::Refused(_) => 4,
+            };
+        }
+        if cause.is::<RangeError>() {
+            return 2;
+        }
+        if let Some(error) = cause.downcast_ref::<LedgerError>() {
+            return of_ledger(error);
+        }
+        if let Some(error) = cause.downcast_ref::<DeskError>() {
+            return error.ledger().map_or(5, of_ledger);
+        }
+    }
+    1
+}
+
+const fn of_ledger(error: &LedgerError) -> u8 {
+    match error {
+        LedgerError::Taken { .. } => 4,
+        LedgerError::Unavailable { .. }
+        | LedgerError::Uncertain { .. }
+        | LedgerError::Conflict { .. } => 5,
+        LedgerError::Unreadable { .. }
+        | LedgerError::Full { .. }
+        | LedgerError::Rejected { .. } => 6,
+    }
+}

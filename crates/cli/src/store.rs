@@ -1,0 +1,52 @@
+//! Which store a command works on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use berth_ledger::{SharedLedger, SqliteLedger};
+use clap::Args;
+
+#[derive(Clone, Debug, Args)]
+pub struct StoreArgs {
+    /// The SQLite file; by default that of `berth up`.
+    #[arg(long, global = true, value_name = "FILE", env = "BERTH_DATABASE")]
+    database: Option<PathBuf>,
+}
+
+impl StoreArgs {
+    /// The store, which must be there.
+    pub async fn open(&self) -> anyhow::Result<SharedLedger> {
+        self.open_or(false).await
+    }
+
+    /// The store; a file that is not there yet is made.
+    pub async fn open_or_create(&self) -> anyhow::Result<SharedLedger> {
+        self.open_or(true).await
+    }
+
+    async fn open_or(&self, create: bool) -> anyhow::Result<SharedLedger> {
+        let path = match &self.database {
+            Some(path) => path.clone(),
+            None => state_directory()?.join("berth.db"),
+        };
+        if !create && !path.exists() {
+            bail!(crate::exit::Negative::NotFound(format!(
+                "there is no ledger at {}: run `berth up` first, or name one with --database",
+                path.display()
+            )));
+        }
+        Ok(Arc::new(SqliteLedger::open(&path)?))
+    }
+}
+
+/// Where this user's own agent keeps its ledger and socket.
+pub fn state_directory() -> anyhow::Result<PathBuf> {
+    if let Some(state) = std::env::var_os("XDG_STATE_HOME").filter(|value| !value.is_empty()) {
+        return Ok(PathBuf::from(state).join("berth"));
+    }
+    let home = std::env::var_os("HOME").context(
+        "HOME is not set: name the ledger with --database, or the directory with --state",
+    )?;
+    Ok(PathBuf::from(home).join(".local/state/berth"))
+}

@@ -314,6 +314,13 @@ fn seat(
     server: &mut BTreeMap<Address, usize>,
     tried: &mut BTreeSet<Address>,
 ) -> bool {
+    // Nobody is moved while there is room: wants that fit alike are served in their order.
+    let open =
+        |address: &&Address| fits(&wants[place], **address) && !server.contains_key(*address);
+    if let Some(address) = held.iter().find(open).copied() {
+        server.insert(address, place);
+        return true;
+    }
     for address in held {
         if !fits(&wants[place], *address) || !tried.insert(*address) {
             continue;

@@ -10,8 +10,8 @@ use berth_core::dialect::{GCP, NODE_IP_POOL, WHEREABOUTS};
 use berth_core::invariant;
 use berth_core::plan::{Outcome, Selector};
 use berth_core::{
-    Address, Answer, Claim, Dialect, Handle, Moment, Order, Owner, Pool, RangeSpec, Record,
-    Refusal, Release, Request, Space, Want, plan,
+    Address, Answer, Claim, Dialect, Granted, Handle, Moment, Order, Owner, Pool, RangeSpec,
+    Record, Refusal, Release, Request, Space, Want, plan,
 };
 use proptest::prelude::*;
 
@@ -438,6 +438,28 @@ fn several_wants_are_all_or_none() {
     };
     let first = plan(&mut pool, &[claim(0, &[&wide, &wide])], Moment(0));
     assert_eq!(first.changes.len(), 2);
+    let order = |answer: &Answer| match answer {
+        Answer::Granted(granted) => granted.iter().map(|g| g.address.to_string()).collect(),
+        other => vec![format!("{other:?}")],
+    };
+    assert_eq!(order(&first.answers[0]), ["10.0.0.1", "10.0.0.2"]);
+    let again = plan(&mut pool, &[claim(0, &[&wide, &wide])], Moment(0));
+    assert_eq!(
+        (again.changes.len(), &again.answers),
+        (
+            0,
+            &vec![Answer::Granted(vec![
+                Granted {
+                    address: "10.0.0.1".parse().unwrap(),
+                    fresh: false
+                },
+                Granted {
+                    address: "10.0.0.2".parse().unwrap(),
+                    fresh: false
+                },
+            ])]
+        )
+    );
     let both = [
         claim(1, &[&wide, &narrow, &narrow]),
         claim(2, &[&wide, &narrow]),

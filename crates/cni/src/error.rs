@@ -27,6 +27,8 @@ pub enum Code {
     NotAvailable,
     /// STATUS: ADDs cannot be served; existing containers may have limited connectivity.
     LimitedConnectivity,
+    /// CHECK: the record and the container differ. One of Berth's own.
+    Mismatch,
     /// Everything else.
     Internal,
 }
@@ -44,6 +46,7 @@ impl Code {
             Code::TryLater => 11,
             Code::NotAvailable => 50,
             Code::LimitedConnectivity => 51,
+            Code::Mismatch => 101,
             // Where the reference plugins put what has no number of its own.
             Code::Internal => 999,
         }

@@ -3,6 +3,16 @@
 //!
 //! Thin on purpose: it reads a call, names the owner, asks the desk, and renders the answer. Which address is
 //! given is decided by `berth_core`, what is durable by `berth_ledger`.
+//!
+//! | file | verb or part |
+//! |---|---|
+//! | [`front`] | a call comes in, an answer goes out |
+//! | [`config`] | the `ipam` object |
+//! | [`attachment`] | who asks |
+//! | [`layout`] | which pools are asked for what |
+//! | [`add`], [`del`], [`check`], [`gc`], [`status`] | the verbs |
+//! | [`reserve`] | one address across pools whose ranges overlap |
+//! | [`store`] | where pools are kept |
 #![cfg_attr(
     test,
     allow(
@@ -13,7 +23,22 @@
     )
 )]
 
+pub mod add;
+pub mod attachment;
+pub mod check;
 pub mod config;
-pub mod names;
+pub mod del;
+mod error;
+pub mod front;
+pub mod gc;
+pub mod layout;
+mod release;
+pub mod reserve;
+pub mod status;
+pub mod store;
+mod turns;
 
 pub use config::{ConfigError, PodNetwork, RangeConfig, StaticAddress};
+pub use error::PodError;
+pub use front::Front;
+pub use store::{Store, Stores};

@@ -1,0 +1,267 @@
+//! ADD: one address from every range and every static address, all or none.
+//!
+//! ```text
+//!  claim in every pool --> reserve across pools --> answer
+//!      | refused               | taken by another
+//!      v                       v
+//!  free what is fresh      free it, avoid it, claim again
+//! ```
+//! What the owner held before the call is never freed by a call that fails (I3): only what is fresh is rolled
+//! back. A rollback that fails too leaves a record under this container's id, which its DEL frees.
+
+use berth_cni::result::IpamResult;
+use berth_core::plan::Selector;
+use berth_core::{Address, Answer, Claim, Granted, Record, Release, Request, Want};
+use berth_ledger::{LedgerError, PoolKey};
+use futures::future::join_all;
+use std::time::Duration;
+
+use crate::attachment::Attachment;
+use crate::config::PodNetwork;
+use crate::error::PodError;
+use crate::layout::{Layout, PoolWants};
+use crate::reserve::Reservations;
+use crate::store::Store;
+
+/// After so many rounds of running into others' reservations one by one, all of them are read at once.
+const ROUNDS_BEFORE_LISTING: usize = 2;
+
+/// An address that this call has, and where.
+#[derive(Debug, Clone)]
+struct Held {
+    slot: usize,
+    pool: PoolKey,
+    granted: Granted,
+}
+
+/// Gives `who` its addresses on `network`.
+pub async fn add(
+    store: &Store,
+    network: &PodNetwork,
+    who: &Attachment,
+    node: &str,
+) -> Result<IpamResult, PodError> {
+    let layout = Layout::of(network);
+    let record = who.record(&network.name, node);
+    let addition = Addition {
+        store,
+        network,
+        layout: &layout,
+        record,
+    };
+    let held = addition.settle().await?;
+    let mut ips = Vec::with_capacity(layout.slots.len());
+    for (index, slot) in layout.slots.iter().enumerate() {
+        let recorded = held.iter().find(|held| held.slot == index);
+        let address = recorded.map(|held| held.granted.address).or(slot.named);
+        ips.extend(address.map(|address| slot.ip_config(address)));
+    }
+    Ok(IpamResult {
+        ips,
+        routes: network.routes.clone(),
+        dns: network.dns.clone(),
+    })
+}
+
+struct Addition<'a> {
+    store: &'a Store,
+    network: &'a PodNetwork,
+    layout: &'a Layout,
+    record: Record,
+}
+
+impl Addition<'_> {
+    /// Rounds of claiming and reserving until nobody else has any of the addresses.
+    async fn settle(&self) -> Result<Vec<Held>, PodError> {
+        let mut avoid: Vec<Address> = Vec::new();
+        let mut ours: Vec<Address> = Vec::new();
+        let mut round = 0;
+        loop {
+            let held = match self.claim(&avoid).await {
+                Ok(held) => held,
+                Err((partial, error)) => {
+                    self.roll_back(partial, &ours).await;
+                    return Err(error);
+                }
+            };
+            ours.extend(
+                held.iter()
+                    .filter(|held| held.granted.fresh)
+                    .map(|held| held.granted.address),
+            );
+            let taken = match self.taken(&held).await {
+                Ok(taken) => taken,
+                Err(error) => {
+                    self.roll_back(held, &ours).await;
+                    return Err(error.into());
+                }
+            };
+            if taken.is_empty() {
+                return Ok(held);
+            }
+            let (lost, kept): (Vec<Held>, Vec<Held>) = held
+                .into_iter()
+                .partition(|held| taken.contains(&held.slot));
+            let named = lost.iter().find(|held| self.is_named(held.slot));
+            if let Some(named) = named {
+                let address = named.granted.address;
+                let why = format!(
+                    "it is reserved for another owner in network {:?}",
+                    self.network.network_name
+                );
+                self.free(&lost).await?;
+                self.roll_back(kept, &ours).await;
+                return Err(PodError::Named { address, why });
+            }
+            self.free(&lost).await?;
+            avoid.extend(lost.iter().map(|held| held.granted.address));
+            round += 1;
+            if round > ROUNDS_BEFORE_LISTING {
+                avoid.extend(self.everything_reserved().await?);
+            }
+        }
+    }
+
+    /// Claims in all pools at once. On a failure, gives back what was got all the same.
+    async fn claim(&self, avoid: &[Address]) -> Result<Vec<Held>, (Vec<Held>, PodError)> {
+        let all = join_all(
+            self.layout
+                .pools
+                .iter()
+                .map(|pool| self.claim_one(pool, avoid)),
+        )
+        .await;
+        let mut held = Vec::new();
+        let mut failure = None;
+        for outcome in all {
+            match outcome {
+                Ok(some) => held.extend(some),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        match failure {
+            Some(error) => Err((held, error)),
+            None => Ok(held),
+        }
+    }
+
+    async fn claim_one(&self, pool: &PoolWants, avoid: &[Address]) -> Result<Vec<Held>, PodError> {
+        let wants = pool.wants.iter().map(|(_, want)| Want {
+            avoid: avoid.to_vec(),
+            ..want.clone()
+        });
+        let claim = Claim {
+            record: self.record.clone(),
+            wants: wants.collect(),
+        };
+        let answer = self.store.ask(&pool.key, Request::Claim(claim)).await?;
+        match answer {
+            Answer::Granted(granted) => {
+                let held = pool
+                    .wants
+                    .iter()
+                    .zip(granted)
+                    .map(|((slot, _), granted)| Held {
+                        slot: *slot,
+                        pool: pool.key.clone(),
+                        granted,
+                    });
+                Ok(held.collect())
+            }
+            Answer::Refused(refusal) => Err(PodError::NoAddress(refusal)),
+            Answer::Released(_) | Answer::Reowned => Ok(Vec::new()),
+        }
+    }
+
+    /// The slots whose address somebody else has: by reservation, or this same call in another pool.
+    async fn taken(&self, held: &[Held]) -> Result<Vec<usize>, LedgerError> {
+        let mut taken: Vec<usize> = Vec::new();
+        for (index, one) in held.iter().enumerate() {
+            let before = held.iter().take(index);
+            let twice = |other: &Held| {
+                other.granted.address == one.granted.address && other.pool != one.pool
+            };
+            if before.into_iter().any(twice) {
+                taken.push(one.slot);
+            }
+        }
+        if self.network.overlap_checks {
+            let free: Vec<&Held> = held
+                .iter()
+                .filter(|one| !taken.contains(&one.slot))
+                .collect();
+            let addresses: Vec<Address> = free.iter().map(|one| one.granted.address).collect();
+            let foreign = self
+                .reservations()
+                .reserve(&self.record.owner, &addresses)
+                .await?;
+            let lost = free
+                .iter()
+                .filter(|one| foreign.contains(&one.granted.address));
+            taken.extend(lost.map(|one| one.slot));
+        }
+        Ok(taken)
+    }
+
+    /// Every address of our ranges that another has reserved, from one listing.
+    async fn everything_reserved(&self) -> Result<Vec<Address>, LedgerError> {
+        let reservations = self.reservations();
+        let names = reservations.foreign(&self.record.owner).await?;
+        let prefix = reservations.name_prefix();
+        let address = |name: &String| {
+            let text = name.strip_prefix(&prefix)?;
+            Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
+        };
+        Ok(names.iter().filter_map(address).collect())
+    }
+
+    /// Frees pool records of this call.
+    async fn free(&self, lost: &[Held]) -> Result<(), PodError> {
+        let all = join_all(lost.iter().map(|held| {
+            let release = Release {
+                selector: Selector::Address {
+                    address: held.granted.address,
+                    holder: self.record.clone(),
+                },
+                rest: Duration::ZERO,
+            };
+            self.store.ask(&held.pool, Request::Release(release))
+        }))
+        .await;
+        for freed in all {
+            freed?;
+        }
+        Ok(())
+    }
+
+    /// Undoes what this call did, as far as it can. `ours` are the addresses it was the first to hold.
+    async fn roll_back(&self, held: Vec<Held>, ours: &[Address]) {
+        let fresh: Vec<Held> = held
+            .into_iter()
+            .filter(|held| ours.contains(&held.granted.address) || held.granted.fresh)
+            .collect();
+        let addresses: Vec<Address> = fresh.iter().map(|held| held.granted.address).collect();
+        if self.network.overlap_checks
+            && let Err(error) = self
+                .reservations()
+                .end(&self.record.owner, &addresses)
+                .await
+        {
+            tracing::warn!(owner = %self.record.owner, %error, "rollback: reservations stay until DEL");
+        }
+        if let Err(error) = self.free(&fresh).await {
+            tracing::warn!(owner = %self.record.owner, %error, "rollback: records stay until DEL");
+        }
+    }
+
+    fn is_named(&self, slot: usize) -> bool {
+        self.layout
+            .slots
+            .get(slot)
+            .is_some_and(|slot| slot.named.is_some())
+    }
+
+    fn reservations(&self) -> Reservations<'_> {
+        Reservations::of(self.store, &self.network.network_name)
+    }
+}

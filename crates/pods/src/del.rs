@@ -1,0 +1,65 @@
+//! DEL: frees what was given to this container's interface, in every pool of the network.
+//!
+//! Goes on past an error, so that one pool's trouble does not keep another's addresses; the first error is
+//! reported, so that the runtime comes back. Freeing nothing is a success: a repeat must be one.
+
+use berth_core::plan::Selector;
+use berth_core::{Address, Answer, Handle, Record};
+use berth_ledger::PoolKey;
+
+use crate::config::PodNetwork;
+use crate::error::PodError;
+use crate::layout::Layout;
+use crate::release::{free, release};
+use crate::store::Store;
+
+/// Frees the addresses of `ifname` of the container `handle`; gives back which they were.
+pub async fn del(
+    store: &Store,
+    network: &PodNetwork,
+    handle: &Handle,
+    ifname: &str,
+) -> Result<Vec<Address>, PodError> {
+    let mut freed = Vec::new();
+    let mut first = None;
+    for pool in &Layout::of(network).pools {
+        match del_in(store, network, &pool.key, handle, ifname).await {
+            Ok(some) => freed.extend(some),
+            Err(error) => {
+                tracing::warn!(pool = %pool.key, %handle, %error, "DEL goes on with the other pools");
+                first = first.or(Some(error));
+            }
+        }
+    }
+    match first {
+        Some(error) => Err(error),
+        None => Ok(freed),
+    }
+}
+
+async fn del_in(
+    store: &Store,
+    network: &PodNetwork,
+    pool: &PoolKey,
+    handle: &Handle,
+    ifname: &str,
+) -> Result<Vec<Address>, PodError> {
+    if network.overlap_checks {
+        let now = store.look(pool).await?;
+        let held: Vec<(Address, Record)> = now
+            .pool
+            .held_under(handle)
+            .filter(|(_, record)| record.owner.part == ifname)
+            .map(|(address, record)| (address, record.clone()))
+            .collect();
+        return free(store, network, pool, held).await;
+    }
+    let selector = Selector::Handle {
+        handle: handle.clone(),
+        part: Some(ifname.to_owned()),
+    };
+    match release(store, pool, selector, network.settings.cooldown).await? {
+        Answer::Released(freed) => Ok(freed.into_iter().map(|(address, _)| address).collect()),
+        _ => Ok(Vec::new()),
+    }
+}

@@ -1,0 +1,71 @@
+//! Why a call got no answer, and what the runtime is told.
+
+use berth_cni::{CniError, Code};
+use berth_core::{Address, Refusal};
+use berth_desk::DeskError;
+use berth_ledger::LedgerError;
+
+/// A failed verb. The variants differ in what the runtime and the user can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum PodError {
+    /// No address is to be had in a range now: wait for one to be freed, or widen the range.
+    #[error("Could not allocate IP in range: {0}")]
+    NoAddress(Refusal),
+    /// The address that was asked for by name is not to be had.
+    #[error("{address} can't be given: {why}")]
+    Named { address: Address, why: String },
+    /// The store said no, or nothing.
+    #[error("error at storage engine: {0}")]
+    Store(LedgerError),
+    /// The desk gave no answer.
+    #[error("error at storage engine: {0}")]
+    Desk(DeskError),
+    /// CHECK found the record and the container apart.
+    #[error("{0}")]
+    Mismatch(String),
+    /// CHECK of a container that has nothing here.
+    #[error("{0}")]
+    Unknown(String),
+    /// The call itself cannot be served.
+    #[error(transparent)]
+    Call(#[from] CniError),
+}
+
+impl From<LedgerError> for PodError {
+    fn from(error: LedgerError) -> PodError {
+        PodError::Store(error)
+    }
+}
+
+impl From<DeskError> for PodError {
+    fn from(error: DeskError) -> PodError {
+        PodError::Desk(error)
+    }
+}
+
+impl PodError {
+    /// Whether the same call may succeed if it is simply put again.
+    pub fn is_passing(&self) -> bool {
+        let passing = |error: &LedgerError| error.is_passing() || error.needs_reload();
+        match self {
+            PodError::NoAddress(_) | PodError::Named { .. } => true,
+            PodError::Store(error) => passing(error),
+            PodError::Desk(DeskError::Ledger(error)) => passing(error),
+            PodError::Desk(_) => true,
+            PodError::Mismatch(_) | PodError::Unknown(_) | PodError::Call(_) => false,
+        }
+    }
+}
+
+impl From<PodError> for CniError {
+    fn from(error: PodError) -> CniError {
+        let code = match &error {
+            PodError::Call(error) => return error.clone(),
+            PodError::Mismatch(_) => Code::Mismatch,
+            PodError::Unknown(_) => Code::UnknownContainer,
+            _ if error.is_passing() => Code::TryLater,
+            _ => Code::Internal,
+        };
+        CniError::new(code, error.to_string())
+    }
+}

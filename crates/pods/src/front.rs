@@ -1,0 +1,179 @@
+//! A CNI call comes in, what the plugin prints goes out.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use berth_cni::call::{Call, Target};
+use berth_cni::version::version_answer;
+use berth_cni::wire::{Answer, Request};
+use berth_cni::{Args, CniError, Code, NetConf};
+use berth_core::Handle;
+
+use crate::attachment::Attachment;
+use crate::config::{PodNetwork, flat};
+use crate::store::{Store, Stores};
+use crate::turns::Turns;
+use crate::{add, check, del, gc, status};
+
+/// Shorter than what the plugin waits for, so that the reason reaches the user.
+const ADD_LIMIT: Duration = Duration::from_secs(110);
+const DEL_LIMIT: Duration = Duration::from_secs(55);
+
+/// The pods front of one node.
+#[derive(Debug)]
+pub struct Front {
+    stores: Arc<dyn Stores>,
+    node: String,
+    flat_places: Vec<PathBuf>,
+    turns: Turns,
+    /// Warnings that were logged already: a configuration is read anew for every call.
+    warned: Mutex<HashSet<String>>,
+}
+
+impl Front {
+    /// A front of the node `node`.
+    pub fn new(stores: Arc<dyn Stores>, node: impl Into<String>) -> Front {
+        Front {
+            stores,
+            node: node.into(),
+            flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
+            turns: Turns::default(),
+            warned: Mutex::default(),
+        }
+    }
+
+    /// Looks for the flat file elsewhere than where whereabouts does.
+    #[must_use]
+    pub fn with_flat_places(mut self, places: Vec<PathBuf>) -> Front {
+        self.flat_places = places;
+        self
+    }
+
+    /// Serves a call. There is always an answer.
+    pub async fn answer(&self, request: &Request) -> Answer {
+        match self.serve(request).await {
+            Ok(stdout) => Answer::success(stdout),
+            Err(error) => {
+                tracing::warn!(
+                    verb = %request.environment.command,
+                    container = %request.environment.container_id,
+                    ifname = %request.environment.ifname,
+                    code = error.code.number(),
+                    "{error}"
+                );
+                Answer::failure(error.render(NetConf::version_of(&request.stdin)))
+            }
+        }
+    }
+
+    async fn serve(&self, request: &Request) -> Result<String, CniError> {
+        let call = request.environment.call()?;
+        if call == Call::Version {
+            return Ok(version_answer());
+        }
+        let conf = NetConf::parse(&request.stdin)?;
+        allow(&call, &conf)?;
+        let args = match &call {
+            Call::Add(target) | Call::Del(target) | Call::Check(target) => target.args.clone(),
+            _ => Args::default(),
+        };
+        let flat = flat::find(&conf, &self.flat_places)?;
+        let network = PodNetwork::read(&conf, &args, &request.plugin, flat.as_ref())?;
+        self.warn(&network);
+        let limit = if matches!(call, Call::Del(_)) {
+            DEL_LIMIT
+        } else {
+            ADD_LIMIT
+        };
+        let served = async {
+            let store = self.stores.of(&network).await?;
+            self.dispatch(&store, &call, &conf, &network).await
+        };
+        match tokio::time::timeout(limit, served).await {
+            Ok(done) => done,
+            Err(_) => Err(CniError::new(
+                Code::TryLater,
+                format!("{} was not done within {} s", call.verb(), limit.as_secs()),
+            )),
+        }
+    }
+
+    async fn dispatch(
+        &self,
+        store: &Store,
+        call: &Call,
+        conf: &NetConf,
+        network: &PodNetwork,
+    ) -> Result<String, CniError> {
+        match call {
+            Call::Add(target) => self.add(store, target, conf, network).await,
+            Call::Del(target) => {
+                let handle = Handle::new(target.container_id.as_str());
+                let freed = del::del(store, network, &handle, target.ifname.as_str()).await?;
+                tracing::info!(%handle, ifname = %target.ifname, network = %network.name, ?freed, "DEL");
+                Ok(String::new())
+            }
+            Call::Check(target) => {
+                let who = Attachment::of(target, store.in_cluster)?;
+                check::check(store, network, &who, conf.prev_result.as_ref()).await?;
+                Ok(String::new())
+            }
+            Call::Gc => {
+                let Some(valid) = &conf.valid_attachments else {
+                    return Err(CniError::new(
+                        Code::Config,
+                        "GC needs cni.dev/valid-attachments: without it every address would be freed",
+                    ));
+                };
+                let freed = gc::gc(store, network, valid).await?;
+                tracing::info!(network = %network.name, valid = valid.len(), ?freed, "GC");
+                Ok(String::new())
+            }
+            Call::Status => status::status(store, network).await.map(|()| String::new()),
+            Call::Version => Ok(version_answer()),
+        }
+    }
+
+    async fn add(
+        &self,
+        store: &Store,
+        target: &Target,
+        conf: &NetConf,
+        network: &PodNetwork,
+    ) -> Result<String, CniError> {
+        let who = Attachment::of(target, store.in_cluster)?;
+        let _turn = self.turns.take(&who.owner).await;
+        let result = add::add(store, network, &who, &self.node).await?;
+        let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
+        tracing::info!(owner = %who.owner, handle = %who.handle, network = %network.name, ?given, "ADD");
+        result.render(conf.version)
+    }
+
+    fn warn(&self, network: &PodNetwork) {
+        for warning in &network.warnings {
+            let text = format!("network {}: {warning}", network.name);
+            let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.insert(text.clone()) {
+                tracing::warn!("{text}");
+            }
+        }
+    }
+}
+
+/// Whether the configuration's version has the verb.
+fn allow(call: &Call, conf: &NetConf) -> Result<(), CniError> {
+    let allowed = match call {
+        Call::Check(_) => conf.version.allows_check(),
+        Call::Gc | Call::Status => conf.version.allows_gc_and_status(),
+        _ => true,
+    };
+    if allowed {
+        return Ok(());
+    }
+    Err(CniError::new(
+        Code::IncompatibleVersion,
+        format!("cniVersion {} does not have {}", conf.version, call.verb()),
+    ))
+}

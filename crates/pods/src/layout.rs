@@ -1,0 +1,123 @@
+//! Which pools a network's call goes to, and what each is asked for.
+//!
+//! Ranges of one CIDR share a pool, so they are asked for in one claim: that is what keeps two of them from
+//! getting the same address. A static address is asked of the pool of its own network, the one that a range
+//! over the same network would use.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use berth_api::names;
+use berth_cni::result::IpConfig;
+use berth_core::{Address, Prefix, Space, Want};
+use berth_ledger::PoolKey;
+use ipnet::IpNet;
+
+use crate::config::{PodNetwork, RangeConfig, StaticAddress};
+
+/// The pools of a network, in the order in which they are asked.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    pub pools: Vec<PoolWants>,
+    /// One per address of the result, in its order: ranges first, then static addresses.
+    pub slots: Vec<Slot>,
+}
+
+/// One pool and what is asked of it.
+#[derive(Debug, Clone)]
+pub struct PoolWants {
+    pub key: PoolKey,
+    /// Which slot each want fills. Named addresses come first: a free choice must not take what the owner holds
+    /// by name.
+    pub wants: Vec<(usize, Want)>,
+}
+
+/// How an address is told to the container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    pub network: Prefix,
+    pub gateway: Option<Address>,
+    /// The address, where it is named and not chosen.
+    pub named: Option<Address>,
+    /// Given without a record: a static address of a network that does not have them checked.
+    pub unrecorded: bool,
+}
+
+impl Layout {
+    pub fn of(network: &PodNetwork) -> Layout {
+        let mut layout = Layout {
+            pools: Vec::new(),
+            slots: Vec::new(),
+        };
+        for range in &network.ranges {
+            layout.add_range(network, range);
+        }
+        for one in &network.addresses {
+            layout.add_static(network, one);
+        }
+        for pool in &mut layout.pools {
+            pool.wants.sort_by_key(|(_, want)| want.exact.is_none());
+        }
+        layout
+    }
+
+    fn add_range(&mut self, network: &PodNetwork, range: &RangeConfig) {
+        let slot = self.slots.len();
+        self.slots.push(Slot {
+            network: range.spec.prefix,
+            gateway: range.gateway,
+            named: range.wanted,
+            unrecorded: false,
+        });
+        let space = Arc::clone(&range.space);
+        let want = match range.wanted {
+            Some(address) => Want::exactly(space, address),
+            None => Want::any(space),
+        };
+        self.pool(network, range.spec.prefix)
+            .wants
+            .push((slot, want));
+    }
+
+    fn add_static(&mut self, network: &PodNetwork, one: &StaticAddress) {
+        let slot = self.slots.len();
+        self.slots.push(Slot {
+            network: one.network,
+            gateway: one.gateway,
+            named: Some(one.address),
+            unrecorded: !network.settings.check_addresses,
+        });
+        if network.settings.check_addresses {
+            let want = Want::exactly(Arc::new(Space::only(one.address)), one.address);
+            self.pool(network, one.network).wants.push((slot, want));
+        }
+    }
+
+    fn pool(&mut self, network: &PodNetwork, prefix: Prefix) -> &mut PoolWants {
+        let key = PoolKey::of_network(names::pool(&network.network_name, "", prefix), prefix);
+        let place = match self.pools.iter().position(|pool| pool.key == key) {
+            Some(place) => place,
+            None => {
+                self.pools.push(PoolWants {
+                    key,
+                    wants: Vec::new(),
+                });
+                self.pools.len() - 1
+            }
+        };
+        &mut self.pools[place]
+    }
+}
+
+impl Slot {
+    /// The address as the result has it. The length is that of the configured range.
+    pub fn ip_config(&self, address: Address) -> IpConfig {
+        let address = IpAddr::from(address);
+        let length = self.network.length();
+        IpConfig {
+            // A length that does not fit the family cannot get here: the prefix is of the address's family.
+            address: IpNet::new(address, length).unwrap_or_else(|_| IpNet::from(address)),
+            gateway: self.gateway.map(IpAddr::from),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Frees records of a pool together with their reservations.
+//!
+//! The reservation goes first, the record second: the reverse of the order in which they were made. A crash in
+//! between leaves a record without a reservation, which the repeated DEL frees; the other order would leave a
+//! reservation that nobody's record leads to.
+
+use std::time::Duration;
+
+use berth_core::plan::Selector;
+use berth_core::{Address, Answer, Record, Refusal, Release, Request};
+use berth_ledger::PoolKey;
+use futures::future::join_all;
+
+use crate::config::PodNetwork;
+use crate::error::PodError;
+use crate::reserve::Reservations;
+use crate::store::Store;
+
+/// Frees each of `held`, whose holders were read from the pool; gives back what was freed.
+///
+/// A record that has another holder by now stays, and its new holder's reservation with it (I6).
+pub(crate) async fn free(
+    store: &Store,
+    network: &PodNetwork,
+    pool: &PoolKey,
+    held: Vec<(Address, Record)>,
+) -> Result<Vec<Address>, PodError> {
+    let all = held
+        .iter()
+        .map(|(address, record)| free_one(store, network, pool, *address, record));
+    let mut freed = Vec::new();
+    let mut first = None;
+    for outcome in join_all(all).await {
+        match outcome {
+            Ok(address) => freed.extend(address),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    match first {
+        Some(error) => Err(error),
+        None => Ok(freed),
+    }
+}
+
+async fn free_one(
+    store: &Store,
+    network: &PodNetwork,
+    pool: &PoolKey,
+    address: Address,
+    record: &Record,
+) -> Result<Option<Address>, PodError> {
+    let reservations = Reservations::of(store, &network.network_name);
+    if network.overlap_checks {
+        reservations.end(&record.owner, &[address]).await?;
+    }
+    let selector = Selector::Address {
+        address,
+        holder: record.clone(),
+    };
+    let answer = release(store, pool, selector, network.settings.cooldown).await?;
+    match answer {
+        Answer::Released(freed) => Ok((!freed.is_empty()).then_some(address)),
+        // The pod was made again and took the record over between our look and our release: what we ended
+        // is its reservation now.
+        Answer::Refused(Refusal::Held { by, .. }) if by == record.owner => {
+            if network.overlap_checks {
+                reservations.reserve(&by, &[address]).await?;
+            }
+            Ok(None)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Releases by a selector, with the network's rest.
+pub(crate) async fn release(
+    store: &Store,
+    pool: &PoolKey,
+    selector: Selector,
+    rest: Duration,
+) -> Result<Answer, PodError> {
+    let release = Release { selector, rest };
+    Ok(store.ask(pool, Request::Release(release)).await?)
+}

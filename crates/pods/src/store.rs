@@ -1,0 +1,83 @@
+//! Where pools are kept, as far as the front needs to know.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use berth_cni::CniError;
+use berth_core::{Answer, Request};
+use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
+use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
+
+use crate::config::PodNetwork;
+
+/// Finds the store that keeps a network's pools.
+#[async_trait]
+pub trait Stores: fmt::Debug + Send + Sync + 'static {
+    async fn of(&self, network: &PodNetwork) -> Result<Arc<Store>, CniError>;
+}
+
+/// A front that has one store for everything.
+#[async_trait]
+impl Stores for Arc<Store> {
+    async fn of(&self, _network: &PodNetwork) -> Result<Arc<Store>, CniError> {
+        Ok(Arc::clone(self))
+    }
+}
+
+/// A ledger with its desks.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) ledger: SharedLedger,
+    desks: Desks,
+    /// Whether owners are the pods of a cluster, or containers of this machine alone.
+    pub(crate) in_cluster: bool,
+}
+
+impl Store {
+    /// Pools of this machine alone: no cluster, one file.
+    pub fn standalone(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
+        Store::new(ledger, DeskSettings::default(), metrics, false)
+    }
+
+    /// Pools that the nodes of a cluster share. Their copies follow the ledger's watch: other nodes write too.
+    pub fn cluster(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
+        let settings = DeskSettings {
+            watch: true,
+            ..DeskSettings::default()
+        };
+        Store::new(ledger, settings, metrics, true)
+    }
+
+    /// The same for a process that serves one call: following a watch would cost more than it saves.
+    pub fn cluster_once(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
+        Store::new(ledger, DeskSettings::default(), metrics, true)
+    }
+
+    fn new(
+        ledger: SharedLedger,
+        settings: DeskSettings,
+        metrics: DeskMetrics,
+        in_cluster: bool,
+    ) -> Store {
+        Store {
+            desks: Desks::new(SharedLedger::clone(&ledger), settings, metrics),
+            ledger,
+            in_cluster,
+        }
+    }
+
+    pub fn ledger(&self) -> &SharedLedger {
+        &self.ledger
+    }
+
+    /// Puts a request to the pool's desk; the answer is durable (I2).
+    pub(crate) async fn ask(&self, pool: &PoolKey, request: Request) -> Result<Answer, DeskError> {
+        self.desks.of(pool).submit(request).await
+    }
+
+    /// The pool as it stands durably.
+    pub(crate) async fn look(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.ledger.load(pool).await
+    }
+}

@@ -1,0 +1,29 @@
+//! One call without an agent: the same engine, in the process that the plugin starts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use berth_cni::wire::{Answer, Request};
+use berth_desk::DeskMetrics;
+use berth_pods::Front;
+
+use crate::stores::NodeStores;
+
+/// Where a call without an agent finds its store.
+#[derive(Debug, Clone)]
+pub struct OnceConfig {
+    pub database: PathBuf,
+    pub node: String,
+    /// Where the flat file is looked for; none for the places that whereabouts has.
+    pub flat_places: Option<Vec<PathBuf>>,
+}
+
+/// Serves one call.
+pub async fn once(config: OnceConfig, request: &Request) -> Answer {
+    let stores = NodeStores::new(config.database, DeskMetrics::default());
+    let mut front = Front::new(Arc::new(stores), config.node);
+    if let Some(places) = config.flat_places {
+        front = front.with_flat_places(places);
+    }
+    front.answer(request).await
+}

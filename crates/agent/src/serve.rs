@@ -1,0 +1,141 @@
+//! The agent's life: open the store, listen, serve, stop.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_desk::DeskMetrics;
+use berth_ledger::LedgerError;
+use berth_pods::{Front, Stores};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::metrics::Metrics;
+use crate::routes::{Desk, on_network, on_socket};
+use crate::socket::Socket;
+use crate::stores::NodeStores;
+
+/// How long calls under way may take to finish once the agent is told to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// How an agent is set up.
+#[derive(Debug, Clone)]
+pub struct AgentConfig {
+    /// Where it listens for CNI calls.
+    pub socket: PathBuf,
+    /// The node's own store.
+    pub database: PathBuf,
+    /// The node's name in its cluster, or the machine's.
+    pub node: String,
+    /// Where health, readiness and metrics are served beside the socket, if anywhere.
+    pub listen: Option<SocketAddr>,
+    /// Where the flat file is looked for; none for the places that whereabouts has.
+    pub flat_places: Option<Vec<PathBuf>>,
+}
+
+/// Why an agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("another agent listens on {}", socket.display())]
+    Running { socket: PathBuf },
+    #[error("{} can't be made", path.display())]
+    Bind {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{address} can't be listened on")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the store can't be opened")]
+    Store(#[source] LedgerError),
+    #[error("serving ended")]
+    Serve(#[source] io::Error),
+}
+
+/// Runs an agent until `shutdown` completes, then finishes what is under way.
+pub async fn serve(
+    config: AgentConfig,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), AgentError> {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let desk_metrics = DeskMetrics::default();
+    desk_metrics.register(&mut registry);
+    let stores = Arc::new(NodeStores::new(config.database.clone(), desk_metrics));
+    stores.standalone().await.map_err(AgentError::Store)?;
+    let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, &config.node);
+    if let Some(places) = &config.flat_places {
+        front = front.with_flat_places(places.clone());
+    }
+    let desk = Desk {
+        front: Arc::new(front),
+        stores,
+        metrics,
+        registry: Arc::new(registry),
+        calls: TaskTracker::new(),
+    };
+    let stop = CancellationToken::new();
+    let network = listen(&config, &desk, &stop).await?;
+    let (socket, listener) = Socket::bind(&config.socket)?;
+    tracing::info!(socket = %config.socket.display(), node = %config.node, "the agent serves");
+
+    let signal = stop.clone();
+    let told = tokio::spawn(async move {
+        shutdown.await;
+        signal.cancel();
+    });
+    let served = axum::serve(listener, on_socket(desk.clone()))
+        .with_graceful_shutdown(stop.clone().cancelled_owned());
+    let ended = tokio::select! {
+        ended = served => ended.map_err(AgentError::Serve),
+        () = overdue(&stop) => {
+            tracing::warn!("calls are still under way after {} s; stopping all the same", STOP_LIMIT.as_secs());
+            Ok(())
+        }
+    };
+    stop.cancel();
+    told.abort();
+    desk.calls.close();
+    let _ = tokio::time::timeout(STOP_LIMIT, desk.calls.wait()).await;
+    drop(socket);
+    if let Some(network) = network {
+        network.abort();
+    }
+    tracing::info!("the agent has stopped");
+    ended
+}
+
+/// Completes when the time for stopping is over.
+async fn overdue(stop: &CancellationToken) {
+    stop.cancelled().await;
+    tokio::time::sleep(STOP_LIMIT).await;
+}
+
+async fn listen(
+    config: &AgentConfig,
+    desk: &Desk,
+    stop: &CancellationToken,
+) -> Result<Option<tokio::task::JoinHandle<()>>, AgentError> {
+    let Some(address) = config.listen else {
+        return Ok(None);
+    };
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| AgentError::Listen { address, source })?;
+    let served = axum::serve(listener, on_network(desk.clone()))
+        .with_graceful_shutdown(stop.clone().cancelled_owned());
+    Ok(Some(tokio::spawn(async move {
+        if let Err(error) = served.await {
+            tracing::error!(%error, "health and metrics are no longer served");
+        }
+    })))
+}

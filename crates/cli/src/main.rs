@@ -5,8 +5,12 @@
 //! kind of thing went wrong ([`exit`]).
 
 mod addresses;
+mod agent;
 mod allocate;
+mod cni;
 mod exit;
+mod logs;
+mod node;
 mod output;
 mod pools;
 mod release;
@@ -55,28 +59,34 @@ enum Command {
     Allocate(allocate::Allocate),
     /// Release an address by hand. Asks first.
     Release(release::Release),
+    /// Run the node's agent: serve CNI calls on a unix socket.
+    Agent(agent::AgentArgs),
+    /// Serve one CNI call from the environment and stdin, without an agent.
+    Cni(cni::CniArgs),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    exit::report(run(cli))
+    // Their own runtimes: a daemon's has few threads, a single call's has one.
+    match cli.command {
+        Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
+        Command::Cni(args) => args.run(cli.store.node_database()),
+        command => exit::report(run(command, cli.store, cli.output)),
+    }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
+fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        match cli.command {
-            Command::Pools(command) => command.run(cli.store.open().await?, cli.output).await,
-            Command::Addresses(command) => command.run(cli.store.open().await?, cli.output).await,
-            Command::Who(command) => command.run(cli.store.open().await?, cli.output).await,
-            Command::Allocate(command) => {
-                command
-                    .run(cli.store.open_or_create().await?, cli.output)
-                    .await
-            }
-            Command::Release(command) => command.run(cli.store.open().await?, cli.output).await,
+        match command {
+            Command::Pools(command) => command.run(store.open().await?, output).await,
+            Command::Addresses(command) => command.run(store.open().await?, output).await,
+            Command::Who(command) => command.run(store.open().await?, output).await,
+            Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,
+            Command::Release(command) => command.run(store.open().await?, output).await,
+            Command::Agent(_) | Command::Cni(_) => Ok(()),
         }
     })
 }

@@ -25,6 +25,13 @@ impl StoreArgs {
         self.open_or(true).await
     }
 
+    /// Where a node's agent keeps its own pools.
+    pub fn node_database(&self) -> PathBuf {
+        self.database
+            .clone()
+            .unwrap_or_else(|| PathBuf::from("/var/lib/berth/berth.db"))
+    }
+
     async fn open_or(&self, create: bool) -> anyhow::Result<SharedLedger> {
         let path = match &self.database {
             Some(path) => path.clone(),

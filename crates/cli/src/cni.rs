@@ -1,0 +1,64 @@
+//! `berth cni`: one CNI call in this process. What the plugin runs where no agent listens.
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use berth_agent::OnceConfig;
+use berth_cni::wire::{Answer, Request};
+use berth_cni::{CniError, Code, Environment};
+
+use crate::logs::{self, LogFormat};
+use crate::node;
+
+#[derive(Debug, clap::Args)]
+pub struct CniArgs {
+    /// The ipam.type to answer to: the name that the plugin was called by.
+    #[arg(long, default_value = "berth")]
+    plugin: String,
+    /// The node's name [default: $NODENAME, then the machine's].
+    #[arg(long)]
+    node: Option<String>,
+}
+
+impl CniArgs {
+    pub fn run(self, database: PathBuf) -> ExitCode {
+        logs::start("warn", LogFormat::Text);
+        let answer = self
+            .serve(database)
+            .unwrap_or_else(|error| Answer::failure(error.render(None)));
+        let mut stdout = io::stdout().lock();
+        let printed = match answer.stdout.is_empty() {
+            true => Ok(()),
+            false => writeln!(stdout, "{}", answer.stdout).and_then(|()| stdout.flush()),
+        };
+        match (printed, answer.exit) {
+            (Ok(()), 0) => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        }
+    }
+
+    fn serve(self, database: PathBuf) -> Result<Answer, CniError> {
+        let environment = Environment::from_process();
+        let mut stdin = String::new();
+        if environment.command != "VERSION" {
+            io::stdin()
+                .lock()
+                .read_to_string(&mut stdin)
+                .map_err(|error| {
+                    CniError::new(Code::Io, format!("stdin cannot be read: {error}"))
+                })?;
+        }
+        let request = Request::new(&self.plugin, environment, stdin);
+        let config = OnceConfig {
+            database,
+            node: node::name(self.node),
+            flat_places: None,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| CniError::new(Code::Internal, format!("no runtime: {error}")))?;
+        Ok(runtime.block_on(berth_agent::once(config, &request)))
+    }
+}

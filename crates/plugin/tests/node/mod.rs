@@ -1,0 +1,232 @@
+//! A node under test: the built plugin in a directory of its own, and an agent that it talks to.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use berth_agent::AgentConfig;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+/// Copies of the plugin are made one at a time: a file that a forked child still holds open for writing cannot be
+/// run (ETXTBSY).
+static INSTALLING: Mutex<()> = Mutex::new(());
+
+/// The plugin, installed as `whereabouts`, and its agent.
+pub struct TestNode {
+    dir: tempfile::TempDir,
+    plugin: PathBuf,
+    /// Keys that every `ipam` object of this node gets, for instance its kubeconfig.
+    pub defaults: Value,
+    agent: Option<Agent>,
+}
+
+struct Agent {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+/// One interface of one container of one pod.
+#[derive(Clone)]
+pub struct Interface {
+    pub pod: String,
+    pub container: String,
+    pub ifname: String,
+    /// Appended to CNI_ARGS.
+    pub args: String,
+}
+
+/// What the plugin did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    pub exit: i32,
+    pub stdout: String,
+}
+
+pub fn pod(name: &str) -> Interface {
+    Interface {
+        pod: name.into(),
+        container: format!("{name}-container"),
+        ifname: "net1".into(),
+        args: String::new(),
+    }
+}
+
+impl Interface {
+    pub fn container(mut self, container: &str) -> Self {
+        self.container = container.into();
+        self
+    }
+
+    pub fn ifname(mut self, ifname: &str) -> Self {
+        self.ifname = ifname.into();
+        self
+    }
+
+    pub fn args(mut self, args: &str) -> Self {
+        self.args = args.into();
+        self
+    }
+}
+
+impl Outcome {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", self.stdout))
+    }
+
+    /// The result of a success.
+    pub fn result(&self) -> Value {
+        assert_eq!(self.exit, 0, "{}", self.stdout);
+        self.json()
+    }
+
+    /// The addresses of a success, with their lengths, in order.
+    pub fn addresses(&self) -> Vec<String> {
+        let result = self.result();
+        let ips = result["ips"].as_array().cloned().unwrap_or_default();
+        ips.iter()
+            .map(|ip| ip["address"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    /// The code and message of a failure.
+    pub fn error(&self) -> (u64, String) {
+        assert_eq!(self.exit, 1, "{}", self.stdout);
+        let error = self.json();
+        (
+            error["code"].as_u64().unwrap(),
+            error["msg"].as_str().unwrap().to_owned(),
+        )
+    }
+
+    pub fn succeeded(&self) {
+        assert_eq!((self.exit, self.stdout.as_str()), (0, ""));
+    }
+}
+
+impl TestNode {
+    /// A node with its own SQLite file and no cluster.
+    pub fn standalone() -> TestNode {
+        let _turn = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::tempdir().unwrap();
+        let plugin = dir.path().join("whereabouts");
+        fs::copy(env!("CARGO_BIN_EXE_berth-cni"), &plugin).unwrap();
+        let mut node = TestNode {
+            dir,
+            plugin,
+            defaults: json!({}),
+            agent: None,
+        };
+        node.start();
+        node
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("berth.sock")
+    }
+
+    /// Starts the agent and waits for its socket.
+    pub fn start(&mut self) {
+        let config = AgentConfig {
+            socket: self.socket(),
+            database: self.dir.path().join("berth.db"),
+            node: "node-1".into(),
+            listen: None,
+            flat_places: Some(Vec::new()),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let served = berth_agent::serve(config, async {
+                let _ = stopped.await;
+            });
+            runtime.block_on(served).unwrap();
+        });
+        let began = Instant::now();
+        while !self.socket().exists() {
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "the agent does not start"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.agent = Some(Agent { stop, thread });
+    }
+
+    /// Stops the agent, as a service manager does.
+    pub fn stop(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            let _ = agent.stop.send(());
+            agent.thread.join().unwrap();
+        }
+    }
+
+    pub fn add(&self, who: &Interface, ipam: Value) -> Outcome {
+        self.run("ADD", who, &self.conf("0.3.1", ipam))
+    }
+
+    pub fn add_at(&self, version: &str, who: &Interface, ipam: Value) -> Outcome {
+        self.run("ADD", who, &self.conf(version, ipam))
+    }
+
+    pub fn del(&self, who: &Interface, ipam: Value) -> Outcome {
+        self.run("DEL", who, &self.conf("0.3.1", ipam))
+    }
+
+    /// The network configuration around an `ipam` object.
+    pub fn conf(&self, version: &str, mut ipam: Value) -> Value {
+        for (key, value) in self.defaults.as_object().unwrap() {
+            ipam[key] = value.clone();
+        }
+        ipam["type"] = json!("whereabouts");
+        json!({"cniVersion": version, "name": "net", "type": "macvlan", "ipam": ipam})
+    }
+
+    pub fn run(&self, verb: &str, who: &Interface, conf: &Value) -> Outcome {
+        let mut args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={}",
+            who.pod
+        );
+        if !who.args.is_empty() {
+            args = format!("{args};{}", who.args);
+        }
+        let mut child = Command::new(&self.plugin)
+            .env_clear()
+            .env("BERTH_SOCKET", self.socket())
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", &who.container)
+            .env("CNI_IFNAME", &who.ifname)
+            .env("CNI_NETNS", "/var/run/netns/none")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_ARGS", args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(conf.to_string().as_bytes())
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        Outcome {
+            exit: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout)
+                .unwrap()
+                .trim_end()
+                .to_owned(),
+        }
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

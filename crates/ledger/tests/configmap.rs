@@ -1,8 +1,16 @@
 //! The ConfigMap ledger on a real API server: what is written, what is refused, what survives a
 //! server that goes away.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
+
+mod conformance;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::{Address, Change, Handle, Owner, Pool, Record};
@@ -101,6 +109,20 @@ fn release(id: &str, ip: &str) -> Change {
         expected: record(id),
         rest: None,
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conforms() {
+    let bench = Bench::new().await;
+    let client = Cluster::shared().await.client().await.unwrap();
+    let other = ConfigMapLedger::new(client, &bench.namespace, Duration::from_secs(10));
+    conformance::suite(conformance::Subject {
+        pool: PoolKey::of_network("conforming", "10.0.0.0/16".parse().unwrap()),
+        ledgers: vec![Arc::new(bench.ledger), Arc::new(other)],
+        rests: false,
+        named: false,
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -21,8 +21,11 @@ pub mod attribute {
     pub const ALLOCATED_AT: &str = "allocatedAt";
 }
 
+/// The owner's fields, written only where the owner is not simply the allocation ID.
+const OWNER: &str = "owner";
+const OWNER_PART: &str = "ownerPart";
 /// Names that an attribute can't have, because the document means something else by them.
-const OWN_FIELDS: [&str; 2] = ["allocationID", "ip"];
+const OWN_FIELDS: [&str; 4] = ["allocationID", "ip", OWNER, OWNER_PART];
 
 /// The addresses that the settings give to a pool, in their order. Without them every address of
 /// the document counts.
@@ -70,7 +73,12 @@ fn unmentioned(members: &Members, seen: &BTreeSet<Address>) -> Vec<Address> {
 }
 
 fn record(id: &str, allocation: &Allocation) -> Record {
-    let mut record = Record::new(Owner::new(id, ""), Handle::new(id));
+    let text = |key| allocation.others.get(key).and_then(Value::as_str);
+    let owner = Owner::new(
+        text(OWNER).unwrap_or(id),
+        text(OWNER_PART).unwrap_or_default(),
+    );
+    let mut record = Record::new(owner, Handle::new(id));
     let mut put = |key: &str, value: &str| {
         record.attributes.insert(key.into(), value.into());
     };
@@ -83,7 +91,9 @@ fn record(id: &str, allocation: &Allocation) -> Record {
         put(attribute::ALLOCATED_AT, &time.to_string());
     }
     for (key, value) in &allocation.others {
-        if let Value::String(text) = value {
+        if let Value::String(text) = value
+            && !OWN_FIELDS.contains(&key.as_str())
+        {
             put(key, text);
         }
     }
@@ -97,6 +107,17 @@ fn write_record(allocation: &mut Allocation, expected: Option<&Record>, record: 
         if record.attribute(key).is_none() {
             allocation.others.remove(key);
         }
+    }
+    let owner = &record.owner;
+    let named = (owner.subject != record.handle.as_str()).then_some(&owner.subject);
+    let part = (!owner.part.is_empty()).then_some(&owner.part);
+    for (key, value) in [(OWNER, named), (OWNER_PART, part)] {
+        match value {
+            Some(value) => allocation
+                .others
+                .insert(key.into(), Value::String(value.clone())),
+            None => allocation.others.remove(key),
+        };
     }
     for (key, value) in &record.attributes {
         match key.as_str() {
@@ -225,8 +246,10 @@ fn take_out(
     holder: &Record,
 ) -> Result<Allocation, Obstacle> {
     let id = holder.handle.as_str();
-    let found = document.allocated.get(id);
-    if found.is_none_or(|allocation| allocation.ip.parse() != Ok(address)) {
+    let holds = |found: &Allocation| {
+        found.ip.parse() == Ok(address) && record(id, found).same_holder(holder)
+    };
+    if !document.allocated.get(id).is_some_and(holds) {
         return Err(Obstacle::Mismatch(address));
     }
     document

@@ -134,6 +134,10 @@ impl Desk {
         &self.pool
     }
 
+    pub fn metrics(&self) -> &PoolMetrics {
+        &self.metrics
+    }
+
     /// Puts a request and waits for its answer, as long as the settings allow. Dropping the future
     /// gives the request up.
     pub async fn submit(&self, request: Request) -> Result<Answer, DeskError> {

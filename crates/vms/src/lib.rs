@@ -4,5 +4,15 @@
 //! or destroy VMs.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+mod audit;
+mod fleet;
+mod metrics;
+mod pool;
 pub mod settings;
 pub mod vm;
+
+pub use fleet::Fleet;
+pub use metrics::VmMetrics;
+pub use pool::{
+    Allocation, Applicant, PoolError, Quarantine, Recovered, Returned, Rules, Status, Store,
+};

@@ -129,7 +129,7 @@ async fn openssh_with_a_chroot_serves_the_whole_life_of_a_vm() {
     sshd.allow("host_ed25519");
     sshd.start();
     let vms = sshd.vms();
-    while !vms.listens(ip).await {
+    while vms.connects(ip).await.is_err() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 

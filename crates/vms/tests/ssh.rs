@@ -27,7 +27,7 @@ async fn a_vm_with_a_listed_key_is_ready() {
     let vms = SshVms::new(lab.access());
     vms.check_access().await.unwrap();
     vms.ready(vm.ip).await.unwrap();
-    assert!(vms.listens(vm.ip).await);
+    vms.connects(vm.ip).await.unwrap();
     assert_eq!(vm.switches.logins.load(Ordering::SeqCst), 1);
 }
 
@@ -88,7 +88,7 @@ async fn a_dead_vm_and_a_silent_one_end_in_time() {
     });
     let error = vms.ready(lab.ip(6)).await.unwrap_err();
     assert!(matches!(error, VmError::Unreachable { .. }), "{error}");
-    assert!(!vms.listens(lab.ip(6)).await);
+    assert!(vms.connects(lab.ip(6)).await.is_err());
 
     let silent = tokio::net::TcpListener::bind((lab.ip(7), lab.port))
         .await

@@ -58,6 +58,7 @@ pub struct ConfigMapLedger {
     members: Mutex<BTreeMap<String, Members>>,
     /// What was last read or written: the base of the next commit, if its version still is.
     last: Mutex<BTreeMap<String, Arc<Stored>>>,
+    conflicts: Mutex<BTreeMap<String, u64>>,
 }
 
 impl std::fmt::Debug for ConfigMapLedger {
@@ -81,6 +82,7 @@ impl ConfigMapLedger {
             timeout,
             members: Mutex::default(),
             last: Mutex::default(),
+            conflicts: Mutex::default(),
         }
     }
 
@@ -128,9 +130,14 @@ impl ConfigMapLedger {
                     self.remember(pool, stored);
                     return Ok(Some(salvage));
                 }
-                Err(error) => self.pause_or(&mut tries, error).await?,
+                Err(error) => self.pause_or(pool, &mut tries, error).await?,
             }
         }
+    }
+
+    /// How many writes to the pool met another writer, since this ledger was opened.
+    pub fn conflicts(&self, pool: &PoolKey) -> u64 {
+        lock(&self.conflicts).get(&pool.name).copied().unwrap_or(0)
     }
 
     fn members(&self, pool: &PoolKey) -> Members {
@@ -207,12 +214,14 @@ impl ConfigMapLedger {
     /// is the caller's.
     async fn pause_or(
         &self,
+        pool: &PoolKey,
         tries: &mut crate::Backoff,
         error: LedgerError,
     ) -> Result<(), LedgerError> {
         if !matches!(error, LedgerError::Conflict { .. }) {
             return Err(error);
         }
+        *lock(&self.conflicts).entry(pool.name.clone()).or_default() += 1;
         let Some(pause) = tries.pause(None) else {
             return Err(error);
         };
@@ -249,7 +258,7 @@ impl ConfigMapLedger {
                     self.remember(pool, stored);
                     return Ok(if exact { version } else { version.merged() });
                 }
-                Err(error) => self.pause_or(&mut tries, error).await?,
+                Err(error) => self.pause_or(pool, &mut tries, error).await?,
             }
             current = self.fetch(pool).await?;
         }

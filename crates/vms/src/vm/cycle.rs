@@ -51,7 +51,7 @@ pub async fn see_reboot(
     let limit = asked + patience.limit;
 
     if patience.must_be_seen_down {
-        while vms.listens(ip).await {
+        while vms.connects(ip).await.is_ok() {
             if Instant::now() >= limit {
                 return Err(VmError::NotSeenDown {
                     ip,
@@ -95,23 +95,21 @@ mod tests {
 
     #[async_trait]
     impl Vms for Scripted {
-        async fn listens(&self, _: IpAddr) -> bool {
+        async fn connects(&self, ip: IpAddr) -> Result<(), VmError> {
             let mut looks = self.0.lock().unwrap();
-            if looks.len() > 1 {
+            let up = if looks.len() > 1 {
                 looks.remove(0)
             } else {
                 looks[0]
-            }
+            };
+            up.then_some(()).ok_or_else(|| VmError::Unreachable {
+                ip,
+                port: 22,
+                source: std::io::ErrorKind::ConnectionRefused.into(),
+            })
         }
         async fn ready(&self, ip: IpAddr) -> Result<(), VmError> {
-            match self.listens(ip).await {
-                true => Ok(()),
-                false => Err(VmError::Unreachable {
-                    ip,
-                    port: 22,
-                    source: std::io::ErrorKind::ConnectionRefused.into(),
-                }),
-            }
+            self.connects(ip).await
         }
         async fn ask_reboot(&self, _: IpAddr) -> Result<(), VmError> {
             Ok(())

@@ -25,8 +25,8 @@ pub const REBOOT: &str = "cidata/reboot";
 /// use a scripted one, so that every order of failures can be tried without waiting for it.
 #[async_trait]
 pub trait Vms: Send + Sync + 'static {
-    /// Whether anything listens on the VM's SSH port. Cheap, and no proof that the VM works.
-    async fn listens(&self, ip: IpAddr) -> bool;
+    /// Something accepts a connection on the VM's SSH port. Cheap, and no proof that the VM works.
+    async fn connects(&self, ip: IpAddr) -> Result<(), VmError>;
 
     /// TCP, then the SSH handshake, the host key and the login: what a pod will need.
     async fn ready(&self, ip: IpAddr) -> Result<(), VmError>;

@@ -181,8 +181,8 @@ async fn leave(session: Session) {
 
 #[async_trait]
 impl Vms for SshVms {
-    async fn listens(&self, ip: IpAddr) -> bool {
-        self.tcp(ip).await.is_ok()
+    async fn connects(&self, ip: IpAddr) -> Result<(), VmError> {
+        self.tcp(ip).await.map(|_| ())
     }
 
     async fn ready(&self, ip: IpAddr) -> Result<(), VmError> {

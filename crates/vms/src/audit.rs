@@ -1,0 +1,123 @@
+//! One structured line per operation, under the target `audit`: what, on which VM, for whom, by
+//! which node, how it ended and how long it took. Promises exactly one line per operation,
+//! whatever happens; holds no user data and no keys.
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    Allocate,
+    Deallocate,
+    Clean,
+    Recover,
+    UserData,
+    Resize,
+}
+
+impl Act {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Allocate => "allocate",
+            Self::Deallocate => "deallocate",
+            Self::Clean => "clean",
+            Self::Recover => "recover",
+            Self::UserData => "user-data",
+            Self::Resize => "resize",
+        }
+    }
+}
+
+/// An operation under way. Dropping it without an end tells that it was given up.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    act: Act,
+    pool: String,
+    node: String,
+    allocation: String,
+    pod: String,
+    ip: String,
+    begun: Instant,
+    ended: bool,
+}
+
+impl Audit {
+    pub(crate) fn begin(act: Act, pool: &str, node: &str) -> Self {
+        Self {
+            act,
+            pool: pool.into(),
+            node: node.into(),
+            allocation: String::new(),
+            pod: String::new(),
+            ip: String::new(),
+            begun: Instant::now(),
+            ended: false,
+        }
+    }
+
+    pub(crate) fn allocation(mut self, id: &str) -> Self {
+        self.allocation = id.into();
+        self
+    }
+
+    pub(crate) fn pod(mut self, namespace: &str, name: &str) -> Self {
+        self.pod = format!("{namespace}/{name}");
+        self
+    }
+
+    pub(crate) fn ip(self, ip: IpAddr) -> Self {
+        self.maybe_ip(Some(ip))
+    }
+
+    pub(crate) fn maybe_ip(mut self, ip: Option<IpAddr>) -> Self {
+        self.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
+        self
+    }
+
+    pub(crate) fn done(mut self, outcome: &str) {
+        self.write(true, outcome);
+    }
+
+    pub(crate) fn failed(mut self, error: &(dyn std::error::Error + 'static)) {
+        self.write(false, &chain(error));
+    }
+
+    fn write(&mut self, ok: bool, outcome: &str) {
+        self.ended = true;
+        let millis = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(
+            target: "audit",
+            operation = self.act.name(),
+            pool = self.pool,
+            node = self.node,
+            allocation = self.allocation,
+            pod = self.pod,
+            ip = self.ip,
+            ok,
+            outcome,
+            millis,
+        );
+    }
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.write(false, "given up before it ended");
+        }
+    }
+}
+
+/// An error and what caused it, on one line, each message once.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,207 @@
+//! What the VM pools count, in Prometheus' form.
+//!
+//! | series | what it tells |
+//! |---|---|
+//! | `berth_vm_pool_vms{pool,state}` | VMs free, in use, quarantined; and of the free ones, silent |
+//! | `berth_vm_pool_utilization{pool}` | the share of a pool's VMs that is not free |
+//! | `berth_vm_allocations_total{pool,outcome}` | success, exhausted, failure |
+//! | `berth_vm_deallocations_total{pool,outcome}` | success, failure |
+//! | `berth_vm_allocation_seconds{pool}` | from the request to the VM that is ready |
+//! | `berth_vm_cleanups_total{pool,outcome}` | success, failure |
+//! | `berth_vm_passed_over_total{pool}` | VMs that did not answer when they were to be given |
+//! | `berth_vm_conflicts_total{pool}` | writes that met another writer |
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::pool::{PoolError, Status};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PoolLabel {
+    pool: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StateLabel {
+    pool: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    pool: String,
+    outcome: &'static str,
+}
+
+type Ratio = Gauge<f64, AtomicU64>;
+
+/// The counters of all VM pools of a process.
+#[derive(Clone, Debug)]
+pub struct VmMetrics {
+    vms: Family<StateLabel, Gauge>,
+    utilization: Family<PoolLabel, Ratio>,
+    allocations: Family<OutcomeLabel, Counter>,
+    deallocations: Family<OutcomeLabel, Counter>,
+    seconds: Family<PoolLabel, Histogram>,
+    cleanups: Family<OutcomeLabel, Counter>,
+    passed_over: Family<PoolLabel, Counter>,
+    conflicts: Family<PoolLabel, Counter>,
+}
+
+fn times() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+impl Default for VmMetrics {
+    fn default() -> Self {
+        Self {
+            vms: Family::default(),
+            utilization: Family::default(),
+            allocations: Family::default(),
+            deallocations: Family::default(),
+            seconds: Family::new_with_constructor(times),
+            cleanups: Family::default(),
+            passed_over: Family::default(),
+            conflicts: Family::default(),
+        }
+    }
+}
+
+impl VmMetrics {
+    pub fn register(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("berth_vm");
+        registry.register("pool_vms", "VMs by state", self.vms.clone());
+        registry.register(
+            "pool_utilization",
+            "The share of VMs that is not free",
+            self.utilization.clone(),
+        );
+        registry.register("allocations", "Requests for a VM", self.allocations.clone());
+        registry.register(
+            "deallocations",
+            "VMs given back",
+            self.deallocations.clone(),
+        );
+        registry.register(
+            "allocation_seconds",
+            "From a request to a VM that is ready",
+            self.seconds.clone(),
+        );
+        registry.register(
+            "cleanups",
+            "Reboots of VMs that were given back",
+            self.cleanups.clone(),
+        );
+        registry.register(
+            "passed_over",
+            "VMs that did not answer when they were to be given",
+            self.passed_over.clone(),
+        );
+        registry.register(
+            "conflicts",
+            "Writes of the state that met another writer",
+            self.conflicts.clone(),
+        );
+    }
+
+    pub(crate) fn of(&self, pool: &str) -> PoolMeters {
+        PoolMeters {
+            all: self.clone(),
+            pool: pool.into(),
+        }
+    }
+}
+
+/// One pool's counters.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolMeters {
+    all: VmMetrics,
+    pool: String,
+}
+
+impl PoolMeters {
+    fn label(&self) -> PoolLabel {
+        PoolLabel {
+            pool: self.pool.clone(),
+        }
+    }
+
+    fn outcome(&self, outcome: &'static str) -> OutcomeLabel {
+        OutcomeLabel {
+            pool: self.pool.clone(),
+            outcome,
+        }
+    }
+
+    pub(crate) fn allocated(&self, error: Option<&PoolError>, took: Duration) {
+        let outcome = match error {
+            None => "success",
+            Some(PoolError::Exhausted { .. }) => "exhausted",
+            Some(_) => "failure",
+        };
+        self.all
+            .allocations
+            .get_or_create(&self.outcome(outcome))
+            .inc();
+        self.all
+            .seconds
+            .get_or_create(&self.label())
+            .observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn deallocated(&self, error: Option<&PoolError>) {
+        let outcome = if error.is_none() {
+            "success"
+        } else {
+            "failure"
+        };
+        self.all
+            .deallocations
+            .get_or_create(&self.outcome(outcome))
+            .inc();
+    }
+
+    pub(crate) fn cleaned(&self, ok: bool) {
+        let outcome = if ok { "success" } else { "failure" };
+        self.all
+            .cleanups
+            .get_or_create(&self.outcome(outcome))
+            .inc();
+    }
+
+    pub(crate) fn passed_over(&self) {
+        self.all.passed_over.get_or_create(&self.label()).inc();
+    }
+
+    /// The ledger counts them; `so_far` is its number.
+    pub(crate) fn conflicts(&self, so_far: u64) {
+        let counter = self.all.conflicts.get_or_create(&self.label());
+        counter.inc_by(so_far.saturating_sub(counter.get()));
+    }
+
+    pub(crate) fn counted(&self, status: &Status) {
+        for (state, count) in [
+            ("available", status.available),
+            ("in_use", status.in_use),
+            ("quarantined", status.quarantined),
+            ("silent", status.silent.len()),
+        ] {
+            let label = StateLabel {
+                pool: self.pool.clone(),
+                state,
+            };
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.all.vms.get_or_create(&label).set(count);
+        }
+        let taken = (status.in_use + status.quarantined) as f64;
+        let share = taken / status.total.max(1) as f64;
+        self.all.utilization.get_or_create(&self.label()).set(share);
+    }
+}

@@ -1,0 +1,154 @@
+//! Cleaning VMs in the background, one task per VM.
+//!
+//! ```text
+//!   asked to reboot ─► seen down ─► up and ready ─► released
+//!          └── failed: written into the record, wait, again ──┘
+//! ```
+//!
+//! Promises: a VM is cleaned by one task at a time; what failed is shown in the state and tried
+//! again until it succeeds or somebody else frees the VM; a VM whose cleanup failed is never
+//! released (I4).
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use berth_core::{Address, Record};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::{PoolError, Quarantine, VmPool};
+use crate::audit::{Act, Audit, chain};
+use crate::settings::Cleanup;
+use crate::vm::{VmError, see_reboot};
+
+/// Cleanups under way at once: a node that comes back with a hundred VMs must not open a hundred
+/// SSH sessions in the same second.
+const AT_ONCE: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Cleaner {
+    under_way: Mutex<BTreeSet<Address>>,
+    permits: Arc<Semaphore>,
+    end: CancellationToken,
+}
+
+impl Default for Cleaner {
+    fn default() -> Self {
+        Self {
+            under_way: Mutex::default(),
+            permits: Arc::new(Semaphore::new(AT_ONCE)),
+            end: CancellationToken::new(),
+        }
+    }
+}
+
+impl VmPool {
+    /// Begins to clean a VM whose record says that it is quarantined, unless that is under way.
+    pub(super) fn clean(&self, address: Address) {
+        let Some(cleanup) = self.inner.rules.cleanup.clone() else {
+            return;
+        };
+        let cleaner = &self.inner.cleaner;
+        let fresh = lock(&cleaner.under_way).insert(address);
+        if !fresh || cleaner.end.is_cancelled() {
+            return;
+        }
+        let pool = self.clone();
+        tokio::spawn(async move {
+            let end = pool.inner.cleaner.end.clone();
+            // What is cut off here is recorded, and resumed at the next start (I9).
+            let _ = end
+                .run_until_cancelled(pool.clean_while_needed(address, &cleanup))
+                .await;
+        });
+    }
+
+    /// Between the release and the end of this task the VM may have been used and given back
+    /// again, by an owner that found it still "under way": so it looks once more at the end.
+    async fn clean_while_needed(&self, address: Address, cleanup: &Cleanup) {
+        loop {
+            self.clean_until_done(address, cleanup).await;
+            let under_way = &self.inner.cleaner.under_way;
+            lock(under_way).remove(&address);
+            let again = matches!(self.to_be_cleaned(address).await, Ok(Some(_)));
+            if !again || !lock(under_way).insert(address) {
+                return;
+            }
+        }
+    }
+
+    /// Ends the background work; what is not done is in the record.
+    pub(crate) fn stop_cleaning(&self) {
+        self.inner.cleaner.end.cancel();
+    }
+
+    async fn clean_until_done(&self, address: Address, cleanup: &Cleanup) {
+        loop {
+            match self.clean_once(address, cleanup).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(pool = self.name(), %address, error = chain(&error),
+                        again_in = ?cleanup.retry, "a cleanup failed; the VM stays out of use");
+                }
+            }
+            tokio::time::sleep(cleanup.retry).await;
+        }
+    }
+
+    /// `Ok` when the VM is free, or is none of ours any more.
+    async fn clean_once(&self, address: Address, cleanup: &Cleanup) -> Result<(), PoolError> {
+        // Waited for first, so that the look at the record is the last thing before the reboot.
+        // The semaphore is closed only with the process.
+        let _permit = self.inner.cleaner.permits.acquire().await;
+        let Some((record, alone)) = self.to_be_cleaned(address).await? else {
+            return Ok(());
+        };
+        if !alone {
+            // Another allocation has the same VM: a reboot would take it from under it.
+            self.release(address, &record).await?;
+            return Ok(());
+        }
+        let ip = IpAddr::from(address);
+        let audit = Audit::begin(Act::Clean, self.name(), &self.inner.rules.node)
+            .allocation(record.handle.as_str())
+            .ip(ip);
+        let rebooted = self.reboot(ip, cleanup).await;
+        self.inner.meters.cleaned(rebooted.is_ok());
+        match rebooted {
+            Ok(()) => {
+                self.inner.health.answered(ip);
+                self.release(address, &record).await?;
+                audit.done("cleaned");
+                Ok(())
+            }
+            Err(error) => {
+                let failed = Quarantine::failed(&record, &chain(&error));
+                let shown = self.rewrite(address, &record, failed).await;
+                audit.failed(&error);
+                shown?;
+                Err(error.into())
+            }
+        }
+    }
+
+    async fn reboot(&self, ip: IpAddr, cleanup: &Cleanup) -> Result<(), VmError> {
+        let vms = self.inner.vms.as_ref();
+        vms.ask_reboot(ip).await?;
+        see_reboot(vms, ip, &cleanup.patience).await
+    }
+
+    /// The record, if the VM still has to be cleaned, and whether it is the only one: an operator
+    /// may have freed the VM since.
+    async fn to_be_cleaned(&self, address: Address) -> Result<Option<(Record, bool)>, PoolError> {
+        let pool = self.load().await?;
+        let alone = pool.holders(address).count() == 1;
+        let quarantined = |record: &&Record| Quarantine::read(record).is_some();
+        let record = pool.holders(address).find(quarantined);
+        Ok(record.map(|record| (record.clone(), alone)))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

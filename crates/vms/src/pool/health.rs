@@ -1,0 +1,83 @@
+//! VMs that did not answer, and for how long they are passed over.
+//!
+//! Promises that a dead VM costs one timeout per pass and not one per pod: each failure in a row
+//! doubles the time that it is left alone, up to a bound, and one success forgets them all. Does
+//! not survive a restart: then every VM gets a fresh chance.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Failures in a row double the time up to this factor.
+const MOST: u32 = 16;
+
+#[derive(Debug)]
+pub(super) struct Health {
+    dead_for: Duration,
+    silent: Mutex<BTreeMap<IpAddr, Silence>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Silence {
+    failures: u32,
+    until: Instant,
+}
+
+impl Health {
+    pub(super) fn new(dead_for: Duration) -> Self {
+        Self {
+            dead_for,
+            silent: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Silence>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn failed(&self, ip: IpAddr, now: Instant) {
+        let mut silent = self.lock();
+        let failures = silent.get(&ip).map_or(1, |s| s.failures.saturating_add(1));
+        let factor = 1u32.checked_shl(failures - 1).map_or(MOST, |f| f.min(MOST));
+        let until = now + self.dead_for * factor;
+        silent.insert(ip, Silence { failures, until });
+    }
+
+    pub(super) fn answered(&self, ip: IpAddr) {
+        self.lock().remove(&ip);
+    }
+
+    /// Those to be passed over now, ascending.
+    pub(super) fn passed_over(&self, now: Instant) -> Vec<IpAddr> {
+        let silent = self.lock();
+        let still = silent.iter().filter(|(_, silence)| silence.until > now);
+        still.map(|(ip, _)| *ip).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_grows_with_each_failure_and_ends_with_an_answer() {
+        let health = Health::new(Duration::from_secs(10));
+        let ip: IpAddr = "10.0.0.1".parse().unwrap();
+        let start = Instant::now();
+        let at = |secs| start + Duration::from_secs(secs);
+        let over = |secs| health.passed_over(at(secs)).contains(&ip);
+        health.failed(ip, at(0));
+        assert!(over(9) && !over(10));
+        health.failed(ip, at(10));
+        assert!(over(29) && !over(30));
+        for _ in 0..100 {
+            health.failed(ip, at(30));
+        }
+        assert!(over(189) && !over(190), "never for ever");
+        health.answered(ip);
+        assert!(!over(30));
+        health.failed(ip, at(40));
+        assert!(over(49) && !over(50), "it begins small again");
+    }
+}

@@ -1,0 +1,139 @@
+//! VMs whose behaviour the test writes, and settings from an environment.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use berth_vms::settings::Settings;
+use berth_vms::vm::{VmError, Vms};
+
+#[derive(Debug, Default, Clone)]
+struct Vm {
+    dead: bool,
+    refuses_logins: bool,
+    ignores_reboots: bool,
+    held_down: bool,
+    /// Looks that still find it down.
+    down_looks: u32,
+    asked: usize,
+    reboots: usize,
+    user_data: Vec<u8>,
+}
+
+/// All VMs exist and are well unless told otherwise.
+#[derive(Debug, Default)]
+pub struct ScriptedVms(Mutex<BTreeMap<IpAddr, Vm>>);
+
+impl ScriptedVms {
+    fn with<T>(&self, ip: impl ToString, act: impl FnOnce(&mut Vm) -> T) -> T {
+        let ip: IpAddr = ip.to_string().parse().unwrap();
+        act(self.0.lock().unwrap().entry(ip).or_default())
+    }
+
+    pub fn kill(&self, ip: &str) {
+        self.with(ip, |vm| vm.dead = true);
+    }
+
+    pub fn revive(&self, ip: &str) {
+        self.with(ip, |vm| vm.dead = false);
+    }
+
+    pub fn refuse_logins(&self, ip: &str) {
+        self.with(ip, |vm| vm.refuses_logins = true);
+    }
+
+    pub fn ignore_reboots(&self, ip: &str) {
+        self.with(ip, |vm| vm.ignores_reboots = true);
+    }
+
+    /// From its next reboot on it stays down.
+    pub fn hold_down(&self, ip: &str) {
+        self.with(ip, |vm| vm.held_down = true);
+    }
+
+    pub fn let_up(&self, ip: &str) {
+        self.with(ip, |vm| vm.held_down = false);
+    }
+
+    /// How often somebody wanted to connect or log in.
+    pub fn asked(&self, ip: &str) -> usize {
+        self.with(ip, |vm| vm.asked)
+    }
+
+    pub fn reboots(&self, ip: &str) -> usize {
+        self.with(ip, |vm| vm.reboots)
+    }
+
+    pub fn user_data(&self, ip: IpAddr) -> Vec<u8> {
+        self.with(ip, |vm| vm.user_data.clone())
+    }
+
+    fn look(&self, ip: IpAddr) -> Result<(), VmError> {
+        let up = self.with(ip, |vm| {
+            vm.asked += 1;
+            if vm.down_looks > 0 {
+                vm.down_looks -= u32::from(!vm.held_down);
+                return false;
+            }
+            !vm.dead
+        });
+        up.then_some(()).ok_or_else(|| VmError::Unreachable {
+            ip,
+            port: 22,
+            source: std::io::ErrorKind::ConnectionRefused.into(),
+        })
+    }
+}
+
+#[async_trait]
+impl Vms for ScriptedVms {
+    async fn connects(&self, ip: IpAddr) -> Result<(), VmError> {
+        self.look(ip)
+    }
+
+    async fn ready(&self, ip: IpAddr) -> Result<(), VmError> {
+        self.look(ip)?;
+        if self.with(ip, |vm| vm.refuses_logins) {
+            let user = "peerpod".into();
+            return Err(VmError::LoginRefused { ip, user });
+        }
+        Ok(())
+    }
+
+    async fn ask_reboot(&self, ip: IpAddr) -> Result<(), VmError> {
+        self.look(ip)?;
+        self.with(ip, |vm| {
+            if !vm.ignores_reboots {
+                vm.reboots += 1;
+                vm.down_looks = 3;
+            }
+        });
+        Ok(())
+    }
+
+    async fn put_user_data(&self, ip: IpAddr, data: &[u8]) -> Result<(), VmError> {
+        self.look(ip)?;
+        self.with(ip, |vm| vm.user_data = data.to_vec());
+        Ok(())
+    }
+}
+
+/// Settings of a node `worker` whose waits are short, unless the environment says otherwise.
+pub fn settings(env: &[(&str, &str)]) -> Settings {
+    let quick = [
+        ("NODE_NAME", "worker"),
+        ("VM_CLEANUP_WAIT", "1ms"),
+        ("VM_CLEANUP_RETRY", "20ms"),
+        ("SSH_ACCEPT_ANY_HOST_KEY", "true"),
+    ];
+    let find = |name: &str| {
+        let all = env.iter().chain(&quick);
+        all.into_iter()
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| value.to_string())
+    };
+    Settings::new(|_| None, find, None, Path::new("/nowhere")).unwrap()
+}

@@ -2,9 +2,9 @@
 //!
 //! A commit guards each address by itself and needs no resourceVersion. What it does need to know
 //! without reading again: whether the object exists (else it is created), whether the API server
-//! still tracks its fields (else it need not be told to stop), and what its resting addresses were
-//! (nobody may have put one to rest since, I10). All of it follows from the state alone, so equal
-//! versions are equal states.
+//! still tracks its fields (else it need not be told to stop), what its resting addresses were
+//! (nobody may have put one to rest since, I10), and whether an entry is where a test for its address
+//! would not find it. All of it follows from the state alone, so equal versions are equal states.
 
 use serde_json::Value;
 
@@ -24,9 +24,13 @@ pub(super) enum Base {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub resource_version: String,
+    /// Counts the changes of the spec: tells whether others wrote between two of ours.
+    pub generation: i64,
     /// managedFields are there: a third of the object's size and half the cost of a write.
     pub tracked: bool,
     pub notes: Notes,
+    /// Some entry has a key that means an address without being its plain offset (`007`).
+    pub odd: bool,
 }
 
 /// What the object's annotations say about resting addresses.
@@ -61,9 +65,17 @@ impl Stamp {
             .is_some_and(|fields| !fields.is_empty());
         Ok(Self {
             resource_version: resource_version.to_owned(),
+            generation: metadata["generation"].as_i64().unwrap_or_default(),
             tracked,
             notes,
+            odd: false,
         })
+    }
+}
+
+impl Base {
+    pub fn is_at(&self, stamp: &Stamp) -> bool {
+        matches!(self, Self::At(known) if known.resource_version == stamp.resource_version)
     }
 }
 
@@ -73,13 +85,19 @@ impl From<&Base> for Version {
             Base::Unknown => String::new(),
             Base::Absent => ABSENT.to_owned(),
             Base::At(stamp) => {
-                let tracked = if stamp.tracked { "tracked" } else { "plain" };
+                let flags = match (stamp.tracked, stamp.odd) {
+                    (false, false) => "plain",
+                    (true, false) => "tracked",
+                    (false, true) => "odd",
+                    (true, true) => "tracked+odd",
+                };
                 let (notes, text) = match &stamp.notes {
                     Notes::Bare => ("bare", ""),
                     Notes::Without => ("without", ""),
                     Notes::Resting(text) => ("resting", text.as_str()),
                 };
-                format!("{}/{tracked}/{notes}/{text}", stamp.resource_version)
+                let (version, generation) = (&stamp.resource_version, stamp.generation);
+                format!("{version}/{generation}/{flags}/{notes}/{text}")
             }
         })
     }
@@ -87,14 +105,15 @@ impl From<&Base> for Version {
 
 impl From<&Version> for Base {
     fn from(version: &Version) -> Self {
-        if version.0 == ABSENT {
+        let version = version.stored();
+        if version == ABSENT {
             return Self::Absent;
         }
-        let mut parts = version.0.splitn(4, '/');
-        let mut next = || parts.next();
-        let (Some(resource_version), Some(tracked), Some(notes), Some(text)) =
-            (next(), next(), next(), next())
-        else {
+        let parts: Vec<&str> = version.splitn(5, '/').collect();
+        let [resource_version, generation, flags, notes, text] = parts[..] else {
+            return Self::Unknown;
+        };
+        let Ok(generation) = generation.parse() else {
             return Self::Unknown;
         };
         let notes = match notes {
@@ -105,8 +124,10 @@ impl From<&Version> for Base {
         };
         Self::At(Stamp {
             resource_version: resource_version.to_owned(),
-            tracked: tracked == "tracked",
+            generation,
+            tracked: flags.starts_with("tracked"),
             notes,
+            odd: flags.ends_with("odd"),
         })
     }
 }
@@ -124,19 +145,22 @@ mod tests {
             Notes::Without,
             Notes::Resting(r#"{"7":{"owner":{"subject":"a/b"}}}"#.into()),
         ] {
-            for tracked in [true, false] {
+            for (tracked, odd) in [(true, true), (true, false), (false, true), (false, false)] {
                 let base = Base::At(Stamp {
                     resource_version: "4711".into(),
+                    generation: 12,
                     tracked,
                     notes: notes.clone(),
+                    odd,
                 });
                 assert_eq!(Base::from(&Version::from(&base)), base);
+                assert_eq!(Base::from(&Version::from(&base).merged()), base);
             }
         }
         for base in [Base::Absent, Base::Unknown] {
             assert_eq!(Base::from(&Version::from(&base)), base);
         }
-        for foreign in ["17", "a/b/c/d", "1/plain/half"] {
+        for foreign in ["17", "a/1/c/d/e", "1/x/plain/bare/", "1/1/plain/half"] {
             assert_eq!(Base::from(&Version(foreign.into())), Base::Unknown);
         }
     }

@@ -37,6 +37,9 @@ use resource::POOLS;
 use store::{Sizes, Store};
 use wire::Wire;
 
+#[cfg(test)]
+mod tests;
+
 /// What etcd takes in one request unless it was told otherwise.
 pub const ETCD_REQUEST_LIMIT: usize = 1_572_864;
 
@@ -121,7 +124,8 @@ impl Ledger for KubeLedger {
         base: &Version,
     ) -> Result<Option<Snapshot>, LedgerError> {
         let known = Base::from(base);
-        if known != Base::Unknown && self.store(pool).is_at(&known).await? {
+        let merged = base.stored() != base.0;
+        if !merged && known != Base::Unknown && self.store(pool).is_at(&known).await? {
             return Ok(None);
         }
         let now = self.load(pool).await?;
@@ -137,8 +141,13 @@ impl Ledger for KubeLedger {
         if changes.is_empty() {
             return Ok(base.clone());
         }
-        let stamp = self.store(pool).commit(&base.into(), changes).await?;
-        Ok(Version::from(&Base::At(stamp)))
+        let written = self.store(pool).commit(&base.into(), changes).await?;
+        let version = Version::from(&Base::At(written.stamp));
+        Ok(if written.merged || base.stored() != base.0 {
+            version.merged()
+        } else {
+            version
+        })
     }
 
     async fn watch(

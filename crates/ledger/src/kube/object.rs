@@ -82,7 +82,7 @@ impl Object {
             target: target.to_owned(),
             why,
         };
-        let stamp = Stamp::read(&fetched.object).map_err(unreadable)?;
+        let mut stamp = Stamp::read(&fetched.object).map_err(unreadable)?;
         let resting = Resting::read(&stamp.notes).map_err(unreadable)?;
         let spec = fetched
             .object
@@ -116,6 +116,7 @@ impl Object {
                 odd.entry(address).or_default().push(name.clone());
             }
         }
+        stamp.odd = !odd.is_empty();
         let tracked = fetched.object["metadata"]
             .get("managedFields")
             .map_or(0, |fields| fields.to_string().len());

@@ -5,6 +5,8 @@
 //! `test` of a value `null` holds when nothing is there. An entry is tested and changed field by
 //! field, so that fields which Berth does not know neither fail the test nor get lost (I7).
 
+use std::collections::BTreeMap;
+
 use berth_core::{Address, Change, Prefix, Record};
 use serde_json::{Value, json};
 
@@ -19,6 +21,24 @@ pub(super) struct AddressPatch {
     pub operations: Vec<Value>,
     /// By how many bytes the object grows.
     pub growth: i64,
+}
+
+/// Whether the changes leave the entries different from what their preconditions say: a claim that
+/// is released again in the same commit does not.
+pub(super) fn alters(changes: &[Change]) -> bool {
+    let mut ends: BTreeMap<Address, (Option<&Record>, Option<&Record>)> = BTreeMap::new();
+    for change in changes {
+        let (before, after) = match change {
+            Change::Claim { record, .. } => (None, Some(record)),
+            Change::Release { expected, .. } => (Some(expected), None),
+            Change::Update {
+                expected, record, ..
+            } => (Some(expected), Some(record)),
+        };
+        ends.entry(change.address()).or_insert((before, None)).1 = after;
+    }
+    ends.values()
+        .any(|(before, after)| before.map(entry) != after.map(entry))
 }
 
 /// The patch, or the address that can't be in a pool of that network.
@@ -150,8 +170,10 @@ mod tests {
     fn mk_stamp(notes: Notes) -> Stamp {
         Stamp {
             resource_version: "1".into(),
+            generation: 1,
             tracked: false,
             notes,
+            odd: false,
         }
     }
 
@@ -231,6 +253,26 @@ mod tests {
             let refused = by_address(network, &stamp, None, &[claim(outside)]).err();
             assert_eq!(refused, Some(outside.parse().unwrap()));
         }
+    }
+
+    #[test]
+    fn changes_that_cancel_out_alter_nothing() {
+        let record = mk_record("c1", "ns/p", "net1");
+        let release = Change::Release {
+            address: "10.0.0.5".parse().unwrap(),
+            expected: record.clone(),
+            rest: None,
+        };
+        let same = Change::Update {
+            address: "10.0.0.5".parse().unwrap(),
+            expected: record.clone(),
+            record: record.with("node", "n1"),
+        };
+        assert!(alters(&[claim("10.0.0.5")]));
+        assert!(alters(std::slice::from_ref(&release)));
+        assert!(!alters(&[claim("10.0.0.5"), release.clone()]));
+        assert!(!alters(&[release, claim("10.0.0.5")]));
+        assert!(!alters(&[same]), "attributes are not kept");
     }
 
     #[test]

@@ -44,6 +44,17 @@ impl Resting {
             .filter_map(move |(offset, rest)| Some((network.network().plus(*offset)?, rest)))
     }
 
+    /// Whether the change would give an address to somebody else while it rests (I10).
+    pub fn forbids(&self, network: Prefix, change: &Change, now: Moment) -> bool {
+        let Change::Claim { address, record } = change else {
+            return false;
+        };
+        address
+            .distance_from(network.network())
+            .and_then(|offset| self.0.get(&offset))
+            .is_some_and(|rest| rest.until > now && rest.owner != record.owner)
+    }
+
     /// What is left after the changes; `None` if they leave it as it was.
     pub fn after(&self, network: Prefix, changes: &[Change], now: Moment) -> Option<Self> {
         let mut next = self.clone();

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::base::{Base, RESTING, Stamp};
 use super::object::{Draft, Object, entry, key, weight};
-use super::patch::{MOST_OPERATIONS, by_address};
+use super::patch::{MOST_OPERATIONS, alters, by_address};
 use super::resource::POOLS;
 use super::resting::{Resting, now};
 use super::status::{Failure, Verb};
@@ -55,6 +55,13 @@ pub(super) struct Store<'a> {
     pub marks: Value,
 }
 
+/// A commit that is durable.
+pub(super) struct Written {
+    pub stamp: Stamp,
+    /// Others wrote after the base was read: the caller's copy lacks what they did.
+    pub merged: bool,
+}
+
 /// Why a blind patch did not go through.
 enum Hitch {
     /// Look at the object.
@@ -80,7 +87,7 @@ impl Store<'_> {
 
     pub fn parse(&self, fetched: Fetched) -> Result<Object, LedgerError> {
         let object = Object::read(&self.target(), self.network, fetched)?;
-        self.sizes.note(self.name, object.size);
+        self.sizes.note(self.name, object.size + ENVELOPE);
         Ok(object)
     }
 
@@ -89,27 +96,26 @@ impl Store<'_> {
         let found = self.wire.get_metadata(&POOLS, self.name).await?;
         Ok(match found {
             None => *base == Base::Absent,
-            Some(fetched) => {
-                let stamp = Stamp::read(&fetched.object);
-                stamp.is_ok_and(|stamp| *base == Base::At(stamp))
-            }
+            Some(fetched) => Stamp::read(&fetched.object).is_ok_and(|stamp| base.is_at(&stamp)),
         })
     }
 
-    pub async fn commit(&self, base: &Base, changes: &[Change]) -> Result<Stamp, LedgerError> {
+    pub async fn commit(&self, base: &Base, changes: &[Change]) -> Result<Written, LedgerError> {
         match (base, self.network) {
             (Base::Absent, _) => self.create(changes).await,
-            (Base::At(stamp), Some(network)) => match self.blind(stamp, network, changes).await {
-                Ok(stamp) => Ok(stamp),
-                Err(Hitch::Look) => self.careful(changes).await,
-                Err(Hitch::Error(error)) => Err(error),
-            },
-            _ => self.careful(changes).await,
+            (Base::At(stamp), Some(network)) if !stamp.odd => {
+                match self.blind(stamp, network, changes).await {
+                    Ok(written) => Ok(written),
+                    Err(Hitch::Look) => self.careful(base, changes).await,
+                    Err(Hitch::Error(error)) => Err(error),
+                }
+            }
+            _ => self.careful(base, changes).await,
         }
     }
 
     /// The CREATE of the object is the first commit: an empty pool costs one write.
-    async fn create(&self, changes: &[Change]) -> Result<Stamp, LedgerError> {
+    async fn create(&self, changes: &[Change]) -> Result<Written, LedgerError> {
         let Some(network) = self.network else {
             return Err(self.unfit("the pool does not exist, and its range is not known".into()));
         };
@@ -133,8 +139,6 @@ impl Store<'_> {
         self.check(size)?;
         let mut metadata = self.marks.clone();
         metadata["name"] = json!(self.name);
-        // Reset from the start: the API server then never begins to track the fields.
-        metadata["managedFields"] = json!([{}]);
         let rests = Resting::default().after(network, changes, now());
         if let Some(text) = rests.and_then(|rests| rests.text()) {
             metadata["annotations"][RESTING] = json!(text);
@@ -148,7 +152,11 @@ impl Store<'_> {
         match self.wire.create(&POOLS, &object).await {
             Ok(created) => {
                 self.sizes.note(self.name, size);
-                self.stamp(Verb::Create, &created)
+                let stamp = self.stamp(Verb::Create, &created)?;
+                Ok(Written {
+                    stamp,
+                    merged: false,
+                })
             }
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
                 Err(self.conflict(Vec::new()))
@@ -163,7 +171,7 @@ impl Store<'_> {
         stamp: &Stamp,
         network: Prefix,
         changes: &[Change],
-    ) -> Result<Stamp, Hitch> {
+    ) -> Result<Written, Hitch> {
         let resting = Resting::read(&stamp.notes).map_err(|why| {
             Hitch::Error(LedgerError::Unreadable {
                 target: self.target(),
@@ -184,7 +192,12 @@ impl Store<'_> {
         match self.wire.patch(&POOLS, self.name, &patch).await {
             Ok(patched) => {
                 self.sizes.note(self.name, size);
-                self.stamp(Verb::Patch, &patched).map_err(Hitch::Error)
+                let now = self.stamp(Verb::Patch, &patched).map_err(Hitch::Error)?;
+                let expected = stamp.generation + i64::from(alters(changes));
+                Ok(Written {
+                    merged: now.generation != expected,
+                    stamp: now,
+                })
             }
             // A test failed, or the object is not shaped as the patch takes for granted.
             Err(Failure::Refused(refusal)) if refusal.code == 422 => Err(Hitch::Look),
@@ -198,7 +211,7 @@ impl Store<'_> {
         }
     }
 
-    async fn careful(&self, changes: &[Change]) -> Result<Stamp, LedgerError> {
+    async fn careful(&self, base: &Base, changes: &[Change]) -> Result<Written, LedgerError> {
         let mut tries = 0;
         loop {
             tries += 1;
@@ -213,6 +226,14 @@ impl Store<'_> {
                 return Err(self.outside(object.network, outside));
             }
             let draft = Draft::of(&object, changes).map_err(|violated| self.conflict(violated))?;
+            let resting: Vec<Address> = changes
+                .iter()
+                .filter(|change| object.resting.forbids(object.network, change, now()))
+                .map(Change::address)
+                .collect();
+            if !resting.is_empty() {
+                return Err(self.conflict(resting));
+            }
             let size = draft.size() + ENVELOPE;
             let merge = merge(&object, &draft, changes);
             self.check(size)?;
@@ -223,7 +244,12 @@ impl Store<'_> {
             {
                 Ok(patched) => {
                     self.sizes.note(self.name, size);
-                    return self.stamp(Verb::Patch, &patched);
+                    let mut stamp = self.stamp(Verb::Patch, &patched)?;
+                    stamp.odd = object.stamp.odd;
+                    return Ok(Written {
+                        merged: !base.is_at(&object.stamp),
+                        stamp,
+                    });
                 }
                 Err(Failure::Refused(refusal)) if refusal.code == 409 && tries < TRIES => {}
                 Err(Failure::Refused(refusal)) if refusal.is_absence_of(self.name) => {
@@ -257,7 +283,8 @@ impl Store<'_> {
         LedgerError::Full {
             target: self.target(),
             size,
-            limit: self.limit,
+            // The server has the last word, and may take less than was thought.
+            limit: self.limit.min(size),
             hint: "release what is not used, cut the network into node slices, or let Berth page the pool".into(),
         }
     }

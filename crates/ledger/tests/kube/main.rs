@@ -9,38 +9,114 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_api::whereabouts::IPPool;
+use berth_core::{Change, Handle, Owner, Record};
 use berth_ledger::kube::Connect;
-use berth_ledger::{KubeLedger, PoolKey, SharedLedger};
+use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, SharedLedger, Version};
 use berth_testkit::Cluster;
+use conformance::{claim, held, mk_address, mk_record, release, write};
+use kube::Api;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
+#[path = "../conformance/mod.rs"]
 mod conformance;
+mod faults;
+mod foreign;
+mod limits;
+mod refusals;
 
 /// The shared cluster with all definitions in it.
 async fn cluster() -> &'static Cluster {
     static READY: OnceCell<()> = OnceCell::const_new();
     let cluster = Cluster::shared().await;
-    READY
-        .get_or_init(|| async {
-            for crd in berth_api::crds().unwrap() {
-                cluster.apply_object(crd).await.unwrap();
-            }
-        })
-        .await;
+    READY.get_or_init(|| install(cluster)).await;
     cluster
 }
 
-async fn open(cluster: &Cluster, namespace: &str) -> KubeLedger {
-    let connect = Connect {
+async fn install(cluster: &Cluster) {
+    for crd in berth_api::crds().unwrap() {
+        cluster.apply_object(crd).await.unwrap();
+    }
+}
+
+fn mk_connect(cluster: &Cluster, namespace: &str) -> Connect {
+    Connect {
         kubeconfig: Some(cluster.kubeconfig()),
         namespace: Some(namespace.to_owned()),
         timeout: Duration::from_secs(30),
-    };
+    }
+}
+
+async fn open(cluster: &Cluster, namespace: &str) -> KubeLedger {
+    let connect = mk_connect(cluster, namespace);
     KubeLedger::new(connect.open().await.unwrap())
 }
 
 fn mk_pool() -> PoolKey {
     PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap())
+}
+
+/// One pool in a namespace of its own.
+struct Bed {
+    namespace: String,
+    ledger: KubeLedger,
+    /// The objects as they are, untyped.
+    pools: Api<DynamicObject>,
+}
+
+impl Bed {
+    async fn new(name: &str) -> Self {
+        Self::on(cluster().await, name).await
+    }
+
+    async fn on(cluster: &Cluster, name: &str) -> Self {
+        let namespace = cluster.namespace(name).await.unwrap();
+        let ledger = open(cluster, &namespace).await;
+        let kind = kube::core::ApiResource::erase::<IPPool>(&());
+        let client = cluster.client().await.unwrap();
+        let pools = Api::namespaced_with(client, &namespace, &kind);
+        Self {
+            namespace,
+            ledger,
+            pools,
+        }
+    }
+
+    /// Puts an object there as another program would have.
+    async fn plant(&self, name: &str, metadata: Value, spec: Value) {
+        let mut object = json!({
+            "apiVersion": "whereabouts.cni.cncf.io/v1alpha1",
+            "kind": "IPPool",
+            "metadata": metadata,
+            "spec": spec,
+        });
+        object["metadata"]["name"] = json!(name);
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        let params = PostParams::default();
+        self.pools.create(&params, &object).await.unwrap();
+    }
+
+    async fn raw(&self) -> Value {
+        let object = self.pools.get(&mk_pool().name).await.unwrap();
+        serde_json::to_value(object).unwrap()
+    }
+
+    async fn merge(&self, patch: Value) {
+        let params = PatchParams::default();
+        let name = mk_pool().name;
+        let patch = Patch::Merge(patch);
+        self.pools.patch(&name, &params, &patch).await.unwrap();
+    }
+
+    async fn write(&self, changes: &[Change]) -> Result<Version, LedgerError> {
+        write(&self.ledger, &mk_pool(), changes).await
+    }
+
+    async fn commit(&self, base: &Version, changes: &[Change]) -> Result<Version, LedgerError> {
+        self.ledger.commit(&mk_pool(), base, changes).await
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,4 +134,245 @@ async fn conforms() {
         named: true,
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_object_is_what_whereabouts_would_have_written() {
+    let bed = Bed::new("shape").await;
+    bed.write(&[claim(5, "a")]).await.unwrap();
+    let typed: IPPool = serde_json::from_value(bed.raw().await).unwrap();
+    assert_eq!(typed.spec.range, "10.0.0.0/16");
+    let entry = &typed.spec.allocations["5"];
+    assert_eq!(
+        (
+            entry.id.as_str(),
+            entry.podref.as_str(),
+            entry.ifname.as_str()
+        ),
+        ("id-a", "default/a", "net1")
+    );
+    // A holder without an interface has no such field, as whereabouts has it.
+    let record = Record::new(Owner::new("default/b", ""), Handle::new("id-b"));
+    let bare = Change::Claim {
+        address: mk_address(6),
+        record: record.clone(),
+    };
+    bed.write(&[bare]).await.unwrap();
+    assert_eq!(
+        bed.raw().await["spec"]["allocations"]["6"],
+        json!({ "id": "id-b", "podref": "default/b" })
+    );
+    let gone = Change::Release {
+        address: mk_address(6),
+        expected: record,
+        rest: None,
+    };
+    bed.write(&[gone, release(5, "a")]).await.unwrap();
+    // An empty map stays: without it the next claim would have no place to go.
+    assert_eq!(bed.raw().await["spec"]["allocations"], json!({}));
+    bed.write(&[claim(5, "again")]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_pool_is_created_once_whoever_comes_first() {
+    let bed = Bed::new("first").await;
+    let absent = bed.ledger.load(&mk_pool()).await.unwrap().version;
+    let commit = |n: u32, name: &'static str| {
+        let (ledger, absent) = (&bed.ledger, absent.clone());
+        async move { ledger.commit(&mk_pool(), &absent, &[claim(n, name)]).await }
+    };
+    let (first, second) = tokio::join!(commit(1, "a"), commit(2, "b"));
+    assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
+    let refused = first.and(second).unwrap_err();
+    assert!(matches!(refused, LedgerError::Conflict { .. }), "{refused}");
+    assert_eq!(held(&bed.ledger, &mk_pool()).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writers_of_different_addresses_do_not_disturb_each_other() {
+    let bed = Bed::new("apart").await;
+    bed.write(&[claim(1, "a")]).await.unwrap();
+    let base = bed.ledger.load(&mk_pool()).await.unwrap().version;
+    // All of them on the same, older and older, base.
+    for n in 2..6 {
+        let name = format!("p{n}");
+        let version = bed.commit(&base, &[claim(n, &name)]).await.unwrap();
+        let stale = n > 2;
+        assert_eq!(
+            version.stored() != version.0,
+            stale,
+            "a commit on a newer state says so"
+        );
+        let refreshed = bed.ledger.refresh(&mk_pool(), &version).await.unwrap();
+        assert_eq!(refreshed.is_some(), stale, "what the caller lacks is shown");
+    }
+    assert_eq!(held(&bed.ledger, &mk_pool()).await.len(), 5);
+    let theft = bed.commit(&base, &[claim(3, "thief")]).await;
+    let error = theft.unwrap_err();
+    assert!(
+        matches!(&error, LedgerError::Conflict { held, .. } if *held == [mk_address(3)]),
+        "{error:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_past_the_first_65_bits_are_kept() {
+    let bed = Bed::new("wide").await;
+    let network = "fd00:1::/32".parse().unwrap();
+    let pool = PoolKey::of_network("fd00-1---32", network);
+    let changes: Vec<Change> = [
+        "fd00:1::1",
+        "fd00:1:8000::",
+        "fd00:1:ffff:ffff:ffff:ffff:ffff:fffe",
+    ]
+    .iter()
+    .map(|text| Change::Claim {
+        address: text.parse().unwrap(),
+        record: mk_record(text),
+    })
+    .collect();
+    write(&bed.ledger, &pool, &changes).await.unwrap();
+    let kept = held(&bed.ledger, &pool).await;
+    for change in &changes {
+        let Change::Claim { address, record } = change else {
+            unreachable!()
+        };
+        assert!(kept[address].same_holder(record));
+    }
+    let low = PoolKey::of_network("fd00-1---32", network);
+    let release = Change::Release {
+        address: "fd00:1:8000::".parse().unwrap(),
+        expected: mk_record("fd00:1:8000::"),
+        rest: None,
+    };
+    write(&bed.ledger, &low, &[release]).await.unwrap();
+    assert_eq!(held(&bed.ledger, &pool).await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn field_tracking_ends_with_the_first_patch() {
+    let bed = Bed::new("tracking").await;
+    let name = "10.1.0.0-16";
+    let spec = json!({ "range": "10.1.0.0/16", "allocations": {} });
+    bed.plant(name, json!({}), spec).await;
+    let tracked = |object: &DynamicObject| object.metadata.managed_fields.is_some();
+    assert!(tracked(&bed.pools.get(name).await.unwrap()));
+    let pool = PoolKey::of_network(name, "10.1.0.0/16".parse().unwrap());
+    for n in 1..3 {
+        let change = Change::Claim {
+            address: pool.network.unwrap().network().plus(n).unwrap(),
+            record: mk_record(&format!("p{n}")),
+        };
+        write(&bed.ledger, &pool, &[change]).await.unwrap();
+        assert!(!tracked(&bed.pools.get(name).await.unwrap()));
+    }
+    // An object that Berth makes is tracked until its second commit: a CREATE can't say otherwise.
+    for (n, expected) in [(1, true), (2, false), (3, false)] {
+        bed.write(&[claim(n, &format!("p{n}"))]).await.unwrap();
+        let now = bed.pools.get(&mk_pool().name).await.unwrap();
+        assert_eq!(tracked(&now), expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_an_address_that_was_put_to_rest_meanwhile() {
+    let bed = Bed::new("resting").await;
+    bed.write(&[claim(1, "a")]).await.unwrap();
+    let base = bed.ledger.load(&mk_pool()).await.unwrap().version;
+    let now = jiff_now();
+    let rest = berth_core::Rest {
+        since: now,
+        until: now.plus(Duration::from_secs(600)),
+        owner: mk_record("b").owner,
+    };
+    let to_rest = Change::Release {
+        address: mk_address(2),
+        expected: mk_record("b"),
+        rest: Some(rest),
+    };
+    bed.write(&[claim(2, "b"), to_rest]).await.unwrap();
+    // The base knows nothing of it: 2 was free and fresh.
+    let early = bed.commit(&base, &[claim(2, "c")]).await;
+    assert!(
+        matches!(&early, Err(LedgerError::Conflict { held, .. }) if *held == [mk_address(2)]),
+        "{early:?} (I10)"
+    );
+    // Its last owner may have it, and other addresses are no concern of it.
+    let version = bed.commit(&base, &[claim(3, "d")]).await;
+    assert!(version.unwrap().0.ends_with('+'));
+    bed.commit(&base, &[claim(2, "b")]).await.unwrap();
+    let annotations = &bed.raw().await["metadata"]["annotations"];
+    assert_eq!(annotations.get("berth.dev/resting"), None, "{annotations}");
+}
+
+fn jiff_now() -> berth_core::Moment {
+    let millis = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    berth_core::Moment(u64::try_from(millis).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_shows_deletion_and_what_can_not_be_read() {
+    use futures::StreamExt;
+
+    let bed = Bed::new("watch").await;
+    bed.write(&[claim(1, "a")]).await.unwrap();
+    let mut stream = bed.ledger.watch(&mk_pool()).await.unwrap();
+    async fn until<T>(
+        stream: &mut (impl futures::Stream<Item = T> + Unpin),
+        mut good: impl FnMut(&T) -> bool,
+    ) {
+        let search = async {
+            while let Some(item) = stream.next().await {
+                if good(&item) {
+                    return;
+                }
+            }
+            panic!("the watch ended");
+        };
+        let limit = Duration::from_secs(20);
+        tokio::time::timeout(limit, search)
+            .await
+            .expect("the watch never showed it");
+    }
+    until(&mut stream, |item| {
+        item.as_ref().is_ok_and(|s| s.pool.len() == 1)
+    })
+    .await;
+    bed.merge(json!({ "spec": { "range": "10.9.0.0/16" } }))
+        .await;
+    until(&mut stream, |item| {
+        matches!(item, Err(LedgerError::Unreadable { .. }))
+    })
+    .await;
+    bed.merge(json!({ "spec": { "range": "10.0.0.0/16" } }))
+        .await;
+    until(&mut stream, |item| item.is_ok()).await;
+    let params = Default::default();
+    bed.pools.delete(&mk_pool().name, &params).await.unwrap();
+    until(&mut stream, |item| {
+        item.as_ref().is_ok_and(|s| s.pool.is_empty())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slices_keep_node_network_range_and_epoch() {
+    use berth_ledger::kube::attribute;
+    use berth_ledger::{ClaimKey, ClaimKind};
+
+    let bed = Bed::new("slices").await;
+    let name = berth_api::names::slice("blue", "10.0.4.0/26".parse().unwrap());
+    let key = ClaimKey::new(ClaimKind::Slice, name);
+    let record = Record::new(Owner::new("node-7", "blue"), Handle::new("uid-7"))
+        .with(attribute::RANGE, "10.0.4.0/26")
+        .with(attribute::EPOCH, "3");
+    bed.ledger.create(&key, &record).await.unwrap();
+    assert_eq!(bed.ledger.claim(&key).await.unwrap(), Some(record.clone()));
+    let mut reborn = record.clone();
+    reborn.handle = Handle::new("uid-8");
+    let other = bed.ledger.create(&key, &reborn).await.unwrap_err();
+    assert!(matches!(other, LedgerError::Taken { .. }), "{other} (I8)");
+    let odd = Record::new(Owner::new("n", ""), Handle::default()).with(attribute::EPOCH, "x");
+    let refused = bed.ledger.create(&key, &odd).await.unwrap_err().to_string();
+    assert!(refused.contains("epoch"), "{refused}");
 }

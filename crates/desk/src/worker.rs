@@ -1,5 +1,6 @@
 //! The desk's task: the only one that touches its copy of the pool.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -87,11 +88,18 @@ impl Worker {
         }
     }
 
-    /// A watch may lag behind our own commits. An older copy is safe (preconditions) and merely
-    /// costs a conflict, but it never makes an answer fresh: `read_at` stays.
+    /// A watch may lag behind our own commits. An older copy would be safe (preconditions), but it
+    /// costs a conflict, and after one the lowest address is no longer what is given. Even a newer
+    /// one never makes an answer fresh: `read_at` stays.
     fn adopt(&mut self, snapshot: Snapshot) {
-        if let Some((copy, _)) = &mut self.copy {
-            *copy = snapshot;
+        let Some((copy, _)) = &mut self.copy else {
+            return;
+        };
+        match snapshot.version.order(&copy.version) {
+            Some(Ordering::Less) => {}
+            Some(_) => *copy = snapshot,
+            // It vanished, or has just been made: only the ledger knows.
+            None => self.copy = None,
         }
     }
 
@@ -334,4 +342,35 @@ fn now() -> Moment {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     Moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_ledger::{MemoryLedger, Version};
+
+    use super::*;
+    use crate::DeskMetrics;
+
+    #[tokio::test]
+    async fn a_lagging_watch_does_not_set_the_copy_back() {
+        let (_queue, tickets) = mpsc::channel(1);
+        let mut worker = Worker::new(
+            Arc::new(MemoryLedger::new()),
+            PoolKey::named("p"),
+            DeskSettings::default(),
+            DeskMetrics::default().of("p"),
+            tickets,
+        );
+        let at = |version: &str| Snapshot {
+            version: Version(version.into()),
+            ..Snapshot::default()
+        };
+        worker.copy = Some((at("10"), Instant::now()));
+        for (seen, kept) in [("9", "10"), ("10", "10"), ("11", "11"), ("10", "11")] {
+            worker.adopt(at(seen));
+            assert_eq!(worker.copy.as_ref().unwrap().0.version.0, kept);
+        }
+        worker.adopt(at("absent"));
+        assert!(worker.copy.is_none());
+    }
 }

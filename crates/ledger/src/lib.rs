@@ -15,6 +15,7 @@ mod memory;
 mod retry;
 mod sqlite;
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
@@ -73,6 +74,20 @@ impl Version {
     /// The store's own version, without that mark.
     pub fn stored(&self) -> &str {
         self.0.trim_end_matches('+')
+    }
+
+    /// Which of two states is the later one. Versions that begin with a number grow (a
+    /// resourceVersion, a count of commits); of others only equality is known.
+    pub fn order(&self, other: &Self) -> Option<Ordering> {
+        let number = |version: &Self| {
+            let digits = version.0.find(|c: char| !c.is_ascii_digit());
+            let digits = digits.map_or(version.0.as_str(), |end| &version.0[..end]);
+            digits.parse::<u64>().ok()
+        };
+        match (number(self), number(other)) {
+            (Some(this), Some(other)) => Some(this.cmp(&other)),
+            _ => (self == other).then_some(Ordering::Equal),
+        }
     }
 }
 
@@ -181,3 +196,24 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
 
 /// A ledger that many desks share.
 pub type SharedLedger = Arc<dyn Ledger>;
+
+#[cfg(test)]
+mod tests {
+    use super::{Ordering, Version};
+
+    #[test]
+    fn versions_that_begin_with_a_number_tell_which_is_older() {
+        let order = |a: &str, b: &str| Version(a.into()).order(&Version(b.into()));
+        for (a, b) in [
+            ("9", "10"),
+            ("9/plain/bare/", "10/tracked/without/"),
+            ("9+", "10"),
+        ] {
+            assert_eq!(order(a, b), Some(Ordering::Less), "{a} {b}");
+            assert_eq!(order(b, a), Some(Ordering::Greater), "{b} {a}");
+        }
+        assert_eq!(order("10", "10+"), Some(Ordering::Equal));
+        assert_eq!(order("absent", "absent"), Some(Ordering::Equal));
+        assert_eq!(order("absent", "10"), None);
+    }
+}

@@ -50,6 +50,13 @@ pub async fn add(
         record,
     };
     let held = addition.settle().await?;
+    if let Some(journal) = &store.journal {
+        let given: Vec<(PoolKey, Address)> = held
+            .iter()
+            .map(|held| (held.pool.clone(), held.granted.address))
+            .collect();
+        journal.note(&network.name, &addition.record, &given).await;
+    }
     let mut ips = Vec::with_capacity(layout.slots.len());
     for (index, slot) in layout.slots.iter().enumerate() {
         let recorded = held.iter().find(|held| held.slot == index);

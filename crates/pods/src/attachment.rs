@@ -13,6 +13,8 @@ pub mod attribute {
     /// The CNI network's name: what CNI GC is limited to.
     pub const NETWORK: &str = "network";
     pub const NODE: &str = "node";
+    /// In the node's journal: the pool that an address is of.
+    pub const POOL: &str = "pool";
     pub const POD_UID: &str = "pod-uid";
 }
 

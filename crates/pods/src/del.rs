@@ -33,7 +33,12 @@ pub async fn del(
     }
     match first {
         Some(error) => Err(error),
-        None => Ok(freed),
+        None => {
+            if let Some(journal) = &store.journal {
+                journal.forget(&network.name, handle, ifname).await;
+            }
+            Ok(freed)
+        }
     }
 }
 

@@ -89,6 +89,7 @@ impl Front {
         };
         let served = async {
             let store = self.stores.of(&network).await?;
+            refuse_slices(&store, &network)?;
             self.dispatch(&store, &call, &conf, &network).await
         };
         match tokio::time::timeout(limit, served).await {
@@ -159,6 +160,17 @@ impl Front {
                 tracing::warn!("{text}");
             }
         }
+    }
+}
+
+/// A machine by itself has no slices: the whole range is its own. In a cluster the range is not.
+fn refuse_slices(store: &Store, network: &PodNetwork) -> Result<(), CniError> {
+    match network.node_slice_size {
+        Some(size) if store.in_cluster => Err(CniError::new(
+            Code::UnsupportedField,
+            format!("node_slice_size /{size}: node slices are not served yet"),
+        )),
+        _ => Ok(()),
     }
 }
 

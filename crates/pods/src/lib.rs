@@ -13,6 +13,7 @@
 //! | [`add`], [`del`], [`check`], [`gc`], [`status`] | the verbs |
 //! | [`reserve`] | one address across pools whose ranges overlap |
 //! | [`store`] | where pools are kept |
+//! | [`journal`] | what this node was given |
 #![cfg_attr(
     test,
     allow(
@@ -31,6 +32,7 @@ pub mod del;
 mod error;
 pub mod front;
 pub mod gc;
+pub mod journal;
 pub mod layout;
 mod release;
 pub mod reserve;

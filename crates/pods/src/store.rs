@@ -10,6 +10,7 @@ use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
 
 use crate::config::PodNetwork;
+use crate::journal::Journal;
 
 /// Finds the store that keeps a network's pools.
 #[async_trait]
@@ -32,6 +33,8 @@ pub struct Store {
     desks: Desks,
     /// Whether owners are the pods of a cluster, or containers of this machine alone.
     pub(crate) in_cluster: bool,
+    /// What this node was given of a cluster's pools.
+    pub(crate) journal: Option<Arc<Journal>>,
 }
 
 impl Store {
@@ -64,7 +67,15 @@ impl Store {
             desks: Desks::new(SharedLedger::clone(&ledger), settings, metrics),
             ledger,
             in_cluster,
+            journal: None,
         }
+    }
+
+    /// Keeps a journal of what this node is given: what CNI GC goes by in a cluster.
+    #[must_use]
+    pub fn with_journal(mut self, journal: Arc<Journal>) -> Store {
+        self.journal = Some(journal);
+        self
     }
 
     pub fn ledger(&self) -> &SharedLedger {

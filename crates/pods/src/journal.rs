@@ -1,0 +1,153 @@
+//! What this node was given, by network: kept on the node, beside the cluster's pools.
+//!
+//! A pool in the cluster says which pod holds an address and not through which network or on which node. CNI GC may
+//! free only what is of its network and of this node: that is proven by this journal and by nothing else (I4).
+//! It proves, it does not hold: an entry that is missing (written by whereabouts, or without an agent) is left
+//! to the sweep over the cluster's pods; one that is stale leads to a record that has another holder by now, which
+//! is not freed (I6). So its own failures are logged and change no answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_core::plan::Selector;
+use berth_core::{Address, Claim, Handle, Prefix, Record, Release, Request, Space, Want};
+use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
+use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+
+use crate::attachment::attribute;
+
+/// The node's own notes about its attachments.
+#[derive(Debug)]
+pub struct Journal {
+    desks: Desks,
+}
+
+/// An address that this node was given, and the pool that it is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub pool: PoolKey,
+    pub address: Address,
+    pub record: Record,
+}
+
+impl Journal {
+    /// A journal in the node's own ledger.
+    pub fn new(ledger: SharedLedger) -> Journal {
+        Journal {
+            desks: Desks::new(ledger, DeskSettings::default(), DeskMetrics::default()),
+        }
+    }
+
+    /// Notes what a call was given, all in one commit.
+    pub(crate) async fn note(&self, network: &str, record: &Record, given: &[(PoolKey, Address)]) {
+        let wants = given
+            .iter()
+            .map(|(_, address)| Want::exactly(Arc::new(Space::only(*address)), *address));
+        let mut record = record.clone();
+        for (pool, address) in given {
+            record = record.with(place(*address), written(pool));
+        }
+        let claim = Claim {
+            record,
+            wants: wants.collect(),
+        };
+        if let Err(error) = self.ask(network, Request::Claim(claim)).await {
+            tracing::warn!(network, %error, "the node's journal misses an ADD; GC leaves it to the sweep");
+        }
+    }
+
+    /// Drops the notes about an interface of a container.
+    pub(crate) async fn forget(&self, network: &str, handle: &Handle, ifname: &str) {
+        let selector = Selector::Handle {
+            handle: handle.clone(),
+            part: Some(ifname.to_owned()),
+        };
+        let release = Release {
+            selector,
+            rest: Duration::ZERO,
+        };
+        if let Err(error) = self.ask(network, Request::Release(release)).await {
+            tracing::warn!(network, %error, "the node's journal keeps a stale entry");
+        }
+    }
+
+    /// Everything that is noted of a network.
+    pub async fn entries(&self, network: &str) -> Result<Vec<Entry>, LedgerError> {
+        let now = self.desks.ledger().load(&pool(network)).await?;
+        let entry = |(address, record): (Address, &Record)| {
+            Some(Entry {
+                pool: read(record.attribute(&place(address))?)?,
+                address,
+                record: record.clone(),
+            })
+        };
+        Ok(now.pool.records().filter_map(entry).collect())
+    }
+
+    async fn ask(&self, network: &str, request: Request) -> Result<(), DeskError> {
+        self.desks.of(&pool(network)).submit(request).await?;
+        Ok(())
+    }
+}
+
+fn pool(network: &str) -> PoolKey {
+    PoolKey::named(format!("node/{network}"))
+}
+
+/// The attribute that says which pool an address is of.
+fn place(address: Address) -> String {
+    format!("{}/{address}", attribute::POOL)
+}
+
+fn written(pool: &PoolKey) -> String {
+    let network = pool.network.map(|network| network.to_string());
+    format!("{} {}", pool.name, network.unwrap_or_default())
+}
+
+fn read(text: &str) -> Option<PoolKey> {
+    let (name, network) = text.split_once(' ')?;
+    let network: Option<Prefix> = match network {
+        "" => None,
+        network => Some(network.parse().ok()?),
+    };
+    Some(PoolKey {
+        name: name.to_owned(),
+        network,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::Owner;
+    use berth_ledger::MemoryLedger;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn notes_read_back_by_network_until_they_are_forgotten() {
+        let journal = Journal::new(Arc::new(MemoryLedger::new()));
+        let pool = |range: &str| PoolKey::of_network(range, range.parse().unwrap());
+        let record = Record::new(Owner::new("ns/p", "net1"), Handle::new("c1"));
+        let given = [
+            (pool("10.0.0.0/24"), "10.0.0.1".parse().unwrap()),
+            (pool("fd00::/64"), "fd00::1".parse().unwrap()),
+        ];
+        journal.note("blue", &record, &given).await;
+        let entries = journal.entries("blue").await.unwrap();
+        let found: Vec<(PoolKey, Address)> = entries
+            .iter()
+            .map(|entry| (entry.pool.clone(), entry.address))
+            .collect();
+        assert_eq!(found, given);
+        assert!(
+            entries
+                .iter()
+                .all(|entry| entry.record.same_holder(&record))
+        );
+        assert_eq!(journal.entries("green").await.unwrap(), []);
+        journal.forget("blue", &Handle::new("c1"), "net2").await;
+        assert_eq!(journal.entries("blue").await.unwrap().len(), 2);
+        journal.forget("blue", &Handle::new("c1"), "net1").await;
+        assert_eq!(journal.entries("blue").await.unwrap(), []);
+    }
+}

@@ -5,22 +5,30 @@ use std::sync::Arc;
 
 use berth_cni::wire::{Answer, Request};
 use berth_desk::DeskMetrics;
+use berth_ledger::kube::Connect;
 use berth_pods::Front;
 
-use crate::stores::NodeStores;
+use crate::stores::{Lifetime, NodeStores};
 
 /// Where a call without an agent finds its store.
 #[derive(Debug, Clone)]
 pub struct OnceConfig {
     pub database: PathBuf,
     pub node: String,
+    /// The cluster that keeps all pools; none: the one that the network names, or this machine.
+    pub cluster: Option<Connect>,
     /// Where the flat file is looked for; none for the places that whereabouts has.
     pub flat_places: Option<Vec<PathBuf>>,
 }
 
 /// Serves one call.
 pub async fn once(config: OnceConfig, request: &Request) -> Answer {
-    let stores = NodeStores::new(config.database, DeskMetrics::default());
+    let stores = NodeStores::new(
+        config.database,
+        config.cluster,
+        Lifetime::Call,
+        DeskMetrics::default(),
+    );
     let mut front = Front::new(Arc::new(stores), config.node);
     if let Some(places) = config.flat_places {
         front = front.with_flat_places(places);

@@ -90,9 +90,8 @@ async fn call(State(desk): State<Desk>, headers: HeaderMap, body: Bytes) -> Resp
 
 /// Ready when the store answers: an agent that cannot give addresses should not be counted on.
 async fn ready(State(desk): State<Desk>) -> Response {
-    let pools = async { desk.stores.standalone().await?.ledger().pools().await };
-    match pools.await {
-        Ok(_) => "ready\n".into_response(),
+    match desk.stores.ready().await {
+        Ok(()) => "ready\n".into_response(),
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use berth_desk::DeskMetrics;
 use berth_ledger::LedgerError;
+use berth_ledger::kube::Connect;
 use berth_pods::{Front, Stores};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -18,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::metrics::Metrics;
 use crate::routes::{Desk, on_network, on_socket};
 use crate::socket::Socket;
-use crate::stores::NodeStores;
+use crate::stores::{Lifetime, NodeStores};
 
 /// How long calls under way may take to finish once the agent is told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -32,6 +33,8 @@ pub struct AgentConfig {
     pub database: PathBuf,
     /// The node's name in its cluster, or the machine's.
     pub node: String,
+    /// The cluster that keeps all pools; none: the one that a network names, or this machine.
+    pub cluster: Option<Connect>,
     /// Where health, readiness and metrics are served beside the socket, if anywhere.
     pub listen: Option<SocketAddr>,
     /// Where the flat file is looked for; none for the places that whereabouts has.
@@ -70,8 +73,13 @@ pub async fn serve(
     let metrics = Metrics::register(&mut registry);
     let desk_metrics = DeskMetrics::default();
     desk_metrics.register(&mut registry);
-    let stores = Arc::new(NodeStores::new(config.database.clone(), desk_metrics));
-    stores.standalone().await.map_err(AgentError::Store)?;
+    let stores = Arc::new(NodeStores::new(
+        config.database.clone(),
+        config.cluster.clone(),
+        Lifetime::Daemon,
+        desk_metrics,
+    ));
+    stores.open().await.map_err(AgentError::Store)?;
     let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, &config.node);
     if let Some(places) = &config.flat_places {
         front = front.with_flat_places(places.clone());

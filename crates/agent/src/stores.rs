@@ -1,55 +1,159 @@
 //! Which store a network's pools are in.
 //!
-//! The node's own SQLite file is opened when the first network without a cluster asks: a process that serves one
-//! call on a cluster's pool never touches it.
+//! An agent that was told its cluster keeps every network's pools there. One that was not follows the network: the
+//! cluster of its kubeconfig, or, where it names none, the node's own SQLite file.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
-use berth_ledger::{LedgerError, SqliteLedger};
+use berth_ledger::kube::Connect;
+use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, SqliteLedger};
+use berth_pods::journal::Journal;
 use berth_pods::{PodNetwork, Store, Stores};
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 
 /// The stores of one node.
 #[derive(Debug)]
 pub(crate) struct NodeStores {
     database: PathBuf,
+    cluster: Option<Connect>,
+    lifetime: Lifetime,
     metrics: DeskMetrics,
+    local: OnceCell<SharedLedger>,
     standalone: OnceCell<Arc<Store>>,
+    told: OnceCell<Arc<Store>>,
+    /// Clusters that networks name, by kubeconfig.
+    named: Mutex<HashMap<PathBuf, (Stamp, Arc<Store>)>>,
+}
+
+/// How long the process lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lifetime {
+    /// A daemon: copies of pools are kept up to date, the node's journal is kept.
+    Daemon,
+    /// One call: neither would pay.
+    Call,
+}
+
+/// What tells a kubeconfig that was rewritten (a token or a CA was rotated) from the one that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    modified: Option<SystemTime>,
+    size: u64,
 }
 
 impl NodeStores {
-    pub(crate) fn new(database: PathBuf, metrics: DeskMetrics) -> NodeStores {
+    pub(crate) fn new(
+        database: PathBuf,
+        cluster: Option<Connect>,
+        lifetime: Lifetime,
+        metrics: DeskMetrics,
+    ) -> NodeStores {
         NodeStores {
             database,
+            cluster,
+            lifetime,
             metrics,
+            local: OnceCell::new(),
             standalone: OnceCell::new(),
+            told: OnceCell::new(),
+            named: Mutex::default(),
         }
     }
 
-    /// The node's own pools.
-    pub(crate) async fn standalone(&self) -> Result<&Arc<Store>, LedgerError> {
-        self.standalone
-            .get_or_try_init(|| async {
-                let ledger = SqliteLedger::open(&self.database)?;
-                Ok(Arc::new(Store::standalone(
-                    Arc::new(ledger),
-                    self.metrics.clone(),
-                )))
-            })
-            .await
+    /// Opens what an agent needs whatever is asked of it, so that it fails at its start if it must.
+    pub(crate) async fn open(&self) -> Result<(), LedgerError> {
+        self.local().await?;
+        if let Some(connect) = &self.cluster {
+            self.told(connect).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether addresses could be given now: a read of the store that matters.
+    pub(crate) async fn ready(&self) -> Result<(), LedgerError> {
+        let nobody = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
+        match &self.cluster {
+            Some(connect) => self.told(connect).await?.ledger().claim(&nobody).await?,
+            None => self.local().await?.claim(&nobody).await?,
+        };
+        Ok(())
+    }
+
+    async fn local(&self) -> Result<&SharedLedger, LedgerError> {
+        let open = async || {
+            SqliteLedger::open(&self.database).map(|ledger| Arc::new(ledger) as SharedLedger)
+        };
+        self.local.get_or_try_init(open).await
+    }
+
+    async fn standalone(&self) -> Result<Arc<Store>, LedgerError> {
+        let open = async || {
+            let ledger = SharedLedger::clone(self.local().await?);
+            Ok(Arc::new(Store::standalone(ledger, self.metrics.clone())))
+        };
+        self.standalone.get_or_try_init(open).await.cloned()
+    }
+
+    async fn told(&self, connect: &Connect) -> Result<Arc<Store>, LedgerError> {
+        let open = async || self.connect(connect).await;
+        self.told.get_or_try_init(open).await.cloned()
+    }
+
+    async fn named(&self, kubeconfig: &Path) -> Result<Arc<Store>, LedgerError> {
+        let stamp = Stamp::of(kubeconfig);
+        let mut named = self.named.lock().await;
+        if let Some((seen, store)) = named.get(kubeconfig)
+            && *seen == stamp
+        {
+            return Ok(Arc::clone(store));
+        }
+        let connect = Connect {
+            kubeconfig: Some(kubeconfig.to_owned()),
+            ..Connect::default()
+        };
+        let store = self.connect(&connect).await?;
+        named.insert(kubeconfig.to_owned(), (stamp, Arc::clone(&store)));
+        Ok(store)
+    }
+
+    async fn connect(&self, connect: &Connect) -> Result<Arc<Store>, LedgerError> {
+        let ledger = Arc::new(KubeLedger::new(connect.open().await?));
+        let metrics = self.metrics.clone();
+        Ok(Arc::new(match self.lifetime {
+            Lifetime::Call => Store::cluster_once(ledger, metrics),
+            Lifetime::Daemon => {
+                let journal = Journal::new(SharedLedger::clone(self.local().await?));
+                Store::cluster(ledger, metrics).with_journal(Arc::new(journal))
+            }
+        }))
+    }
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Stamp {
+        let meta = fs::metadata(path).ok();
+        Stamp {
+            modified: meta.as_ref().and_then(|meta| meta.modified().ok()),
+            size: meta.map_or(0, |meta| meta.len()),
+        }
     }
 }
 
 #[async_trait]
 impl Stores for NodeStores {
-    async fn of(&self, _network: &PodNetwork) -> Result<Arc<Store>, CniError> {
-        match self.standalone().await {
-            Ok(store) => Ok(Arc::clone(store)),
-            Err(error) => Err(CniError::new(Code::Internal, error.to_string())),
-        }
+    async fn of(&self, network: &PodNetwork) -> Result<Arc<Store>, CniError> {
+        let store = match (&self.cluster, &network.kubeconfig) {
+            (Some(connect), _) => self.told(connect).await,
+            (None, Some(kubeconfig)) => self.named(kubeconfig).await,
+            (None, None) => self.standalone().await,
+        };
+        store.map_err(|error| CniError::new(Code::Internal, error.to_string()))
     }
 }

@@ -9,7 +9,7 @@ use berth_cni::wire::DEFAULT_SOCKET;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::logs::{self, LogFormat};
-use crate::node;
+use crate::node::{self, ClusterArgs};
 
 #[derive(Debug, clap::Args)]
 pub struct AgentArgs {
@@ -22,6 +22,8 @@ pub struct AgentArgs {
     /// Serve health, readiness and metrics on this address too.
     #[arg(long)]
     listen: Option<SocketAddr>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -33,6 +35,7 @@ impl AgentArgs {
             socket: self.socket,
             database,
             node: node::name(self.node),
+            cluster: self.cluster.connect(),
             listen: self.listen,
             flat_places: None,
         };

@@ -9,7 +9,7 @@ use berth_cni::wire::{Answer, Request};
 use berth_cni::{CniError, Code, Environment};
 
 use crate::logs::{self, LogFormat};
-use crate::node;
+use crate::node::{self, ClusterArgs};
 
 #[derive(Debug, clap::Args)]
 pub struct CniArgs {
@@ -19,6 +19,8 @@ pub struct CniArgs {
     /// The node's name [default: $NODENAME, then the machine's].
     #[arg(long)]
     node: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 impl CniArgs {
@@ -53,6 +55,7 @@ impl CniArgs {
         let config = OnceConfig {
             database,
             node: node::name(self.node),
+            cluster: self.cluster.connect(),
             flat_places: None,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -13,11 +13,16 @@ mod node;
 use node::{TestNode, pod};
 use serde_json::json;
 
-run_cases!(TestNode::standalone);
+run_cases!(on_sqlite);
+
+/// A node with its own SQLite file and no cluster.
+fn on_sqlite() -> TestNode {
+    TestNode::with_defaults(json!({}))
+}
 
 #[test]
 fn a_new_agent_knows_what_the_old_one_gave() {
-    let mut node = TestNode::standalone();
+    let mut node = on_sqlite();
     let ipam = json!({"range": "10.0.0.0/24"});
     assert_eq!(
         node.add(&pod("a"), ipam.clone()).addresses(),
@@ -41,7 +46,7 @@ fn a_new_agent_knows_what_the_old_one_gave() {
 
 #[test]
 fn many_pods_at_once_get_one_address_each() {
-    let node = TestNode::standalone();
+    let node = on_sqlite();
     let mut given: Vec<String> = std::thread::scope(|scope| {
         let starts: Vec<_> = (0..32)
             .map(|n| {

@@ -110,8 +110,8 @@ impl Outcome {
 }
 
 impl TestNode {
-    /// A node with its own SQLite file and no cluster.
-    pub fn standalone() -> TestNode {
+    /// A node whose networks have these keys in their `ipam` objects.
+    pub fn with_defaults(defaults: Value) -> TestNode {
         let _turn = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
         let plugin = dir.path().join("whereabouts");
@@ -119,7 +119,7 @@ impl TestNode {
         let mut node = TestNode {
             dir,
             plugin,
-            defaults: json!({}),
+            defaults,
             agent: None,
         };
         node.start();
@@ -136,6 +136,7 @@ impl TestNode {
             socket: self.socket(),
             database: self.dir.path().join("berth.db"),
             node: "node-1".into(),
+            cluster: None,
             listen: None,
             flat_places: Some(Vec::new()),
         };

@@ -1,0 +1,239 @@
+//! The built plugin and an agent on a real API server: pools in whereabouts' objects, under a service account
+//! that may do no more than the agent needs.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+mod cases;
+mod node;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use berth_testkit::Cluster;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
+use node::{TestNode, pod};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+run_cases!(on_cluster);
+
+/// A namespace of the cluster, and an account that may do what the agent needs there.
+struct Home {
+    namespace: String,
+    kubeconfig: PathBuf,
+}
+
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| Runtime::new().unwrap())
+}
+
+fn home() -> Home {
+    static DEFINED: OnceLock<()> = OnceLock::new();
+    DEFINED.get_or_init(|| {
+        runtime().block_on(async {
+            let cluster = Cluster::shared().await;
+            for crd in berth_api::crds().unwrap() {
+                cluster.apply_object(crd).await.unwrap();
+            }
+        });
+    });
+    runtime().block_on(async {
+        let cluster = Cluster::shared().await;
+        let namespace = cluster.namespace("pods").await.unwrap();
+        let rules = json!([{
+            "apiGroups": ["whereabouts.cni.cncf.io"],
+            "resources": ["ippools", "overlappingrangeipreservations"],
+            "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+        }]);
+        let account = cluster
+            .service_account(&namespace, &format!("berth-{namespace}"), rules)
+            .await
+            .unwrap();
+        Home {
+            kubeconfig: account.kubeconfig().to_owned(),
+            namespace,
+        }
+    })
+}
+
+impl Home {
+    fn node(&self) -> TestNode {
+        TestNode::with_defaults(json!({"kubernetes": {"kubeconfig": self.kubeconfig}}))
+    }
+
+    fn objects(&self, kind: &str) -> Api<DynamicObject> {
+        let client = runtime().block_on(async { Cluster::shared().await.client().await.unwrap() });
+        let gvk = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", kind);
+        Api::namespaced_with(client, &self.namespace, &ApiResource::from_gvk(&gvk))
+    }
+
+    fn create(&self, kind: &str, name: &str, spec: Value) {
+        let object = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": kind,
+            "metadata": {"name": name}, "spec": spec});
+        let object = serde_json::from_value(object).unwrap();
+        let api = self.objects(kind);
+        runtime()
+            .block_on(api.create(&PostParams::default(), &object))
+            .unwrap();
+    }
+
+    /// Name and spec of every object of a kind.
+    fn specs(&self, kind: &str) -> Vec<(String, Value)> {
+        let api = self.objects(kind);
+        let list = runtime()
+            .block_on(api.list(&ListParams::default()))
+            .unwrap();
+        let spec =
+            |object: DynamicObject| (object.metadata.name.unwrap(), object.data["spec"].clone());
+        list.items.into_iter().map(spec).collect()
+    }
+}
+
+fn on_cluster() -> TestNode {
+    home().node()
+}
+
+#[test]
+fn objects_are_those_of_whereabouts() {
+    let home = home();
+    let node = home.node();
+    let ipam = json!({"range": "10.0.0.5/24", "network_name": "blue", "ipRanges": [{"range": "fd00::/64"}]});
+    node.add(&pod("a"), ipam.clone()).result();
+    let entry = json!({"id": "a-container", "podref": "ns/a", "ifname": "net1"});
+    assert_eq!(
+        home.specs("IPPool"),
+        [
+            (
+                "blue-10.0.0.0-24".to_owned(),
+                json!({"range": "10.0.0.0/24", "allocations": {"1": entry}})
+            ),
+            (
+                "blue-fd00---64".to_owned(),
+                json!({"range": "fd00::/64", "allocations": {"1": entry}})
+            ),
+        ]
+    );
+    let reservation = json!({"podref": "ns/a", "ifname": "net1"});
+    assert_eq!(
+        home.specs("OverlappingRangeIPReservation"),
+        [
+            ("blue-10.0.0.1".to_owned(), reservation.clone()),
+            ("blue-fd00--1".to_owned(), reservation),
+        ]
+    );
+    node.del(&pod("a"), ipam).succeeded();
+    assert_eq!(home.specs("OverlappingRangeIPReservation"), []);
+    assert!(
+        home.specs("IPPool")
+            .iter()
+            .all(|(_, spec)| spec["allocations"] == json!({}))
+    );
+}
+
+#[test]
+fn an_entry_that_another_program_made_is_taken_over_and_freed() {
+    let home = home();
+    let entry = json!({"id": "old", "podref": "ns/a", "ifname": "net1"});
+    home.create(
+        "IPPool",
+        "192.168.1.0-24",
+        json!({"range": "192.168.1.0/24", "allocations": {"7": entry}}),
+    );
+    home.create(
+        "OverlappingRangeIPReservation",
+        "192.168.1.7",
+        json!({"podref": "ns/a", "ifname": "net1"}),
+    );
+    let node = home.node();
+    let ipam = json!({"range": "192.168.1.0/24"});
+    assert_eq!(
+        node.add(&pod("a"), ipam.clone()).addresses(),
+        ["192.168.1.7/24"]
+    );
+    assert_eq!(
+        home.specs("IPPool")[0].1["allocations"]["7"]["id"],
+        "a-container"
+    );
+    node.del(&pod("a"), ipam).succeeded();
+    assert_eq!(home.specs("IPPool")[0].1["allocations"], json!({}));
+    assert_eq!(home.specs("OverlappingRangeIPReservation"), []);
+}
+
+#[test]
+fn a_crash_between_record_and_reservation_is_made_good() {
+    let home = home();
+    let entry = json!({"id": "a-container", "podref": "ns/a", "ifname": "net1"});
+    home.create(
+        "IPPool",
+        "10.0.0.0-24",
+        json!({"range": "10.0.0.0/24", "allocations": {"1": entry}}),
+    );
+    let node = home.node();
+    let ipam = json!({"range": "10.0.0.0/24"});
+    assert_eq!(node.add(&pod("a"), ipam).addresses(), ["10.0.0.1/24"]);
+    assert_eq!(home.specs("OverlappingRangeIPReservation").len(), 1);
+}
+
+#[test]
+fn a_long_run_of_foreign_reservations_is_passed_over() {
+    let home = home();
+    for n in 1..=120 {
+        home.create(
+            "OverlappingRangeIPReservation",
+            &format!("10.0.0.{n}"),
+            json!({"podref": format!("other/p{n}"), "ifname": "net1"}),
+        );
+    }
+    let node = home.node();
+    let outcome = node.add(&pod("a"), json!({"range": "10.0.0.0/24"}));
+    assert_eq!(outcome.addresses(), ["10.0.0.121/24"]);
+    assert_eq!(
+        home.specs("IPPool")[0].1["allocations"]
+            .as_object()
+            .unwrap()
+            .len(),
+        1
+    );
+}
+
+#[test]
+fn a_call_without_a_pod_is_refused() {
+    let node = on_cluster();
+    let (code, message) = node
+        .add(&pod("").container("c1"), json!({"range": "10.0.0.0/24"}))
+        .error();
+    assert_eq!(code, 4);
+    assert!(message.contains("K8S_POD_NAME"), "{message}");
+}
+
+#[test]
+fn slices_are_refused_by_name_until_they_are_served() {
+    let node = on_cluster();
+    let (code, message) = node
+        .add(
+            &pod("a"),
+            json!({"range": "10.0.0.0/16", "node_slice_size": "/26"}),
+        )
+        .error();
+    assert_eq!(code, 2);
+    assert!(message.contains("node_slice_size"), "{message}");
+}
+
+#[test]
+fn a_pool_of_another_range_under_our_name_is_left_alone() {
+    let home = home();
+    let foreign = json!({"range": "10.9.0.0/16", "allocations": {}});
+    home.create("IPPool", "10.0.0.0-24", foreign.clone());
+    let node = home.node();
+    let (code, message) = node.add(&pod("a"), json!({"range": "10.0.0.0/24"})).error();
+    assert_eq!(code, 999);
+    assert!(message.contains("10.9.0.0/16"), "{message}");
+    assert_eq!(home.specs("IPPool"), [("10.0.0.0-24".to_owned(), foreign)]);
+    assert_eq!(home.specs("OverlappingRangeIPReservation"), []);
+}

@@ -14,6 +14,7 @@
 //! | [`reserve`] | one address across pools whose ranges overlap |
 //! | [`store`] | where pools are kept |
 //! | [`journal`] | what this node was given |
+//! | [`garbage`] | pods that are gone lose their addresses |
 #![cfg_attr(
     test,
     allow(
@@ -31,6 +32,7 @@ pub mod config;
 pub mod del;
 mod error;
 pub mod front;
+pub mod garbage;
 pub mod gc;
 pub mod journal;
 pub mod layout;

@@ -1,0 +1,165 @@
+//! Which reservation belongs to which entry.
+//!
+//! A reservation is named after its address and, where the network has a name, after that: `[network-]address`. A pool
+//! is named `[network-][node-]range`. The part before the range is therefore the reservation's, but for pools of
+//! a node's slice, whose names do not tell where the network ends and the node begins: there the owner tells, who has
+//! one address per interface.
+
+use std::collections::{HashMap, HashSet};
+
+use berth_api::names;
+use berth_core::Owner;
+
+use super::facts::{Held, Observed, Reservation};
+
+/// The entries and reservations of one look, indexed for each other.
+pub(super) struct Pairing<'a> {
+    by_name: HashMap<&'a str, &'a Reservation>,
+    by_subject: HashMap<&'a str, Vec<&'a Reservation>>,
+    /// Places in the list of entries.
+    held_by_subject: HashMap<&'a str, Vec<usize>>,
+    held: &'a [Held],
+}
+
+impl<'a> Pairing<'a> {
+    pub fn of(observed: &'a Observed) -> Pairing<'a> {
+        let mut pairing = Pairing {
+            by_name: HashMap::new(),
+            by_subject: HashMap::new(),
+            held_by_subject: HashMap::new(),
+            held: &observed.held,
+        };
+        for reservation in &observed.reservations {
+            let subject = reservation.record.owner.subject.as_str();
+            pairing.by_name.insert(&reservation.key.name, reservation);
+            let of_subject = pairing.by_subject.entry(subject).or_default();
+            of_subject.push(reservation);
+        }
+        for (place, held) in observed.held.iter().enumerate() {
+            let subject = held.record.owner.subject.as_str();
+            let of_subject = pairing.held_by_subject.entry(subject).or_default();
+            of_subject.push(place);
+        }
+        pairing
+    }
+
+    /// The reservations of an entry: of its address and its owner.
+    pub fn reservations_of(&self, held: &Held) -> Vec<&'a Reservation> {
+        let of_subject = self.by_subject.get(held.record.owner.subject.as_str());
+        let mine = of_subject.into_iter().flatten().copied();
+        mine.filter(|reservation| belong(reservation, held))
+            .collect()
+    }
+
+    /// The places of a reservation's entries.
+    pub fn entries_of(&self, reservation: &Reservation) -> impl Iterator<Item = usize> {
+        let subject = reservation.record.owner.subject.as_str();
+        let of_subject = self.held_by_subject.get(subject);
+        let mine = of_subject.into_iter().flatten().copied();
+        mine.filter(move |place| belong(reservation, &self.held[*place]))
+    }
+
+    /// Whoever has the reservation that an entry should have.
+    pub fn holder_of(&self, name: &str) -> Option<&'a Reservation> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The reservations of the entry at `place` that have no entry left once those at `freed` are gone.
+    pub fn left_without(&self, place: usize, freed: &HashSet<usize>) -> Vec<&'a Reservation> {
+        let mine = self.reservations_of(&self.held[place]).into_iter();
+        mine.filter(|reservation| {
+            self.entries_of(reservation)
+                .all(|other| freed.contains(&other))
+        })
+        .collect()
+    }
+}
+
+fn belong(reservation: &Reservation, held: &Held) -> bool {
+    let name = &reservation.key.name;
+    if !names::reserves(name, held.address) {
+        return false;
+    }
+    let (theirs, ours) = (&reservation.record.owner, &held.record.owner);
+    expected_name(held).as_ref() == Some(name) && same_owner(theirs, ours)
+        || !ours.part.is_empty() && theirs == ours
+}
+
+/// Writers of old did not name the interface.
+fn same_owner(a: &Owner, b: &Owner) -> bool {
+    a.subject == b.subject && (a.part == b.part || a.part.is_empty() || b.part.is_empty())
+}
+
+/// The name that an entry's reservation has, unless the pool is a node's slice. None for a pool whose name was not made
+/// from its range.
+pub(super) fn expected_name(held: &Held) -> Option<String> {
+    let range = names::pool("", "", held.pool.network?);
+    let network = held.pool.name.strip_suffix(&range)?;
+    let network = match network {
+        "" => "",
+        named => named.strip_suffix('-')?,
+    };
+    Some(names::reservation(network, held.address))
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::{Handle, Record};
+    use berth_ledger::{ClaimKey, ClaimKind, PoolKey};
+
+    use super::super::facts::Note;
+    use super::*;
+
+    fn mk_held(pool: &str, range: &str, address: &str, part: &str) -> Held {
+        Held {
+            pool: PoolKey::of_network(pool, range.parse().unwrap()),
+            address: address.parse().unwrap(),
+            record: Record::new(Owner::new("ns/p", part), Handle::new("c1")),
+            note: Note::default(),
+        }
+    }
+
+    fn mk_reservation(name: &str, part: &str) -> Reservation {
+        Reservation {
+            key: ClaimKey::new(ClaimKind::Reservation, name),
+            record: Record::new(Owner::new("ns/p", part), Handle::default()),
+        }
+    }
+
+    #[test]
+    fn a_reservation_has_the_network_of_its_pool() {
+        let blue = mk_held("blue-10.0.0.0-24", "10.0.0.0/24", "10.0.0.7", "net1");
+        assert_eq!(expected_name(&blue).as_deref(), Some("blue-10.0.0.7"));
+        let plain = mk_held("fd00---64", "fd00::/64", "fd00::7", "net1");
+        assert_eq!(expected_name(&plain).as_deref(), Some("fd00--7"));
+        let foreign = mk_held("my-pool", "10.0.0.0/24", "10.0.0.7", "net1");
+        assert_eq!(expected_name(&foreign), None);
+    }
+
+    #[test]
+    fn entries_and_reservations_find_each_other() {
+        let blue = mk_held("blue-10.0.0.0-24", "10.0.0.0/24", "10.0.0.7", "net1");
+        let slice = mk_held("blue-node-1-10.0.0.0-26", "10.0.0.0/26", "10.0.0.7", "net1");
+        for (name, part, held, match_) in [
+            ("blue-10.0.0.7", "net1", &blue, true),
+            // A writer that does not name the interface.
+            ("blue-10.0.0.7", "", &blue, true),
+            ("blue-10.0.0.7", "net2", &blue, false),
+            ("blue-10.0.0.8", "net1", &blue, false),
+            ("red-10.0.0.7", "", &blue, false),
+            ("blue-10.0.0.7", "net1", &slice, true),
+            ("blue-10.0.0.7", "", &slice, false),
+        ] {
+            let observed = Observed {
+                held: vec![held.clone()],
+                reservations: vec![mk_reservation(name, part)],
+                ..Observed::default()
+            };
+            let pairing = Pairing::of(&observed);
+            let found = pairing.reservations_of(&observed.held[0]).len() == 1;
+            assert_eq!(found, match_, "{name} {part}");
+            let back = pairing.entries_of(&observed.reservations[0]).count() == 1;
+            assert_eq!(back, match_, "{name} {part}");
+        }
+    }
+}

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
-use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::{Act, Audit};
@@ -48,6 +47,8 @@ struct Wanted {
     pools: Vec<PoolSettings>,
     /// VMs that another pool's owner still has.
     waiting: BTreeSet<IpAddr>,
+    /// The last change of sizes did not get through.
+    unfinished: bool,
     /// The last edit of the settings that could not be used.
     problem: Option<String>,
 }
@@ -70,11 +71,9 @@ impl Fleet {
         settings: &Settings,
         store: Store,
         vms: Arc<dyn Vms>,
-        registry: &mut Registry,
+        metrics: VmMetrics,
+        desk_metrics: DeskMetrics,
     ) -> Self {
-        let (desk_metrics, metrics) = (DeskMetrics::default(), VmMetrics::default());
-        desk_metrics.register(registry);
-        metrics.register(registry);
         let desk = DeskSettings {
             retry: settings.retry,
             // Every write would be sent to every process, whole: dearer than a read now and then.
@@ -122,7 +121,7 @@ impl Fleet {
     }
 
     /// The pool of this name; without one, the default pool, or the only one there is.
-    pub fn pool(&self, name: Option<&str>) -> Result<VmPool, PoolError> {
+    fn pool(&self, name: Option<&str>) -> Result<VmPool, PoolError> {
         let pools = self
             .inner
             .pools
@@ -153,19 +152,26 @@ impl Fleet {
         for pool in wanted {
             self.open(pool);
         }
-        let before = std::mem::replace(&mut lock(&self.inner.wanted).pools, wanted.to_vec());
+        let before = {
+            let mut now = lock(&self.inner.wanted);
+            now.unfinished = true;
+            std::mem::replace(&mut now.pools, wanted.to_vec())
+        };
+        let ips_of = |name: &str| {
+            let settings = wanted.iter().find(|settings| settings.name == name);
+            settings.map_or(&[][..], |settings| &settings.ips)
+        };
         let mut held: BTreeMap<IpAddr, String> = BTreeMap::new();
         for pool in self.pools() {
-            for ip in pool.held().await? {
+            for ip in pool.held(ips_of(pool.name())).await? {
                 held.insert(ip, pool.name().into());
             }
         }
         let mut waiting = BTreeSet::new();
         for pool in self.pools() {
-            let settings = wanted.iter().find(|wanted| wanted.name == pool.name());
             let elsewhere = |ip: &IpAddr| held.get(ip).is_some_and(|by| by != pool.name());
-            let ips = settings.map_or(&[][..], |settings| &settings.ips);
-            let (late, now): (Vec<IpAddr>, Vec<IpAddr>) = ips.iter().copied().partition(elsewhere);
+            let ips = ips_of(pool.name()).iter().copied();
+            let (late, now): (Vec<IpAddr>, Vec<IpAddr>) = ips.partition(elsewhere);
             waiting.extend(late);
             pool.resize(&now).await?;
             let size = |pools: &[PoolSettings]| {
@@ -183,6 +189,7 @@ impl Fleet {
         let mut now = lock(&self.inner.wanted);
         now.waiting = waiting;
         now.problem = None;
+        now.unfinished = false;
         Ok(())
     }
 
@@ -342,10 +349,13 @@ impl Fleet {
             .await
             .is_some()
         {
-            if !self.waiting().is_empty() {
-                let wanted = lock(&self.inner.wanted).pools.clone();
+            let wanted = {
+                let now = lock(&self.inner.wanted);
+                (now.unfinished || !now.waiting.is_empty()).then(|| now.pools.clone())
+            };
+            if let Some(wanted) = wanted {
                 if let Err(error) = self.resize(&wanted).await {
-                    tracing::warn!(%error, "VMs that wait to join a pool go on waiting");
+                    tracing::warn!(%error, "the pools could not be resized yet");
                 }
             }
             if let Err(error) = self.status(None).await {

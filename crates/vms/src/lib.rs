@@ -6,13 +6,19 @@
 
 mod audit;
 mod fleet;
+pub mod http;
 mod metrics;
 mod pool;
 pub mod settings;
+mod sizing;
+mod start;
 pub mod vm;
 
 pub use fleet::Fleet;
+pub use http::router;
 pub use metrics::VmMetrics;
 pub use pool::{
     Allocation, Applicant, PoolError, Quarantine, Recovered, Returned, Rules, Status, Store,
 };
+pub use sizing::Reload;
+pub use start::{StartError, start};

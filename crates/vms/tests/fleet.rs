@@ -31,7 +31,13 @@ impl Bench {
 
     async fn on(ledger: SharedLedger, vms: Arc<ScriptedVms>, settings: &Settings) -> Self {
         let store = Store::Local(Arc::clone(&ledger));
-        let fleet = Fleet::new(settings, store, vms.clone(), &mut Default::default());
+        let fleet = Fleet::new(
+            settings,
+            store,
+            vms.clone(),
+            Default::default(),
+            Default::default(),
+        );
         fleet.resize(&settings.pools).await.unwrap();
         Self { fleet, vms, ledger }
     }

@@ -173,18 +173,31 @@ impl VmPool {
         Ok(snapshot.pool)
     }
 
-    /// Every VM that somebody has, whether the settings still list it or not.
-    pub(crate) async fn held(&self) -> Result<Vec<IpAddr>, PoolError> {
-        let pool = self.load().await?;
+    fn set_members(&self, ips: &[IpAddr]) {
+        if let Store::ConfigMap(ledger) = &self.inner.store {
+            let addresses: Vec<Address> = ips.iter().copied().map(Address::from).collect();
+            ledger.set_members(&self.inner.key, &addresses);
+        }
+    }
+
+    /// Every VM that somebody has, whether the settings still list it or not. A state that can't
+    /// be read is set aside for that; `ips` are then those that it may speak of.
+    pub(crate) async fn held(&self, ips: &[IpAddr]) -> Result<Vec<IpAddr>, PoolError> {
+        let pool = match self.load().await {
+            Err(error) if matches!(error.ledger(), Some(LedgerError::Unreadable { .. })) => {
+                self.set_members(ips);
+                self.set_aside().await?.ok_or(error)?;
+                self.load().await?
+            }
+            pool => pool?,
+        };
         Ok(pool.records().map(|(address, _)| address.into()).collect())
     }
 
     /// From now on these VMs are the pool's. What is in use stays with who has it.
     pub(crate) async fn resize(&self, ips: &[IpAddr]) -> Result<(), PoolError> {
-        if let Store::ConfigMap(ledger) = &self.inner.store {
-            let addresses: Vec<Address> = ips.iter().copied().map(Address::from).collect();
-            ledger.set_members(&self.inner.key, &addresses);
-        }
+        self.set_members(ips);
+        self.repair().await?;
         let pool = self.load().await?;
         self.inner.members.set(ips, &pool);
         Ok(())

@@ -8,6 +8,7 @@
 use berth_core::{Address, Record};
 use berth_ledger::LedgerError;
 use berth_ledger::configmap::attribute::NODE;
+use berth_ledger::configmap::{Repairs, Salvage};
 use futures::future::join_all;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -58,7 +59,18 @@ impl VmPool {
             pool: self.name().into(),
             ..Recovered::default()
         };
-        self.repair(&mut recovered).await?;
+        match self.repair().await {
+            Err(error) if matches!(error.ledger(), Some(LedgerError::Unreadable { .. })) => {
+                let salvage = self.set_aside().await?.ok_or(error)?;
+                recovered.set_aside = true;
+                recovered.unknown = salvage.unknown.len();
+            }
+            repairs => {
+                let repairs = repairs?;
+                recovered.dropped = repairs.dropped;
+                recovered.added = repairs.added.len();
+            }
+        }
         let pool = self.load().await?;
         for (address, record) in pool.rivals() {
             tracing::error!(pool = self.name(), %address, second = %record.handle,
@@ -109,32 +121,30 @@ impl VmPool {
         Ok(taken)
     }
 
-    /// The ConfigMap's free list. Other stores derive it from the settings and what is in use.
-    async fn repair(&self, recovered: &mut Recovered) -> Result<(), PoolError> {
+    /// Puts the ConfigMap's free list right. Other stores derive theirs from the settings and from
+    /// what is in use.
+    pub(super) async fn repair(&self) -> Result<Repairs, PoolError> {
+        match &self.inner.store {
+            Store::ConfigMap(ledger) => Ok(ledger.repair(&self.inner.key).await?),
+            Store::Local(_) => Ok(Repairs::default()),
+        }
+    }
+
+    /// `None` if there is nothing unreadable to set aside.
+    pub(super) async fn set_aside(&self) -> Result<Option<Salvage>, PoolError> {
         let Store::ConfigMap(ledger) = &self.inner.store else {
-            return Ok(());
+            return Ok(None);
         };
-        let key = &self.inner.key;
-        let repairs = match ledger.repair(key).await {
-            Err(LedgerError::Unreadable { target, why }) => {
-                let Some(salvage) = ledger.set_aside(key).await? else {
-                    return Err(LedgerError::Unreadable { target, why }.into());
-                };
-                tracing::error!(
-                    pool = self.name(),
-                    why,
-                    allocations = salvage.allocations,
-                    unknown = salvage.unknown.len(),
-                    "the state could not be read; it was set aside and rebuilt from what could be made out"
-                );
-                recovered.set_aside = true;
-                recovered.unknown = salvage.unknown.len();
-                ledger.repair(key).await?
-            }
-            repairs => repairs?,
-        };
-        recovered.dropped = repairs.dropped;
-        recovered.added = repairs.added.len();
-        Ok(())
+        let salvage = ledger.set_aside(&self.inner.key).await?;
+        if let Some(salvage) = &salvage {
+            let (allocations, unknown) = (salvage.allocations, salvage.unknown.len());
+            tracing::error!(
+                pool = self.name(),
+                allocations,
+                unknown,
+                "the state could not be read; it was set aside and rebuilt from what could be made out"
+            );
+        }
+        Ok(salvage)
     }
 }

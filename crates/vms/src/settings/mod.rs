@@ -22,6 +22,7 @@ pub use ips::{IpsError, parse_ips};
 pub use layers::{Layers, Origin, SettingsError};
 pub use place::DEFAULT_NAMESPACE;
 pub use pools::{DEFAULT_POOL, PoolSettings};
+pub(crate) use pools::{check_apart, pool_from_configmap};
 
 use crate::vm::{Access, CyclePatience, HostKeyRule};
 use duration::parse_duration;

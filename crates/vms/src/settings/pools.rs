@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use super::keys;
 use super::layers::{Layers, Origin, SettingsError};
-use super::parse_ips;
+use super::{IpsError, Settings, parse_ips};
 
 /// The pool of `VM_POOL_IPS`, and the one that is meant when none is named.
 pub const DEFAULT_POOL: &str = "default";
@@ -54,8 +54,28 @@ pub(super) fn from_layers(
     Ok(pools)
 }
 
+/// A pool of the ConfigMap that lists pools: the key is its name, the value its VMs.
+pub(crate) fn pool_from_configmap(
+    settings: &Settings,
+    name: &str,
+    ips: &str,
+) -> Result<PoolSettings, String> {
+    let told = |why: String| format!("pool {name:?}: {why}");
+    check_name(name).map_err(told)?;
+    // Unlike in the settings an empty list is meant: the pool is being emptied.
+    let ips = match parse_ips(ips, settings.max_range_ips) {
+        Err(IpsError::Empty) => Vec::new(),
+        parsed => parsed.map_err(|error| told(error.to_string()))?,
+    };
+    Ok(PoolSettings {
+        name: name.into(),
+        ips,
+        configmap: configmap_of(&settings.configmap, name),
+    })
+}
+
 /// The state's ConfigMap of a pool that does not name one.
-pub(crate) fn configmap_of(configmap: &str, pool: &str) -> String {
+fn configmap_of(configmap: &str, pool: &str) -> String {
     if pool == DEFAULT_POOL {
         configmap.into()
     } else {
@@ -64,7 +84,7 @@ pub(crate) fn configmap_of(configmap: &str, pool: &str) -> String {
 }
 
 /// A pool's name is part of a ConfigMap's, of metrics and of URLs.
-pub(crate) fn check_name(name: &str) -> Result<(), String> {
+fn check_name(name: &str) -> Result<(), String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let edge = |c: Option<char>| c.is_some_and(|c| c != '-');
     let fits = (1..=63).contains(&name.len())

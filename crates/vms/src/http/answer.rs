@@ -1,0 +1,66 @@
+//! Failures as HTTP: the status for programs that look no further, a code for those that do, and
+//! the whole chain of causes for people.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use berth_desk::DeskError;
+use berth_ledger::LedgerError;
+use serde::{Deserialize, Serialize};
+
+use crate::PoolError;
+use crate::audit::chain;
+
+/// What a failed request gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    pub error: String,
+    /// For programs: stays the same when the text changes.
+    pub code: String,
+    /// Whether the same request may succeed later.
+    pub retry: bool,
+}
+
+impl IntoResponse for PoolError {
+    fn into_response(self) -> Response {
+        let (status, code, retry) = classify(&self);
+        let failure = Failure {
+            error: chain(&self),
+            code: code.into(),
+            retry,
+        };
+        let mut response = (status, Json(failure)).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            let headers = response.headers_mut();
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+fn classify(error: &PoolError) -> (StatusCode, &'static str, bool) {
+    match error {
+        PoolError::Exhausted { .. } => (StatusCode::CONFLICT, "exhausted", true),
+        PoolError::BeingCleaned { .. } => (StatusCode::CONFLICT, "being-cleaned", true),
+        PoolError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid", false),
+        PoolError::UnknownPool { .. } => (StatusCode::NOT_FOUND, "unknown-pool", false),
+        PoolError::UnknownAllocation(_) => (StatusCode::NOT_FOUND, "unknown-allocation", false),
+        PoolError::UnknownIp(_) => (StatusCode::NOT_FOUND, "unknown-ip", false),
+        PoolError::Vm(_) => (StatusCode::BAD_GATEWAY, "vm", true),
+        PoolError::Desk(DeskError::Ledger(_)) | PoolError::Ledger(_) => state(error.ledger()),
+        PoolError::Desk(_) => (StatusCode::SERVICE_UNAVAILABLE, "busy", true),
+    }
+}
+
+fn state(error: Option<&LedgerError>) -> (StatusCode, &'static str, bool) {
+    match error {
+        Some(LedgerError::Full { .. }) => (StatusCode::INSUFFICIENT_STORAGE, "state-full", false),
+        Some(LedgerError::Unreadable { .. }) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "state-unreadable", false)
+        }
+        Some(LedgerError::Rejected { .. } | LedgerError::Taken { .. }) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "state-refused", false)
+        }
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "state-unavailable", true),
+    }
+}

@@ -1,0 +1,93 @@
+//! The VM pools over HTTP and JSON: on the agent's socket, and on TCP for those who have the token.
+//!
+//! Promises: every answer is JSON, every failure says what and whether it helps to come back; every
+//! route is in the OpenAPI document that is served with them. Errors of the state never look like
+//! an empty pool.
+
+mod answer;
+mod auth;
+mod routes;
+
+use axum::Router;
+use axum::routing::MethodRouter;
+
+pub use answer::Failure;
+pub use auth::{TcpError, serve_tcp};
+pub use routes::{Allocations, Deallocated, Recoveries, Statuses};
+
+use crate::Fleet;
+
+/// The document that describes the API.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
+/// The routes, to be nested under `/v1/vms`.
+pub fn router(fleet: Fleet) -> Router {
+    let table = routes::table().into_iter();
+    let routes = table.fold(Router::new(), |router, Route { path, methods, .. }| {
+        router.route(path, methods)
+    });
+    routes.with_state(fleet)
+}
+
+/// A path with its methods, named so that a test can compare them with the document.
+struct Route {
+    path: &'static str,
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the comparison alone"))]
+    names: &'static [&'static str],
+    methods: MethodRouter<Fleet>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_document_describes_every_route_and_no_other() {
+        let document: Value = serde_json::from_str(OPENAPI).unwrap();
+        let mut described = BTreeSet::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                assert!(operation["summary"].is_string(), "{method} {path}");
+                assert!(operation["responses"].is_object(), "{method} {path}");
+                described.insert(format!("{method} {path}"));
+            }
+        }
+        let mut served = BTreeSet::new();
+        for route in routes::table() {
+            for method in route.names {
+                served.insert(format!("{method} {}", route.path));
+            }
+        }
+        assert_eq!(described, served);
+    }
+
+    #[test]
+    fn every_reference_of_the_document_leads_somewhere() {
+        fn references(value: &Value, found: &mut Vec<String>) {
+            match value {
+                Value::Object(fields) => {
+                    for (key, value) in fields {
+                        match value.as_str() {
+                            Some(target) if key == "$ref" => found.push(target.into()),
+                            _ => references(value, found),
+                        }
+                    }
+                }
+                Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+                _ => {}
+            }
+        }
+        let document: Value = serde_json::from_str(OPENAPI).unwrap();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(!found.is_empty());
+        for target in found {
+            let pointer = target.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{target}");
+        }
+    }
+}

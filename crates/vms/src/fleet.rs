@@ -353,10 +353,10 @@ impl Fleet {
                 let now = lock(&self.inner.wanted);
                 (now.unfinished || !now.waiting.is_empty()).then(|| now.pools.clone())
             };
-            if let Some(wanted) = wanted {
-                if let Err(error) = self.resize(&wanted).await {
-                    tracing::warn!(%error, "the pools could not be resized yet");
-                }
+            if let Some(wanted) = wanted
+                && let Err(error) = self.resize(&wanted).await
+            {
+                tracing::warn!(%error, "the pools could not be resized yet");
             }
             if let Err(error) = self.status(None).await {
                 tracing::warn!(%error, "the pools can't be counted");

@@ -1,0 +1,37 @@
+//! The figures that Berth promises, measured on the machine at hand.
+//!
+//! Each subject prints a table: what was measured, what is asked of it, whether it holds. Figures
+//! are compared within one run wherever they can be, because absolutes move with the machine. Ends
+//! with 1 if one does not hold.
+#![allow(clippy::print_stdout, reason = "printing is what it is for")]
+
+mod claims;
+mod engine_kube;
+mod figure;
+mod shared;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(about = "Measures Berth against the figures it promises")]
+enum Bench {
+    /// The ledgers on a real API server: one desk against many, claims by name.
+    EngineKube(engine_kube::EngineKube),
+}
+
+#[tokio::main]
+async fn main() -> Result<ExitCode> {
+    let figures = match Bench::parse() {
+        Bench::EngineKube(bench) => bench.run().await?,
+    };
+    println!("{}", figure::table(&figures));
+    let holds = figures.iter().all(figure::Figure::holds);
+    Ok(if holds {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

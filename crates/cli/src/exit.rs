@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use berth_core::RangeError;
 use berth_desk::DeskError;
+use berth_install::InstallError;
 use berth_ledger::LedgerError;
 use thiserror::Error;
 
@@ -49,6 +50,9 @@ fn code(error: &anyhow::Error) -> u8 {
         if cause.is::<RangeError>() {
             return 2;
         }
+        if let Some(error) = cause.downcast_ref::<InstallError>() {
+            return of_install(error);
+        }
         if let Some(error) = cause.downcast_ref::<LedgerError>() {
             return of_ledger(error);
         }
@@ -57,6 +61,18 @@ fn code(error: &anyhow::Error) -> u8 {
         }
     }
     1
+}
+
+const fn of_install(error: &InstallError) -> u8 {
+    match error {
+        InstallError::Settings(_) => 2,
+        InstallError::Gone { .. } => 3,
+        InstallError::Busy { .. } => 5,
+        InstallError::Unreadable { .. } => 6,
+        InstallError::Credentials { .. }
+        | InstallError::Source { .. }
+        | InstallError::Write { .. } => 1,
+    }
 }
 
 const fn of_ledger(error: &LedgerError) -> u8 {

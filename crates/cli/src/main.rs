@@ -9,6 +9,7 @@ mod agent;
 mod allocate;
 mod cni;
 mod exit;
+mod install;
 mod logs;
 mod node;
 mod output;
@@ -63,6 +64,8 @@ enum Command {
     Agent(agent::AgentArgs),
     /// Serve one CNI call from the environment and stdin, without an agent.
     Cni(cni::CniArgs),
+    /// Put the CNI plugin and its configuration on this node and keep them fresh, or take them away.
+    Install(install::InstallArgs),
 }
 
 fn main() -> ExitCode {
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
         Command::Cni(args) => args.run(cli.store.node_database()),
+        Command::Install(args) => exit::report(args.run(cli.output)),
         command => exit::report(run(command, cli.store, cli.output)),
     }
 }
@@ -86,7 +90,7 @@ fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()>
             Command::Who(command) => command.run(store.open().await?, output).await,
             Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,
             Command::Release(command) => command.run(store.open().await?, output).await,
-            Command::Agent(_) | Command::Cni(_) => Ok(()),
+            Command::Agent(_) | Command::Cni(_) | Command::Install(_) => Ok(()),
         }
     })
 }

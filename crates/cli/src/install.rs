@@ -1,0 +1,265 @@
+//! `berth install`: the entry point of the daemon set, and of a person at a node.
+//!
+//! Flags and variables of whereabouts' installer mean here what they mean there. An empty variable counts as one that
+//! is not set: manifests leave them so.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use berth_install::{
+    Action, ClusterSource, Fate, Layout, Placed, Removed, Report, Settings, Wanted, install,
+    remove, stay,
+};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use serde::Serialize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::logs::{self, LogFormat};
+use crate::output::{self, Format, Row};
+
+#[derive(Debug, clap::Args)]
+pub struct InstallArgs {
+    /// Install and exit, instead of staying to rewrite the kubeconfig when the token or the CA changes.
+    #[arg(long, conflicts_with = "remove")]
+    once: bool,
+    /// Remove what was installed, and put back what was there before.
+    #[arg(long)]
+    remove: bool,
+    /// When told to stop (SIGTERM), remove what was installed.
+    #[arg(long, env = "BERTH_REMOVE_ON_EXIT", value_parser = switch, num_args = 0..=1, default_value = "false",
+        default_missing_value = "true", require_equals = true, value_name = "BOOL")]
+    remove_on_exit: bool,
+    /// Install the programs only, for a node that is in no cluster: addresses are then kept in the node's own store.
+    #[arg(long)]
+    standalone: bool,
+
+    /// Where the host's file system is [default: /host if that is a directory, else /].
+    #[arg(long, env = "BERTH_HOST_ROOT", value_parser = path(), value_name = "DIR")]
+    host_root: Option<PathBuf>,
+    /// Where CNI plugins are [default: looked for: k3s, RKE2, containerd's configuration, /opt/cni/bin].
+    #[arg(long, env = "CNI_BIN_DIR", value_parser = path(), value_name = "DIR")]
+    cni_bin_dir: Option<PathBuf>,
+    /// Where CNI configurations are [default: looked for: k3s, RKE2, containerd's configuration, /etc/cni/net.d].
+    #[arg(long, env = "CNI_CONF_DIR", value_parser = path(), value_name = "DIR")]
+    cni_conf_dir: Option<PathBuf>,
+    /// The CNI plugin [default: berth-cni beside this program].
+    #[arg(long, env = "BERTH_PLUGIN", value_parser = path(), value_name = "FILE")]
+    plugin: Option<PathBuf>,
+    /// What the plugin runs where no agent listens [default: this program].
+    #[arg(long, env = "BERTH_ENGINE", value_parser = path(), value_name = "FILE")]
+    engine: Option<PathBuf>,
+
+    /// The node's name in the cluster.
+    #[arg(long, env = "NODENAME", value_name = "NAME")]
+    node: Option<String>,
+    /// The namespace of the pools [default: the service account's, else kube-system].
+    #[arg(long, env = "WHEREABOUTS_NAMESPACE", value_name = "NAME")]
+    namespace: Option<String>,
+    /// The service account's token.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    )]
+    token_file: PathBuf,
+    /// The cluster's CA [default: ca.crt beside the token].
+    #[arg(long, env = "KUBE_CA_FILE", value_parser = path(), value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+    /// Believe any server to be the API server.
+    #[arg(long, env = "SKIP_TLS_VERIFY", value_parser = switch, num_args = 0..=1, default_value = "false",
+        default_missing_value = "true", require_equals = true, value_name = "BOOL")]
+    skip_tls_verify: bool,
+    /// How to speak to the API server.
+    #[arg(
+        long,
+        env = "KUBERNETES_SERVICE_PROTOCOL",
+        value_name = "SCHEME",
+        default_value = "https"
+    )]
+    api_protocol: String,
+    /// Where the API server is.
+    #[arg(long, env = "KUBERNETES_SERVICE_HOST", value_name = "HOST")]
+    api_host: Option<String>,
+    #[arg(long, env = "KUBERNETES_SERVICE_PORT", value_name = "PORT")]
+    api_port: Option<String>,
+    /// The mode of kubeconfig, flat file and node name.
+    #[arg(long, env = "KUBECONFIG_MODE", value_name = "OCTAL", value_parser = mode, default_value = "600")]
+    kubeconfig_mode: u32,
+    /// Put into the flat file, for a whereabouts that comes back.
+    #[arg(
+        long,
+        env = "WHEREABOUTS_RECONCILER_CRON",
+        value_name = "CRON",
+        default_value = "30 4 * * *"
+    )]
+    reconciler_cron: String,
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+impl InstallArgs {
+    pub fn run(self, output: Format) -> anyhow::Result<()> {
+        logs::start("info", self.log_format);
+        let layout = Layout::locate(&Wanted {
+            host_root: given(self.host_root.as_deref()),
+            bin_dir: given(self.cni_bin_dir.as_deref()),
+            conf_dir: given(self.cni_conf_dir.as_deref()),
+        })?;
+        tracing::info!(
+            bin = %layout.bin.here.display(), conf = %layout.conf.here.display(), because = %layout.because,
+            "the node's CNI directories"
+        );
+        if self.remove {
+            return taken_away(&layout, output);
+        }
+        let settings = self.settings(layout)?;
+        placed(output, install(&settings)?)?;
+        if self.once {
+            return Ok(());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("the runtime can't be started")?;
+        runtime.block_on(async {
+            let terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+            let interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+            anyhow::Ok(stay(&settings, told(terminate, interrupt)).await?)
+        })?;
+        match self.remove_on_exit {
+            true => taken_away(&settings.layout, output),
+            false => Ok(()),
+        }
+    }
+
+    fn settings(&self, layout: Layout) -> anyhow::Result<Settings> {
+        let this = std::env::current_exe().context("find this program's own file")?;
+        let plugin =
+            given(self.plugin.as_deref()).unwrap_or_else(|| this.with_file_name("berth-cni"));
+        let beside = || self.token_file.with_file_name("ca.crt");
+        let cluster = ClusterSource {
+            token_file: self.token_file.clone(),
+            ca_file: given(self.ca_file.as_deref()).unwrap_or_else(beside),
+            skip_tls_verify: self.skip_tls_verify,
+            protocol: named(Some(&self.api_protocol)).unwrap_or_else(|| "https".to_owned()),
+            host: named(self.api_host.as_deref()),
+            port: named(self.api_port.as_deref()),
+            namespace: named(self.namespace.as_deref()),
+        };
+        Ok(Settings {
+            layout,
+            plugin,
+            engine: given(self.engine.as_deref()).unwrap_or(this),
+            cluster: (!self.standalone).then_some(cluster),
+            node: named(self.node.as_deref()),
+            mode: self.kubeconfig_mode,
+            cron: self.reconciler_cron.clone(),
+        })
+    }
+}
+
+fn given(path: Option<&Path>) -> Option<PathBuf> {
+    path.filter(|path| !path.as_os_str().is_empty())
+        .map(Path::to_owned)
+}
+
+fn named(text: Option<&str>) -> Option<String> {
+    text.filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+/// A path that may be empty, where clap's own may not.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
+/// `true` alone switches a check of TLS off; what looks like a mistake is one.
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "true" => Ok(true),
+        "false" | "" => Ok(false),
+        _ => Err("true or false is expected".to_owned()),
+    }
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    if text.is_empty() {
+        return Ok(0o600);
+    }
+    match u32::from_str_radix(text, 8) {
+        // What the plugin can't read as its owner is of no use.
+        Ok(mode) if mode <= 0o777 && mode & 0o400 != 0 => Ok(mode),
+        _ => Err("an octal mode that lets the owner read is expected, like 600".to_owned()),
+    }
+}
+
+async fn told(mut terminate: Signal, mut interrupt: Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+#[derive(Serialize)]
+#[serde(transparent)]
+struct Installed(Placed);
+
+impl Row for Installed {
+    const COLUMNS: &'static [&'static str] = &["file", "state", "before berth"];
+
+    fn cells(&self) -> Vec<String> {
+        let state = match self.0.action {
+            Action::Written => "written",
+            Action::Unchanged => "unchanged",
+        };
+        let aside = self.0.aside.as_deref().map(file_name);
+        vec![
+            self.0.path.display().to_string(),
+            state.to_owned(),
+            aside.unwrap_or_else(|| "-".to_owned()),
+        ]
+    }
+}
+
+fn placed(output: Format, report: Report) -> anyhow::Result<()> {
+    for warning in &report.warnings {
+        tracing::warn!("{warning}");
+    }
+    let rows: Vec<Installed> = report.files.into_iter().map(Installed).collect();
+    output::print(output, &rows)
+}
+
+#[derive(Serialize)]
+#[serde(transparent)]
+struct Gone(Removed);
+
+impl Row for Gone {
+    const COLUMNS: &'static [&'static str] = &["file", "state"];
+
+    fn cells(&self) -> Vec<String> {
+        let state = match self.0.fate {
+            Fate::Removed => "removed".to_owned(),
+            Fate::Restored => "as before berth".to_owned(),
+            Fate::Absent => "gone already".to_owned(),
+            Fate::Changed => match self.0.aside.as_deref() {
+                Some(aside) => format!(
+                    "left: changed by others; before berth it was {}",
+                    file_name(aside)
+                ),
+                None => "left: changed by others".to_owned(),
+            },
+        };
+        vec![self.0.path.display().to_string(), state]
+    }
+}
+
+fn taken_away(layout: &Layout, output: Format) -> anyhow::Result<()> {
+    let rows: Vec<Gone> = remove(layout)?.into_iter().map(Gone).collect();
+    output::print(output, &rows)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned()
+}

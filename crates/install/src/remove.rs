@@ -1,0 +1,113 @@
+//! Taking Berth off a node: what it wrote goes, what was there before comes back.
+//!
+//! A file that somebody changed since is theirs and stays, and so does what was kept of its name. One file that
+//! can't be removed does not keep the others from it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::InstallError;
+use crate::layout::Layout;
+use crate::lock::Lock;
+use crate::manifest::{Entry, Manifest};
+use crate::place::{self, Found};
+
+/// What became of a file of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fate {
+    Removed,
+    /// What was there before Berth is there again.
+    Restored,
+    /// Somebody changed it: left as it is.
+    Changed,
+    /// It was gone already.
+    Absent,
+}
+
+/// A file that was ours. Paths are the host's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Removed {
+    pub path: PathBuf,
+    pub fate: Fate,
+    /// What was kept of its name and is still there, because the file was changed.
+    pub aside: Option<PathBuf>,
+}
+
+/// Removes an installation; none to remove is an empty list.
+pub fn remove(layout: &Layout) -> Result<Vec<Removed>, InstallError> {
+    let own = layout.own();
+    let _lock = Lock::take(&layout.conf.here)?;
+    let record = Manifest::path(&own);
+    let Some(mut manifest) = Manifest::load(&record)? else {
+        return Ok(Vec::new());
+    };
+    let mut removed = Vec::new();
+    let mut left = Vec::new();
+    let mut failure: Option<InstallError> = None;
+    // Programs were installed last and go first: no plugin is left without its kubeconfig.
+    for entry in manifest.files.drain(..).rev() {
+        match take_away(layout, &entry) {
+            Ok(one) => removed.push(one),
+            Err(error) => {
+                tracing::error!(path = %entry.path.display(), %error, "a file can't be removed");
+                left.push(entry);
+                failure.get_or_insert(error);
+            }
+        }
+    }
+    if let Some(error) = failure {
+        left.reverse();
+        manifest.files = left;
+        manifest.save(&record)?;
+        return Err(error);
+    }
+    place::sweep(&own.here)?;
+    place::unlink(&record)?;
+    for dir in &manifest.directories {
+        // Not empty: others have put their files there.
+        let _ = fs::remove_dir(layout.here(dir));
+    }
+    Ok(removed)
+}
+
+fn take_away(layout: &Layout, entry: &Entry) -> Result<Removed, InstallError> {
+    let here = layout.here(&entry.path);
+    let kept = entry
+        .aside
+        .as_ref()
+        .map(|aside| layout.here(&aside.path))
+        .filter(|path| fs::symlink_metadata(path).is_ok());
+    let found = place::look(&here)?;
+    let told = |fate, aside: Option<&Path>| Removed {
+        path: entry.path.clone(),
+        fate,
+        aside: aside.and_then(|_| entry.aside.as_ref().map(|aside| aside.path.clone())),
+    };
+    let ours = matches!(&found, Found::File(digest) if entry.sha256.contains(digest));
+    let back = match (&found, &entry.aside) {
+        (Found::File(digest), Some(aside)) => aside.sha256.as_ref() == Some(digest),
+        _ => false,
+    };
+    match (kept, ours || found == Found::Nothing) {
+        (Some(kept), true) => {
+            place::rename(&kept, &here)?;
+            Ok(told(Fate::Restored, None))
+        }
+        (None, true) if ours => {
+            place::unlink(&here)?;
+            Ok(told(Fate::Removed, None))
+        }
+        (None, true) => Ok(told(Fate::Absent, None)),
+        // Somebody put back what was there before, as we would have.
+        (kept, false) if back => {
+            if let Some(kept) = kept {
+                place::unlink(&kept)?;
+            }
+            Ok(told(Fate::Restored, None))
+        }
+        (kept, false) => Ok(told(Fate::Changed, kept.as_deref())),
+    }
+}

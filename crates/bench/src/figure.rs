@@ -10,7 +10,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     AtLeast(f64),
-    #[allow(dead_code, reason = "asked of times; rates ask for the other")]
     AtMost(f64),
     /// Shown for comparison; nothing is asked of it.
     None,

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 
 mod claims;
+mod engine;
 mod engine_kube;
 mod figure;
 mod shared;
@@ -15,9 +16,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Parser)]
 #[command(about = "Measures Berth against the figures it promises")]
 enum Bench {
+    /// core and SQLite, no cluster; the plugin's size.
+    Engine,
     /// The ledgers on a real API server: one desk against many, claims by name.
     EngineKube(engine_kube::EngineKube),
 }
@@ -25,6 +31,7 @@ enum Bench {
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
     let figures = match Bench::parse() {
+        Bench::Engine => engine::run().await?,
         Bench::EngineKube(bench) => bench.run().await?,
     };
     println!("{}", figure::table(&figures));

@@ -16,6 +16,7 @@ mod output;
 mod pools;
 mod release;
 mod store;
+mod up;
 
 use std::process::ExitCode;
 
@@ -50,6 +51,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Start an agent on this machine with an example network and allocate from it: no cluster, no root.
+    Up(up::Up),
     /// List pools, how full they are, and what is wrong with them.
     Pools(pools::Pools),
     /// List allocated addresses.
@@ -85,6 +88,7 @@ fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()>
         .build()?;
     runtime.block_on(async {
         match command {
+            Command::Up(command) => command.run(output).await,
             Command::Pools(command) => command.run(store.open().await?, output).await,
             Command::Addresses(command) => command.run(store.open().await?, output).await,
             Command::Who(command) => command.run(store.open().await?, output).await,

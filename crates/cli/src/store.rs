@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use berth_ledger::kube::{Connect, KubeLedger};
 use berth_ledger::{SharedLedger, SqliteLedger};
 use clap::Args;
 
@@ -12,6 +13,18 @@ pub struct StoreArgs {
     /// The SQLite file; by default that of `berth up`.
     #[arg(long, global = true, value_name = "FILE", env = "BERTH_DATABASE")]
     database: Option<PathBuf>,
+    /// Work on the IPPool objects of the cluster that this kubeconfig reaches, not on a file.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BERTH_KUBECONFIG",
+        conflicts_with = "database"
+    )]
+    kubeconfig: Option<PathBuf>,
+    /// The namespace of those objects [default: the kubeconfig context's, else kube-system].
+    #[arg(long, global = true, requires = "kubeconfig")]
+    namespace: Option<String>,
 }
 
 impl StoreArgs {
@@ -33,6 +46,14 @@ impl StoreArgs {
     }
 
     async fn open_or(&self, create: bool) -> anyhow::Result<SharedLedger> {
+        if let Some(kubeconfig) = &self.kubeconfig {
+            let connect = Connect {
+                kubeconfig: Some(kubeconfig.clone()),
+                namespace: self.namespace.clone(),
+                ..Connect::default()
+            };
+            return Ok(Arc::new(KubeLedger::new(connect.open().await?)));
+        }
         let path = match &self.database {
             Some(path) => path.clone(),
             None => state_directory()?.join("berth.db"),

@@ -59,7 +59,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, LedgerError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-    refuse_foreign(path, &connection)?;
+    refuse_foreign(path, &mut connection)?;
     connection
         .execute_batch(
             "PRAGMA journal_mode = WAL;
@@ -96,9 +96,12 @@ fn create_private(path: &Path) -> Result<(), LedgerError> {
 }
 
 /// Another program's database, or one of a newer Berth, is not ours to change (I5).
-fn refuse_foreign(path: &Path, connection: &Connection) -> Result<(), LedgerError> {
+fn refuse_foreign(path: &Path, connection: &mut Connection) -> Result<(), LedgerError> {
     let failed = |error: rusqlite::Error| classify(path, "open", &error);
-    let number = |pragma: &str| connection.query_row(pragma, [], |row| row.get::<_, i64>(0));
+    // One view of the file: another process may be making its tables just now, and an id from
+    // before with tables from after would look like a stranger's.
+    let view = connection.transaction().map_err(failed)?;
+    let number = |pragma: &str| view.query_row(pragma, [], |row| row.get::<_, i64>(0));
     let application = number("PRAGMA application_id").map_err(failed)?;
     let version = number("PRAGMA user_version").map_err(failed)?;
     let tables = number("SELECT count(*) FROM sqlite_schema").map_err(failed)?;

@@ -1,0 +1,301 @@
+//! The built command as a node runs it: `berth cni` by itself, `berth agent` as a daemon, and both on one
+//! database.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use berth_cni::Environment;
+use berth_cni::http::{self, ClientError};
+use berth_cni::wire::{Answer, Request};
+use serde_json::{Value, json};
+
+const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+
+struct Machine {
+    dir: tempfile::TempDir,
+}
+
+/// `berth agent`, killed when dropped.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn conf() -> Value {
+    json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge",
+        "ipam": {"type": "berth", "range": "10.0.0.0/16"}})
+}
+
+fn environment(verb: &str, pod: &str) -> Environment {
+    Environment {
+        command: verb.into(),
+        container_id: format!("{pod}-container"),
+        netns: "/var/run/netns/none".into(),
+        ifname: "eth0".into(),
+        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+        path: "/opt/cni/bin".into(),
+    }
+}
+
+fn addresses(answer: &Answer) -> Vec<String> {
+    assert_eq!(answer.exit, 0, "{}", answer.stdout);
+    let result: Value = serde_json::from_str(&answer.stdout).unwrap();
+    let ips = result["ips"].as_array().unwrap();
+    ips.iter()
+        .map(|ip| ip["address"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+impl Machine {
+    fn new() -> Machine {
+        Machine {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn database(&self) -> PathBuf {
+        self.dir.path().join("berth.db")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("berth.sock")
+    }
+
+    /// One call in a process of its own.
+    fn cni(&self, verb: &str, pod: &str) -> Answer {
+        let environment = environment(verb, pod);
+        let mut child = Command::new(BERTH)
+            // As the plugin calls it, but for the database.
+            .args(["cni", "--plugin", "berth", "--database"])
+            .arg(self.database())
+            .env_clear()
+            .env("CNI_COMMAND", environment.command)
+            .env("CNI_CONTAINERID", environment.container_id)
+            .env("CNI_NETNS", environment.netns)
+            .env("CNI_IFNAME", environment.ifname)
+            .env("CNI_ARGS", environment.args)
+            .env("CNI_PATH", environment.path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let _ = child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(conf().to_string().as_bytes());
+        let output = child.wait_with_output().unwrap();
+        Answer {
+            exit: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout)
+                .unwrap()
+                .trim_end()
+                .to_owned(),
+        }
+    }
+
+    fn agent(&self) -> Agent {
+        let child = Command::new(BERTH)
+            .args(["agent", "--node", "node-1", "--socket"])
+            .arg(self.socket())
+            .arg("--database")
+            .arg(self.database())
+            .env_clear()
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let agent = Agent(child);
+        let began = Instant::now();
+        while !answers(&self.socket()) {
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "the agent does not start"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        agent
+    }
+
+    /// One call to the agent, as the plugin makes it.
+    fn ask(&self, verb: &str, pod: &str) -> Result<Answer, ClientError> {
+        let request = Request::new("berth", environment(verb, pod), conf().to_string());
+        http::call(&self.socket(), &request, Duration::from_secs(30))
+    }
+
+    /// The holders of all addresses, by `berth addresses`.
+    fn holders(&self) -> Vec<(String, String)> {
+        let output = Command::new(BERTH)
+            .args(["addresses", "--output", "json", "--database"])
+            .arg(self.database())
+            .env_clear()
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let row = |row: &Value| {
+            let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+            (text("address"), text("owner"))
+        };
+        rows.as_array().unwrap().iter().map(row).collect()
+    }
+}
+
+fn answers(socket: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(socket).is_ok()
+}
+
+#[test]
+fn one_call_needs_no_agent() {
+    let machine = Machine::new();
+    assert_eq!(addresses(&machine.cni("ADD", "a")), ["10.0.0.1/16"]);
+    assert_eq!(addresses(&machine.cni("ADD", "a")), ["10.0.0.1/16"]);
+    assert_eq!(addresses(&machine.cni("ADD", "b")), ["10.0.0.2/16"]);
+    assert_eq!(machine.cni("DEL", "a"), Answer::success(String::new()));
+    assert_eq!(addresses(&machine.cni("ADD", "c")), ["10.0.0.1/16"]);
+    assert_eq!(machine.cni("STATUS", "x"), Answer::success(String::new()));
+    let version: Value = serde_json::from_str(&machine.cni("VERSION", "x").stdout).unwrap();
+    assert_eq!(version["supportedVersions"].as_array().unwrap().len(), 7);
+    let refused: Value = serde_json::from_str(&machine.cni("UPDATE", "x").stdout).unwrap();
+    assert_eq!(refused["code"], 4);
+}
+
+#[test]
+fn many_processes_share_one_database() {
+    let machine = Machine::new();
+    let given: Vec<String> = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..4)
+            .map(|lane| {
+                let machine = &machine;
+                scope.spawn(move || {
+                    let pods = (lane..24).step_by(4);
+                    pods.flat_map(|n| addresses(&machine.cni("ADD", &format!("p{n}"))))
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        lanes
+            .into_iter()
+            .flat_map(|lane| lane.join().unwrap())
+            .collect()
+    });
+    assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), 24, "{given:?}");
+}
+
+#[test]
+fn an_agent_and_processes_beside_it_see_each_other() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    assert_eq!(
+        addresses(&machine.ask("ADD", "a").unwrap()),
+        ["10.0.0.1/16"]
+    );
+    assert_eq!(addresses(&machine.cni("ADD", "a")), ["10.0.0.1/16"]);
+    assert_eq!(addresses(&machine.cni("ADD", "b")), ["10.0.0.2/16"]);
+    assert_eq!(
+        addresses(&machine.ask("ADD", "b").unwrap()),
+        ["10.0.0.2/16"]
+    );
+    assert_eq!(machine.ask("DEL", "b").unwrap().exit, 0);
+    assert_eq!(machine.cni("DEL", "a").exit, 0);
+    assert_eq!(machine.holders(), []);
+    drop(agent);
+}
+
+#[test]
+fn a_second_agent_on_the_socket_is_refused() {
+    let machine = Machine::new();
+    let _first = machine.agent();
+    let second = Command::new(BERTH)
+        .args(["agent", "--socket"])
+        .arg(machine.socket())
+        .arg("--database")
+        .arg(machine.database())
+        .env_clear()
+        .output()
+        .unwrap();
+    assert!(!second.status.success());
+    let told = String::from_utf8_lossy(&second.stderr);
+    assert!(told.contains("another agent listens"), "{told}");
+    assert_eq!(
+        addresses(&machine.ask("ADD", "a").unwrap()),
+        ["10.0.0.1/16"]
+    );
+}
+
+/// kill -9 at any moment of an ADD: the repeat gives the pod one address, and nothing leaks.
+#[test]
+fn an_agent_killed_in_mid_add_leaks_nothing() {
+    let machine = Machine::new();
+    let mut pods = 0;
+    for round in 0..8 {
+        let mut agent = machine.agent();
+        let failed = std::thread::scope(|scope| {
+            let machine = &machine;
+            let asker = scope.spawn(move || {
+                for n in 0.. {
+                    let pod = format!("p{round}-{n}");
+                    if !machine
+                        .ask("ADD", &pod)
+                        .is_ok_and(|answer| answer.exit == 0)
+                    {
+                        return n;
+                    }
+                }
+                0
+            });
+            // A different moment each round.
+            std::thread::sleep(Duration::from_millis(20 + 7 * round));
+            agent.0.kill().unwrap();
+            agent.0.wait().unwrap();
+            asker.join().unwrap()
+        });
+        let agent = machine.agent();
+        let again = format!("p{round}-{failed}");
+        assert_eq!(addresses(&machine.ask("ADD", &again).unwrap()).len(), 1);
+        pods += failed + 1;
+        drop(agent);
+    }
+    let holders = machine.holders();
+    assert_eq!(holders.len(), pods);
+    let owners: BTreeSet<&String> = holders.iter().map(|(_, owner)| owner).collect();
+    assert_eq!(owners.len(), pods, "somebody has two addresses");
+}
+
+#[test]
+fn an_agent_that_is_told_to_stop_finishes_and_removes_its_socket() {
+    let machine = Machine::new();
+    let mut agent = machine.agent();
+    assert_eq!(
+        addresses(&machine.ask("ADD", "a").unwrap()),
+        ["10.0.0.1/16"]
+    );
+    let told = Command::new("kill")
+        .arg(agent.0.id().to_string())
+        .status()
+        .unwrap();
+    assert!(told.success());
+    assert!(agent.0.wait().unwrap().success());
+    assert!(!machine.socket().exists());
+    assert!(matches!(
+        machine.ask("ADD", "b"),
+        Err(ClientError::NoAgent { .. })
+    ));
+}

@@ -8,92 +8,19 @@
     clippy::indexing_slicing
 )]
 
+#[path = "../cases/mod.rs"]
 mod cases;
+mod coexistence;
+mod home;
+#[path = "../node/mod.rs"]
 mod node;
+mod outage;
 
-use std::path::PathBuf;
-use std::sync::OnceLock;
-
-use berth_testkit::Cluster;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
+use home::home;
 use node::{TestNode, pod};
-use serde_json::{Value, json};
-use tokio::runtime::Runtime;
+use serde_json::json;
 
 run_cases!(on_cluster);
-
-/// A namespace of the cluster, and an account that may do what the agent needs there.
-struct Home {
-    namespace: String,
-    kubeconfig: PathBuf,
-}
-
-fn runtime() -> &'static Runtime {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    RUNTIME.get_or_init(|| Runtime::new().unwrap())
-}
-
-fn home() -> Home {
-    static DEFINED: OnceLock<()> = OnceLock::new();
-    DEFINED.get_or_init(|| {
-        runtime().block_on(async {
-            let cluster = Cluster::shared().await;
-            for crd in berth_api::crds().unwrap() {
-                cluster.apply_object(crd).await.unwrap();
-            }
-        });
-    });
-    runtime().block_on(async {
-        let cluster = Cluster::shared().await;
-        let namespace = cluster.namespace("pods").await.unwrap();
-        let rules = json!([{
-            "apiGroups": ["whereabouts.cni.cncf.io"],
-            "resources": ["ippools", "overlappingrangeipreservations"],
-            "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-        }]);
-        let account = cluster
-            .service_account(&namespace, &format!("berth-{namespace}"), rules)
-            .await
-            .unwrap();
-        Home {
-            kubeconfig: account.kubeconfig().to_owned(),
-            namespace,
-        }
-    })
-}
-
-impl Home {
-    fn node(&self) -> TestNode {
-        TestNode::with_defaults(json!({"kubernetes": {"kubeconfig": self.kubeconfig}}))
-    }
-
-    fn objects(&self, kind: &str) -> Api<DynamicObject> {
-        let client = runtime().block_on(async { Cluster::shared().await.client().await.unwrap() });
-        let gvk = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", kind);
-        Api::namespaced_with(client, &self.namespace, &ApiResource::from_gvk(&gvk))
-    }
-
-    fn create(&self, kind: &str, name: &str, spec: Value) {
-        let object = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": kind,
-            "metadata": {"name": name}, "spec": spec});
-        let object = serde_json::from_value(object).unwrap();
-        let api = self.objects(kind);
-        runtime()
-            .block_on(api.create(&PostParams::default(), &object))
-            .unwrap();
-    }
-
-    /// Name and spec of every object of a kind.
-    fn specs(&self, kind: &str) -> Vec<(String, Value)> {
-        let api = self.objects(kind);
-        let list = runtime()
-            .block_on(api.list(&ListParams::default()))
-            .unwrap();
-        let spec =
-            |object: DynamicObject| (object.metadata.name.unwrap(), object.data["spec"].clone());
-        list.items.into_iter().map(spec).collect()
-    }
-}
 
 fn on_cluster() -> TestNode {
     home().node()

@@ -1,0 +1,277 @@
+//! Berth and the real whereabouts v0.9.4 on the same pools at the same time.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use berth_parts::Parts;
+use serde_json::{Value, json};
+
+use crate::home::{Home, home_with};
+use crate::node::{Interface, Outcome, TestNode, pod};
+
+/// The real plugin, with the flat file that it insists on.
+struct Whereabouts {
+    binary: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl Whereabouts {
+    fn new(home: &Home) -> Whereabouts {
+        let dir = tempfile::tempdir().unwrap();
+        let flat = json!({"kubernetes": {"kubeconfig": home.kubeconfig}, "log_level": "error"});
+        std::fs::write(dir.path().join("whereabouts.conf"), flat.to_string()).unwrap();
+        Whereabouts {
+            binary: Parts::find().unwrap().whereabouts(),
+            dir,
+        }
+    }
+
+    fn run(&self, verb: &str, who: &Interface, ipam: &Value) -> Outcome {
+        let mut ipam = ipam.clone();
+        ipam["type"] = json!("whereabouts");
+        ipam["configuration_path"] = json!(self.dir.path().join("whereabouts.conf"));
+        let conf = json!({"cniVersion": "0.3.1", "name": "net", "type": "macvlan", "ipam": ipam});
+        let mut child = Command::new(&self.binary)
+            .env_clear()
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", &who.container)
+            .env("CNI_IFNAME", &who.ifname)
+            .env("CNI_NETNS", "/var/run/netns/none")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .env(
+                "CNI_ARGS",
+                format!(
+                    "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={}",
+                    who.pod
+                ),
+            )
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(conf.to_string().as_bytes())
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        Outcome {
+            exit: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout)
+                .unwrap()
+                .trim_end()
+                .to_owned(),
+        }
+    }
+}
+
+/// A cluster's namespace that both may work in: whereabouts needs its lease too.
+fn shared_home() -> Home {
+    home_with(json!([
+        {"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
+    ]))
+}
+
+/// Who holds which address, as the plugins' answers tell it.
+#[derive(Default)]
+struct Held(Mutex<BTreeMap<String, String>>);
+
+impl Held {
+    /// An answer came: nobody else may have the address.
+    fn gain(&self, who: &Interface, outcome: &Outcome) {
+        let address = outcome.addresses().remove(0);
+        let mut held = self.0.lock().unwrap();
+        if let Some(other) = held.insert(address.clone(), who.pod.clone()) {
+            panic!("{address} was given to {} while {other} has it", who.pod);
+        }
+    }
+
+    /// A DEL is about to be called: from now on anybody may get the address.
+    fn lose(&self, who: &Interface) {
+        self.0.lock().unwrap().retain(|_, pod| *pod != who.pod);
+    }
+
+    fn by_address(&self) -> BTreeMap<String, String> {
+        let held = self.0.lock().unwrap();
+        let bare = |address: &String| address.split('/').next().unwrap().to_owned();
+        held.iter()
+            .map(|(address, pod)| (bare(address), format!("ns/{pod}")))
+            .collect()
+    }
+}
+
+/// Address and pod of every pool entry.
+fn pool_entries(home: &Home) -> BTreeMap<String, String> {
+    let mut entries = BTreeMap::new();
+    for (_, spec) in home.specs("IPPool") {
+        for (offset, entry) in spec["allocations"].as_object().unwrap() {
+            let offset: u32 = offset.parse().unwrap();
+            let address =
+                std::net::Ipv4Addr::from(u32::from(std::net::Ipv4Addr::new(10, 0, 0, 0)) + offset);
+            entries.insert(
+                address.to_string(),
+                entry["podref"].as_str().unwrap().to_owned(),
+            );
+        }
+    }
+    entries
+}
+
+/// Address and pod of every reservation.
+fn reservations(home: &Home) -> BTreeMap<String, String> {
+    let reservations = home.specs("OverlappingRangeIPReservation").into_iter();
+    reservations
+        .map(|(name, spec)| (name, spec["podref"].as_str().unwrap().to_owned()))
+        .collect()
+}
+
+#[test]
+fn both_give_and_free_on_one_pool_at_once() {
+    let home = shared_home();
+    let berth = home.node();
+    let whereabouts = Whereabouts::new(&home);
+    let ipam = json!({"range": "10.0.0.0/22"});
+    let held = Held::default();
+    // Each side makes 60 ADDs and 20 DELs while the other does; then each frees the other's 40.
+    let of_berth = |n: usize| pod(&format!("berth-{n}"));
+    let of_whereabouts = |n: usize| pod(&format!("where-{n}"));
+    std::thread::scope(|scope| {
+        for lane in 0..4 {
+            let (berth, held, ipam) = (&berth, &held, &ipam);
+            scope.spawn(move || {
+                for n in (lane..60).step_by(4) {
+                    let who = of_berth(n);
+                    held.gain(&who, &berth.add(&who, ipam.clone()));
+                    if n % 3 == 0 {
+                        held.lose(&who);
+                        berth.del(&who, ipam.clone()).succeeded();
+                    }
+                }
+            });
+        }
+        for lane in 0..2 {
+            let (whereabouts, held, ipam) = (&whereabouts, &held, &ipam);
+            scope.spawn(move || {
+                for n in (lane..60).step_by(2) {
+                    let who = of_whereabouts(n);
+                    held.gain(&who, &whereabouts.run("ADD", &who, ipam));
+                    if n % 3 == 0 {
+                        held.lose(&who);
+                        whereabouts.run("DEL", &who, ipam).succeeded();
+                    }
+                }
+            });
+        }
+    });
+    let expected = held.by_address();
+    assert_eq!(expected.len(), 80);
+    assert_eq!(pool_entries(&home), expected);
+    assert_eq!(reservations(&home), expected);
+
+    // Each gives the other's pods what they have already, and frees it.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in (0..60).filter(|n| n % 3 != 0) {
+                let who = of_whereabouts(n);
+                let again = berth.add(&who, ipam.clone()).addresses().remove(0);
+                assert_eq!(held.0.lock().unwrap().get(&again), Some(&who.pod));
+                berth.del(&who, ipam.clone()).succeeded();
+            }
+        });
+        scope.spawn(|| {
+            for n in (0..60).filter(|n| n % 3 != 0) {
+                whereabouts.run("DEL", &of_berth(n), &ipam).succeeded();
+            }
+        });
+    });
+    assert_eq!(pool_entries(&home), BTreeMap::new());
+    assert_eq!(reservations(&home), BTreeMap::new());
+}
+
+#[test]
+fn both_see_each_others_reservations_across_ranges() {
+    let home = shared_home();
+    let berth = home.node();
+    let whereabouts = Whereabouts::new(&home);
+    let wide = json!({"range": "10.0.0.0/24"});
+    let narrow = json!({"range": "10.0.0.0/28"});
+    let mut given = Vec::new();
+    for n in 0..3 {
+        let (a, b) = (pod(&format!("a{n}")), pod(&format!("b{n}")));
+        given.extend(whereabouts.run("ADD", &a, &wide).addresses());
+        given.extend(berth.add(&b, narrow.clone()).addresses());
+    }
+    assert_eq!(
+        given,
+        [
+            "10.0.0.1/24",
+            "10.0.0.2/28",
+            "10.0.0.3/24",
+            "10.0.0.4/28",
+            "10.0.0.5/24",
+            "10.0.0.6/28"
+        ]
+    );
+}
+
+#[test]
+fn both_answer_alike() {
+    let whereabouts_home = shared_home();
+    let berth_home = shared_home();
+    let berth: TestNode = berth_home.node();
+    let whereabouts = Whereabouts::new(&whereabouts_home);
+    let ipams = [
+        json!({"range": "192.168.1.0/24", "gateway": "192.168.10.1"}),
+        json!({"range": "192.168.2.11-192.168.2.23/24"}),
+        json!({"range": "192.168.3.0/24", "exclude": ["192.168.3.0/28", "192.168.3.16/28"]}),
+        json!({"range": "caa5::0/112", "exclude": ["caa5::0/113"]}),
+        json!({"ipRanges": [{"range": "192.168.10.1/24"}], "range": "abcd::1/64",
+            "routes": [{"dst": "0.0.0.0/0", "gw": "192.168.10.254"}],
+            "dns": {"nameservers": ["10.0.0.53"], "search": ["example.org"]}}),
+        json!({"range": "192.168.5.200/24", "range_start": "192.168.5.100", "range_end": "192.168.5.50"}),
+        json!({"range": "00192.00168.6.0/24", "range_start": "00192.00168.6.44"}),
+        json!({"addresses": [{"address": "10.10.0.1/24", "gateway": "10.10.0.254"}]}),
+        json!({}),
+    ];
+    for (n, ipam) in ipams.iter().enumerate() {
+        let who = pod(&format!("p{n}"));
+        let theirs = whereabouts.run("ADD", &who, ipam);
+        let ours = berth.add(&who, ipam.clone());
+        assert_eq!(ours.result(), theirs.result(), "{ipam}");
+        // And again: the same pod gets the same.
+        assert_eq!(
+            berth.add(&who, ipam.clone()).result(),
+            theirs.result(),
+            "{ipam}"
+        );
+    }
+    // Static addresses have records here and none there.
+    let without_static = |home: &Home| -> Vec<(String, Value)> {
+        let pools = home.specs("IPPool").into_iter();
+        pools.filter(|(name, _)| name != "10.10.0.0-24").collect()
+    };
+    assert_eq!(
+        without_static(&berth_home),
+        without_static(&whereabouts_home)
+    );
+    let mut ours = reservations(&berth_home);
+    ours.remove("10.10.0.1");
+    assert_eq!(ours, reservations(&whereabouts_home));
+    for (n, ipam) in ipams.iter().enumerate() {
+        let who = pod(&format!("p{n}"));
+        assert_eq!(
+            berth.del(&who, ipam.clone()),
+            whereabouts.run("DEL", &who, ipam)
+        );
+    }
+    assert_eq!(
+        without_static(&berth_home),
+        without_static(&whereabouts_home)
+    );
+}

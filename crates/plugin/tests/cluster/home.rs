@@ -1,0 +1,94 @@
+//! A namespace of the test cluster, with whereabouts' definitions, and an account in it.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use berth_testkit::Cluster;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::node::TestNode;
+
+/// A namespace of the cluster, and an account that may do what the agent needs there.
+pub struct Home {
+    namespace: String,
+    pub kubeconfig: PathBuf,
+}
+
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| Runtime::new().unwrap())
+}
+
+/// What the agent needs: pools and reservations, nothing else.
+pub fn home() -> Home {
+    home_with(json!([]))
+}
+
+/// The same for an account that may do more.
+pub fn home_with(more: Value) -> Home {
+    static DEFINED: OnceLock<()> = OnceLock::new();
+    DEFINED.get_or_init(|| {
+        runtime().block_on(async {
+            let cluster = Cluster::shared().await;
+            for crd in berth_api::crds().unwrap() {
+                cluster.apply_object(crd).await.unwrap();
+            }
+        });
+    });
+    runtime().block_on(async {
+        let cluster = Cluster::shared().await;
+        let namespace = cluster.namespace("pods").await.unwrap();
+        let rules = json!([{
+            "apiGroups": ["whereabouts.cni.cncf.io"],
+            "resources": ["ippools", "overlappingrangeipreservations"],
+            "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+        }]);
+        let rules: Vec<Value> = [rules, more]
+            .iter()
+            .flat_map(|list| list.as_array().cloned().unwrap_or_default())
+            .collect();
+        let account = cluster
+            .service_account(&namespace, &format!("berth-{namespace}"), json!(rules))
+            .await
+            .unwrap();
+        Home {
+            kubeconfig: account.kubeconfig().to_owned(),
+            namespace,
+        }
+    })
+}
+
+impl Home {
+    pub fn node(&self) -> TestNode {
+        TestNode::with_defaults(json!({"kubernetes": {"kubeconfig": self.kubeconfig}}))
+    }
+
+    fn objects(&self, kind: &str) -> Api<DynamicObject> {
+        let client = runtime().block_on(async { Cluster::shared().await.client().await.unwrap() });
+        let gvk = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", kind);
+        Api::namespaced_with(client, &self.namespace, &ApiResource::from_gvk(&gvk))
+    }
+
+    pub fn create(&self, kind: &str, name: &str, spec: Value) {
+        let object = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": kind,
+            "metadata": {"name": name}, "spec": spec});
+        let object = serde_json::from_value(object).unwrap();
+        let api = self.objects(kind);
+        runtime()
+            .block_on(api.create(&PostParams::default(), &object))
+            .unwrap();
+    }
+
+    /// Name and spec of every object of a kind.
+    pub fn specs(&self, kind: &str) -> Vec<(String, Value)> {
+        let api = self.objects(kind);
+        let list = runtime()
+            .block_on(api.list(&ListParams::default()))
+            .unwrap();
+        let spec =
+            |object: DynamicObject| (object.metadata.name.unwrap(), object.data["spec"].clone());
+        list.items.into_iter().map(spec).collect()
+    }
+}

@@ -19,7 +19,8 @@ static INSTALLING: Mutex<()> = Mutex::new(());
 /// The plugin, installed as `whereabouts`, and its agent.
 pub struct TestNode {
     dir: tempfile::TempDir,
-    plugin: PathBuf,
+    /// The plugin's file; the agent's socket is beside it.
+    pub plugin: PathBuf,
     /// Keys that every `ipam` object of this node gets, for instance its kubeconfig.
     pub defaults: Value,
     agent: Option<Agent>,

@@ -7,7 +7,10 @@
     clippy::indexing_slicing
 )]
 
+#[path = "../cases/mod.rs"]
 mod cases;
+mod delegation;
+#[path = "../node/mod.rs"]
 mod node;
 
 use node::{TestNode, pod};

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use berth_desk::DeskMetrics;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::Connect;
@@ -20,6 +21,9 @@ use crate::metrics::Metrics;
 use crate::routes::{Desk, on_network, on_socket};
 use crate::socket::Socket;
 use crate::stores::{Lifetime, NodeStores};
+
+/// Where the VM pools are on the socket.
+const VMS_PATH: &str = "/v1/vms";
 
 /// How long calls under way may take to finish once the agent is told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -39,6 +43,8 @@ pub struct AgentConfig {
     pub listen: Option<SocketAddr>,
     /// Where the flat file is looked for; none for the places that whereabouts has.
     pub flat_places: Option<Vec<PathBuf>>,
+    /// The VM pools, if this node has any.
+    pub vms: Option<berth_vms::Setup>,
 }
 
 /// Why an agent does not run.
@@ -62,6 +68,8 @@ pub enum AgentError {
     Store(#[source] LedgerError),
     #[error("serving ended")]
     Serve(#[source] io::Error),
+    #[error("the VM pools can't be served")]
+    Vms(#[from] berth_vms::StartError),
 }
 
 /// Runs an agent until `shutdown` completes, then finishes what is under way.
@@ -77,13 +85,21 @@ pub async fn serve(
         config.database.clone(),
         config.cluster.clone(),
         Lifetime::Daemon,
-        desk_metrics,
+        desk_metrics.clone(),
     ));
     stores.open().await.map_err(AgentError::Store)?;
     let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, &config.node);
     if let Some(places) = &config.flat_places {
         front = front.with_flat_places(places.clone());
     }
+    let stop = CancellationToken::new();
+    let vms = match config.vms.clone() {
+        Some(setup) => {
+            let fleet = berth_vms::start(setup, desk_metrics, &mut registry, stop.clone()).await?;
+            Router::new().nest(VMS_PATH, berth_vms::router(fleet))
+        }
+        None => Router::new(),
+    };
     let desk = Desk {
         front: Arc::new(front),
         stores,
@@ -91,7 +107,6 @@ pub async fn serve(
         registry: Arc::new(registry),
         calls: TaskTracker::new(),
     };
-    let stop = CancellationToken::new();
     let network = listen(&config, &desk, &stop).await?;
     let (socket, listener) = Socket::bind(&config.socket)?;
     tracing::info!(socket = %config.socket.display(), node = %config.node, "the agent serves");
@@ -101,7 +116,7 @@ pub async fn serve(
         shutdown.await;
         signal.cancel();
     });
-    let served = axum::serve(listener, on_socket(desk.clone()))
+    let served = axum::serve(listener, on_socket(desk.clone()).merge(vms))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     let ended = tokio::select! {
         ended = served => ended.map_err(AgentError::Serve),

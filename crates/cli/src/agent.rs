@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::logs::{self, LogFormat};
 use crate::node::{self, ClusterArgs};
+use crate::vm_flags::VmFlags;
 
 #[derive(Debug, clap::Args)]
 pub struct AgentArgs {
@@ -26,18 +27,23 @@ pub struct AgentArgs {
     cluster: ClusterArgs,
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
+    #[command(flatten)]
+    vms: VmFlags,
 }
 
 impl AgentArgs {
     pub fn run(self, database: PathBuf) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
+        let cluster = self.cluster.connect();
+        let vms = self.vms.setup(self.node.as_deref(), cluster.clone())?;
         let config = AgentConfig {
             socket: self.socket,
             database,
             node: node::name(self.node),
-            cluster: self.cluster.connect(),
+            cluster,
             listen: self.listen,
             flat_places: None,
+            vms,
         };
         // Two workers: the agent waits for disks and servers, it does not compute.
         let runtime = tokio::runtime::Builder::new_multi_thread()

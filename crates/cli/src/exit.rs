@@ -25,6 +25,10 @@ pub enum Negative {
     NotFound(String),
     #[error("{0}")]
     Refused(String),
+    #[error("{0}")]
+    Later(String),
+    #[error("{0}")]
+    Broken(String),
 }
 
 #[allow(clippy::print_stderr)]
@@ -45,6 +49,8 @@ fn code(error: &anyhow::Error) -> u8 {
             return match negative {
                 Negative::NotFound(_) => 3,
                 Negative::Refused(_) => 4,
+                Negative::Later(_) => 5,
+                Negative::Broken(_) => 6,
             };
         }
         if cause.is::<RangeError>() {

@@ -17,6 +17,9 @@ mod pools;
 mod release;
 mod store;
 mod up;
+mod vm;
+mod vm_client;
+mod vm_flags;
 
 use std::process::ExitCode;
 
@@ -65,6 +68,8 @@ enum Command {
     Release(release::Release),
     /// Run the node's agent: serve CNI calls on a unix socket.
     Agent(agent::AgentArgs),
+    /// Pools of pre-created VMs, through the agent.
+    Vm(vm::Vm),
     /// Serve one CNI call from the environment and stdin, without an agent.
     Cni(cni::CniArgs),
     /// Put the CNI plugin and its configuration on this node and keep them fresh, or take them away.
@@ -94,6 +99,7 @@ fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()>
             Command::Who(command) => command.run(store.open().await?, output).await,
             Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,
             Command::Release(command) => command.run(store.open().await?, output).await,
+            Command::Vm(command) => command.run(output).await,
             Command::Agent(_) | Command::Cni(_) | Command::Install(_) => Ok(()),
         }
     })

@@ -87,6 +87,7 @@ impl Up {
             cluster: None,
             listen: None,
             flat_places: Some(Vec::new()),
+            vms: None,
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let mut agent = tokio::spawn(berth_agent::serve(config.clone(), async {

@@ -5,6 +5,8 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
+use crate::Allocation;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Act {
     Allocate,
@@ -61,16 +63,21 @@ impl Audit {
     }
 
     pub(crate) fn pod(mut self, namespace: &str, name: &str) -> Self {
-        self.pod = format!("{namespace}/{name}");
+        if !name.is_empty() {
+            self.pod = format!("{namespace}/{name}");
+        }
         self
     }
 
-    pub(crate) fn ip(self, ip: IpAddr) -> Self {
-        self.maybe_ip(Some(ip))
+    /// What is known of the VM and who has it.
+    pub(crate) fn of(self, allocation: &Allocation) -> Self {
+        self.allocation(&allocation.allocation_id)
+            .pod(&allocation.pod_namespace, &allocation.pod_name)
+            .ip(allocation.ip)
     }
 
-    pub(crate) fn maybe_ip(mut self, ip: Option<IpAddr>) -> Self {
-        self.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
+    pub(crate) fn ip(mut self, ip: IpAddr) -> Self {
+        self.ip = ip.to_string();
         self
     }
 

@@ -38,6 +38,8 @@ struct Inner {
     pools: RwLock<BTreeMap<String, VmPool>>,
     /// What the settings ask for, and what could not be done yet.
     wanted: Mutex<Wanted>,
+    /// Why nobody is served yet, before the state was read for the first time.
+    closed: Mutex<Option<String>>,
     /// Sizes change one at a time.
     resizing: tokio::sync::Mutex<()>,
 }
@@ -95,6 +97,7 @@ impl Fleet {
             metrics,
             pools: RwLock::default(),
             wanted: Mutex::default(),
+            closed: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
         };
         Self {
@@ -120,8 +123,25 @@ impl Fleet {
         pools.keys().cloned().collect()
     }
 
+    /// From now on every request is refused with this reason, until [`Fleet::reopen`].
+    pub(crate) fn close(&self, why: String) {
+        *lock(&self.inner.closed) = Some(why);
+    }
+
+    pub(crate) fn reopen(&self) {
+        *lock(&self.inner.closed) = None;
+    }
+
+    fn check_open(&self) -> Result<(), PoolError> {
+        match &*lock(&self.inner.closed) {
+            Some(why) => Err(PoolError::Starting { why: why.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// The pool of this name; without one, the default pool, or the only one there is.
     fn pool(&self, name: Option<&str>) -> Result<VmPool, PoolError> {
+        self.check_open()?;
         let pools = self
             .inner
             .pools
@@ -140,6 +160,7 @@ impl Fleet {
 
     /// The pools that a question without a pool's name is about: all of them.
     fn asked(&self, name: Option<&str>) -> Result<Vec<VmPool>, PoolError> {
+        self.check_open()?;
         match name {
             Some(_) => Ok(vec![self.pool(name)?]),
             None => Ok(self.pools()),
@@ -234,11 +255,12 @@ impl Fleet {
         name: Option<&str>,
         take_back: bool,
     ) -> Result<Vec<Recovered>, PoolError> {
-        let mut all = Vec::new();
-        for pool in self.asked(name)? {
-            all.push(pool.recover(take_back).await?);
-        }
-        Ok(all)
+        recover(self.asked(name)?, take_back).await
+    }
+
+    /// Before anybody is served.
+    pub(crate) async fn recover_all(&self, take_back: bool) -> Result<Vec<Recovered>, PoolError> {
+        recover(self.pools(), take_back).await
     }
 
     /// Runs to its end even if the caller goes away: a VM that was taken and not yet found ready is
@@ -303,7 +325,7 @@ impl Fleet {
     where
         F: Future<Output = Result<Allocation, PoolError>>,
     {
-        for pool in self.pools() {
+        for pool in self.asked(None)? {
             match ask(pool).await {
                 Ok(allocation) => return Ok(Some(allocation)),
                 Err(PoolError::UnknownAllocation(_) | PoolError::UnknownIp(_)) => {}
@@ -366,4 +388,12 @@ impl Fleet {
             pool.stop_cleaning();
         }
     }
+}
+
+async fn recover(pools: Vec<VmPool>, take_back: bool) -> Result<Vec<Recovered>, PoolError> {
+    let mut all = Vec::new();
+    for pool in pools {
+        all.push(pool.recover(take_back).await?);
+    }
+    Ok(all)
 }

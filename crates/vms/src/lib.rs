@@ -21,4 +21,4 @@ pub use pool::{
     Allocation, Applicant, PoolError, Quarantine, Recovered, Returned, Rules, Status, Store,
 };
 pub use sizing::Reload;
-pub use start::{StartError, start};
+pub use start::{Setup, StartError, start};

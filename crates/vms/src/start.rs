@@ -1,14 +1,15 @@
 //! From settings to a fleet that serves.
 //!
 //! Promises: what is wrong with the settings shows before anything is served; a state that can't be
-//! reached is waited for, not replaced; this node's former VMs are taken back before the first new
-//! one is given.
+//! reached is waited for, not replaced, and holds up nobody who does not need it; this node's former
+//! VMs are taken back before the first new one is given.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use berth_desk::DeskMetrics;
 use berth_ledger::configmap::ConfigMapLedger;
+use berth_ledger::kube::Connect;
 use berth_ledger::{LedgerError, SqliteLedger};
 use kube::Client;
 use prometheus_client::registry::Registry;
@@ -28,96 +29,124 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum StartError {
     #[error("the VMs can't be reached with these settings")]
     Access(#[source] VmError),
-    #[error("there is no way to the API server")]
-    Client(#[source] kube::Error),
-    #[error("the state can't be opened")]
+    #[error("the VM pools' state can't be opened")]
     Store(#[source] LedgerError),
-    #[error("the pools can't be opened")]
-    Pools(#[source] PoolError),
+    #[error("vm-ledger configmap needs a way to the API server")]
+    NoClient,
     #[error(transparent)]
     Tcp(#[from] TcpError),
-    #[error("pools-configmap needs vm-ledger configmap, or a way to the API server")]
-    PoolsConfigMap(#[source] kube::Error),
 }
 
-/// Opens the pools and keeps them until `end`. `reload` reads the settings again after an edit of
-/// their file.
+/// What the front is started with.
+#[derive(Clone)]
+pub struct Setup {
+    pub settings: Settings,
+    /// Reads the settings again after an edit of their file.
+    pub reload: Reload,
+    /// The way to the API server. Its namespace is not used: the settings have their own.
+    pub cluster: Connect,
+}
+
+impl std::fmt::Debug for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("Setup");
+        debug
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Starts the front, which ends with `end`. Returns before the state was reached: until then every
+/// request is answered with [`PoolError::Starting`].
 pub async fn start(
-    settings: Settings,
-    reload: Reload,
+    setup: Setup,
     desk_metrics: DeskMetrics,
     registry: &mut Registry,
     end: CancellationToken,
 ) -> Result<Fleet, StartError> {
+    let Setup {
+        settings,
+        reload,
+        mut cluster,
+    } = setup;
+    cluster.timeout = settings.retry.timeout;
     let vms = SshVms::new(settings.access.clone());
     if settings.cleanup.is_some() || settings.readiness == Readiness::Ssh {
         vms.check_access().await.map_err(StartError::Access)?;
     }
-    let (store, client) = match &settings.ledger {
-        LedgerChoice::ConfigMap => {
-            let client = Client::try_default().await.map_err(StartError::Client)?;
-            let timeout = settings.retry.timeout;
-            let ledger = ConfigMapLedger::new(client.clone(), &settings.namespace, timeout);
-            (Store::ConfigMap(Arc::new(ledger)), Some(client))
-        }
-        LedgerChoice::Sqlite(path) => {
+    let needs_cluster =
+        settings.ledger == LedgerChoice::ConfigMap || settings.pools_configmap.is_some();
+    let client = match needs_cluster {
+        true => Some(cluster.open().await.map_err(StartError::Store)?.client),
+        false => None,
+    };
+    let store = match (&settings.ledger, &client) {
+        (LedgerChoice::Sqlite(path), _) => {
             let ledger = SqliteLedger::open(path).map_err(StartError::Store)?;
-            (Store::Local(Arc::new(ledger)), None)
+            Store::Local(Arc::new(ledger))
+        }
+        (LedgerChoice::ConfigMap, client) => {
+            let client = client.clone().ok_or(StartError::NoClient)?;
+            let ledger = ConfigMapLedger::new(client, &settings.namespace, settings.retry.timeout);
+            Store::ConfigMap(Arc::new(ledger))
         }
     };
     let metrics = VmMetrics::default();
     metrics.register(registry);
     let fleet = Fleet::new(&settings, store, Arc::new(vms), metrics, desk_metrics);
-    open(&fleet, &settings, &end).await?;
+    fleet.close("the state was not read yet".into());
+    if let Some(tcp) = &settings.tcp {
+        serve_tcp(fleet.clone(), tcp, end.clone()).await?;
+    }
+    tokio::spawn(live(fleet.clone(), Arc::new(settings), reload, client, end));
+    Ok(fleet)
+}
 
-    let settings = Arc::new(settings);
+/// Opens the pools, then follows the settings and keeps the fleet until `end`.
+async fn live(
+    fleet: Fleet,
+    settings: Arc<Settings>,
+    reload: Reload,
+    client: Option<Client>,
+    end: CancellationToken,
+) {
+    if end
+        .run_until_cancelled(open(&fleet, &settings))
+        .await
+        .is_none()
+    {
+        return;
+    }
     let sizes = Sizes::new(fleet.clone(), &settings);
     if let Some(path) = settings.file.clone() {
         tokio::spawn(sizes.clone().follow_file(path, reload, end.clone()));
     }
-    if let Some(name) = settings.pools_configmap.clone() {
-        let client = match client {
-            Some(client) => client,
-            None => Client::try_default()
-                .await
-                .map_err(StartError::PoolsConfigMap)?,
-        };
-        tokio::spawn(sizes.follow_configmap(client, Arc::clone(&settings), name, end.clone()));
+    if let (Some(client), Some(name)) = (client, settings.pools_configmap.clone()) {
+        tokio::spawn(sizes.follow_configmap(client, settings, name, end.clone()));
     }
-    if let Some(tcp) = &settings.tcp {
-        serve_tcp(fleet.clone(), tcp, end.clone()).await?;
-    }
-    tokio::spawn(fleet.clone().run(end));
-    Ok(fleet)
+    fleet.run(end).await;
 }
 
-/// The first look at the state, and recovery. An API server that is away is waited for.
-async fn open(
-    fleet: &Fleet,
-    settings: &Settings,
-    end: &CancellationToken,
-) -> Result<(), StartError> {
+/// The first look at the state, and recovery: tried until it succeeds. Whatever is wrong may be put
+/// right from outside, and is shown meanwhile.
+async fn open(fleet: &Fleet, settings: &Settings) {
     let mut pause = Duration::from_millis(200);
     loop {
         let opened = async {
             fleet.resize(&settings.pools).await?;
             if settings.recover_at_start {
-                fleet.recover(None, true).await?;
+                fleet.recover_all(true).await?;
             }
             Ok::<(), PoolError>(())
         };
-        let error = match opened.await {
-            Ok(()) => return Ok(()),
-            Err(error) => error,
-        };
-        let passing = error
-            .ledger()
-            .is_some_and(|e| e.is_passing() || e.needs_reload());
-        if !passing || end.is_cancelled() {
-            return Err(StartError::Pools(error));
+        match opened.await {
+            Ok(()) => return fleet.reopen(),
+            Err(error) => {
+                tracing::warn!(%error, again_in = ?pause, "the VM pools can't be opened yet");
+                fleet.close(error.to_string());
+            }
         }
-        tracing::warn!(%error, again_in = ?pause, "the state can't be reached yet");
-        let _ = end.run_until_cancelled(tokio::time::sleep(pause)).await;
+        tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PATIENCE);
     }
 }

@@ -8,7 +8,6 @@
 //!
 //! Does not keep rests (the document has no place for them) and has no claims by name.
 
-mod answer;
 mod document;
 mod gojson;
 mod object;
@@ -37,6 +36,7 @@ pub use object::{COMPONENT_LABEL, MAX_DATA_BYTES, STATE_KEY};
 pub use salvage::Salvage;
 pub use state::{Repairs, attribute};
 
+use crate::kube::status::{Ask, Failure, Verb};
 use object::Stored;
 use state::{Members, Obstacle};
 
@@ -152,17 +152,29 @@ impl ConfigMapLedger {
         lock(&self.last).insert(pool.name.clone(), stored);
     }
 
+    /// One request, bounded, whose failure says what is known of its outcome.
+    async fn ask<T>(
+        &self,
+        verb: Verb,
+        name: &str,
+        request: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, LedgerError> {
+        let failure = match tokio::time::timeout(self.timeout, request).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => Failure::of(error),
+            Err(_) => Failure::Lost(format!("no answer within {:?}", self.timeout)),
+        };
+        Err(failure.into_error(Ask {
+            verb,
+            resource: &object::CONFIG_MAPS,
+            namespace: &self.namespace,
+            name,
+        }))
+    }
+
     async fn get(&self, pool: &PoolKey) -> Result<Option<ConfigMap>, LedgerError> {
-        let target = self.target(pool);
-        match tokio::time::timeout(self.timeout, self.api.get_opt(&pool.name)).await {
-            Ok(Ok(found)) => Ok(found),
-            Ok(Err(error)) => Err(answer::of_read(&target, &error)),
-            Err(_) => Err(LedgerError::Unavailable {
-                why: format!("no answer within {:?}", self.timeout),
-                target,
-                retry_after: None,
-            }),
-        }
+        self.ask(Verb::Get, &pool.name, self.api.get_opt(&pool.name))
+            .await
     }
 
     /// Reads and remembers. A state that was there and is gone is not an empty one: whoever removed
@@ -189,25 +201,15 @@ impl ConfigMapLedger {
 
     /// Creates or replaces, under the version that the object was read at.
     async fn put(&self, pool: &PoolKey, next: ConfigMap) -> Result<Arc<Stored>, LedgerError> {
-        let target = self.target(pool);
-        let fresh = next.metadata.resource_version.is_none();
         let params = kube::api::PostParams::default();
-        let write = async {
-            if fresh {
-                self.api.create(&params, &next).await
-            } else {
-                self.api.replace(&pool.name, &params, &next).await
-            }
+        let written = if next.metadata.resource_version.is_none() {
+            self.ask(Verb::Create, &pool.name, self.api.create(&params, &next))
+                .await?
+        } else {
+            let replaced = self.api.replace(&pool.name, &params, &next);
+            self.ask(Verb::Update, &pool.name, replaced).await?
         };
-        match tokio::time::timeout(self.timeout, write).await {
-            Ok(Ok(written)) => Ok(Arc::new(Stored::read(&target, Some(written))?)),
-            Ok(Err(error)) => Err(answer::of_write(&target, &error)),
-            Err(_) => Err(LedgerError::Uncertain {
-                operation: "write",
-                why: format!("no answer within {:?}", self.timeout),
-                target,
-            }),
-        }
+        Ok(Arc::new(Stored::read(&self.target(pool), Some(written))?))
     }
 
     /// Sleeps before the next try after a conflict; every other error, and one conflict too many,
@@ -343,22 +345,14 @@ impl Ledger for ConfigMapLedger {
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
         let selector = kube::api::ListParams::default().labels(&object::selector());
-        let target = format!("ConfigMaps of {}", self.namespace);
-        match tokio::time::timeout(self.timeout, self.api.list_metadata(&selector)).await {
-            Ok(Ok(found)) => {
-                let names = found
-                    .items
-                    .into_iter()
-                    .filter_map(|item| item.metadata.name);
-                Ok(names.map(PoolKey::named).collect())
-            }
-            Ok(Err(error)) => Err(answer::of_read(&target, &error)),
-            Err(_) => Err(LedgerError::Unavailable {
-                why: format!("no answer within {:?}", self.timeout),
-                target,
-                retry_after: None,
-            }),
-        }
+        let found = self
+            .ask(Verb::List, "", self.api.list_metadata(&selector))
+            .await?;
+        let names = found
+            .items
+            .into_iter()
+            .filter_map(|item| item.metadata.name);
+        Ok(names.map(PoolKey::named).collect())
     }
 
     async fn create(&self, key: &ClaimKey, _: &Record) -> Result<(), LedgerError> {

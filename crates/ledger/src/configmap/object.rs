@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 
 use super::document::Document;
+use crate::kube::resource::Resource;
 use crate::{LedgerError, Version};
 
 /// The key of the ConfigMap that holds the document.
@@ -18,6 +19,13 @@ pub const STATE_KEY: &str = "allocation-state";
 pub const MAX_DATA_BYTES: usize = 1024 * 1024;
 pub const COMPONENT_LABEL: (&str, &str) = ("app.kubernetes.io/component", "byom-ip-pool-state");
 const NAME_LABEL: (&str, &str) = ("app.kubernetes.io/name", "cloud-api-adaptor");
+
+pub(super) const CONFIG_MAPS: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "configmaps",
+    kind: "ConfigMap",
+};
 
 /// Finds the pools among other ConfigMaps.
 pub(super) fn selector() -> String {

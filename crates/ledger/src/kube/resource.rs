@@ -2,7 +2,7 @@
 
 /// One kind, as the API server serves it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Resource {
+pub(crate) struct Resource {
     pub group: &'static str,
     pub version: &'static str,
     pub plural: &'static str,
@@ -33,6 +33,14 @@ pub(super) const SLICES: Resource = Resource {
 impl Resource {
     pub fn api_version(&self) -> String {
         format!("{}/{}", self.group, self.version)
+    }
+
+    /// As a role names it.
+    pub fn name(&self) -> String {
+        match self.group {
+            "" => self.plural.into(),
+            group => format!("{}.{group}", self.plural),
+        }
     }
 
     /// The collection's path in one namespace.

@@ -13,11 +13,12 @@ use super::resource::Resource;
 use crate::{LedgerError, Rejection};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(crate) enum Verb {
     Get,
     List,
     Watch,
     Create,
+    Update,
     Patch,
     Delete,
 }
@@ -29,19 +30,23 @@ impl Verb {
             Self::List => "list",
             Self::Watch => "watch",
             Self::Create => "create",
+            Self::Update => "update",
             Self::Patch => "patch",
             Self::Delete => "delete",
         }
     }
 
     const fn writes(self) -> bool {
-        matches!(self, Self::Create | Self::Patch | Self::Delete)
+        matches!(
+            self,
+            Self::Create | Self::Update | Self::Patch | Self::Delete
+        )
     }
 }
 
 /// What was asked: a refusal has to name it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask<'a> {
+pub(crate) struct Ask<'a> {
     pub verb: Verb,
     pub resource: &'static Resource,
     pub namespace: &'a str,
@@ -60,7 +65,7 @@ impl Ask<'_> {
 
 /// A request that did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The server's answer.
     Refused(Refusal),
     /// No connection: nothing was sent.
@@ -72,7 +77,7 @@ pub(super) enum Failure {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     pub code: u16,
     pub reason: String,
     pub message: String,
@@ -198,10 +203,9 @@ fn forbidden(ask: Ask<'_>, message: String) -> String {
         return message;
     }
     format!(
-        "{message}; grant `{}` on `{}.{}` in namespace `{}`",
+        "{message}; grant `{}` on `{}` in namespace `{}`",
         ask.verb.name(),
-        ask.resource.plural,
-        ask.resource.group,
+        ask.resource.name(),
         ask.namespace
     )
 }
@@ -271,7 +275,7 @@ fn never_connected(cause: &(dyn StdError + 'static)) -> bool {
 }
 
 /// The messages of an error and of its causes, each once: some print their cause themselves.
-pub(super) fn chain(error: &dyn StdError) -> String {
+pub(crate) fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -43,6 +43,7 @@ fn classify(error: &PoolError) -> (StatusCode, &'static str, bool) {
         PoolError::Exhausted { .. } => (StatusCode::CONFLICT, "exhausted", true),
         PoolError::BeingCleaned { .. } => (StatusCode::CONFLICT, "being-cleaned", true),
         PoolError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid", false),
+        PoolError::Starting { .. } => (StatusCode::SERVICE_UNAVAILABLE, "starting", true),
         PoolError::UnknownPool { .. } => (StatusCode::NOT_FOUND, "unknown-pool", false),
         PoolError::UnknownAllocation(_) => (StatusCode::NOT_FOUND, "unknown-allocation", false),
         PoolError::UnknownIp(_) => (StatusCode::NOT_FOUND, "unknown-ip", false),

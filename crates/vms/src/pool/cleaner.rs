@@ -17,7 +17,7 @@ use berth_core::{Address, Record};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{PoolError, Quarantine, VmPool};
+use super::{Allocation, PoolError, Quarantine, VmPool};
 use crate::audit::{Act, Audit, chain};
 use crate::settings::Cleanup;
 use crate::vm::{VmError, see_reboot};
@@ -111,8 +111,7 @@ impl VmPool {
         }
         let ip = IpAddr::from(address);
         let audit = Audit::begin(Act::Clean, self.name(), &self.inner.rules.node)
-            .allocation(record.handle.as_str())
-            .ip(ip);
+            .of(&Allocation::read(self.name(), address, &record));
         let rebooted = self.reboot(ip, cleanup).await;
         self.inner.meters.cleaned(rebooted.is_ok());
         match rebooted {

@@ -23,6 +23,9 @@ pub enum PoolError {
         value: String,
         right: &'static str,
     },
+    /// The state was not read yet since the start.
+    #[error("the VM pools are not open yet: {why}")]
+    Starting { why: String },
     #[error("there is no pool {name:?}; there are {}", .known.join(", "))]
     UnknownPool { name: String, known: Vec<String> },
     #[error("there is no allocation {0:?}")]

@@ -329,13 +329,16 @@ impl VmPool {
         let outcome = self.take_back(id, force).await;
         self.inner.meters.deallocated(outcome.as_ref().err());
         match outcome {
-            Ok((returned, ip)) => {
+            Ok((returned, was)) => {
                 let outcome = match returned {
                     Returned::Nothing => "nothing held",
                     Returned::Released => "released",
                     Returned::Quarantined => "quarantined",
                 };
-                audit.maybe_ip(ip).done(outcome);
+                match was {
+                    Some(was) => audit.of(&was).done(outcome),
+                    None => audit.done(outcome),
+                }
                 Ok(returned)
             }
             Err(error) => {
@@ -345,19 +348,21 @@ impl VmPool {
         }
     }
 
+    /// How it ended, and what was given back.
     async fn take_back(
         &self,
         id: &str,
         force: bool,
-    ) -> Result<(Returned, Option<IpAddr>), PoolError> {
+    ) -> Result<(Returned, Option<Allocation>), PoolError> {
         let handle = Handle::new(id);
+        let read = |address, record: &Record| Some(Allocation::read(self.name(), address, record));
         if self.inner.rules.cleanup.is_none() || force {
             let selector = Selector::Handle { handle, part: None };
             let rest = Duration::ZERO;
             let release = Request::Release(Release { selector, rest });
             return match self.inner.desk.submit(release).await? {
                 Answer::Released(freed) => Ok(match freed.first() {
-                    Some((address, _)) => (Returned::Released, Some(IpAddr::from(*address))),
+                    Some((address, record)) => (Returned::Released, read(*address, record)),
                     None => (Returned::Nothing, None),
                 }),
                 _ => Ok((Returned::Nothing, None)),
@@ -367,21 +372,21 @@ impl VmPool {
         let Some((address, record)) = pool.held_under(&handle).next() else {
             return Ok((Returned::Nothing, None));
         };
-        let ip = Some(IpAddr::from(address));
+        let was = read(address, record);
         if Quarantine::read(record).is_some() {
-            return Ok((Returned::Quarantined, ip));
+            return Ok((Returned::Quarantined, was));
         }
         if pool.holders(address).count() > 1 {
             // Another allocation has the same VM: a reboot would take it from under it.
             tracing::warn!(pool = self.name(), %address, id, "a VM with two owners is given back by one, without a reboot");
             self.release(address, record).await?;
-            return Ok((Returned::Released, ip));
+            return Ok((Returned::Released, was));
         }
         let held = Quarantine::begin(record, &self.inner.rules.node, Timestamp::now());
         // Recorded before it is begun (I9): a crash from here on resumes at the next start.
         if self.rewrite(address, record, held).await? {
             self.clean(address);
-            Ok((Returned::Quarantined, ip))
+            Ok((Returned::Quarantined, was))
         } else {
             Ok((Returned::Nothing, None))
         }
@@ -397,7 +402,7 @@ impl VmPool {
         }
         .await;
         match &outcome {
-            Ok(allocation) => audit.ip(allocation.ip).done("written"),
+            Ok(allocation) => audit.of(allocation).done("written"),
             Err(error) => audit.failed(error),
         }
         outcome

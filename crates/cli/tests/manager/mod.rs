@@ -1,0 +1,100 @@
+//! A `berth agent` process that manages VM pools, and the little HTTP that its socket needs.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+/// One process with a socket and a database of its own; killed when dropped.
+pub struct Manager {
+    pub socket: PathBuf,
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Manager {
+    /// Starts the built binary and waits until its pools are open.
+    pub async fn start(kubeconfig: &Path, env: &[(&str, &str)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("berth.sock");
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_berth"))
+            .args(["agent", "--log-format", "json"])
+            .env_clear()
+            .env("BERTH_SOCKET", &socket)
+            .env("BERTH_DATABASE", dir.path().join("berth.db"))
+            .env("BERTH_KUBECONFIG", kubeconfig)
+            .envs(env.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut manager = Self { socket, child, dir };
+        for _ in 0..600 {
+            if let Ok((200, _)) = manager.call("GET", "/status", "").await {
+                return manager;
+            }
+            if let Some(ended) = manager.child.try_wait().unwrap() {
+                panic!("the manager ended with {ended}:\n{}", manager.log());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("the manager does not serve:\n{}", manager.log());
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    pub async fn call(
+        &self,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> std::io::Result<(u16, Value)> {
+        call(&self.socket, method, &format!("/v1/vms{path}"), body).await
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One request on a connection of its own.
+pub async fn call(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> std::io::Result<(u16, Value)> {
+    let mut stream = UnixStream::connect(socket).await?;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: berth\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + body).as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    let answer = String::from_utf8_lossy(&answer);
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let status = status.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    Ok((
+        status,
+        serde_json::from_str(body).unwrap_or(Value::String(body.into())),
+    ))
+}

@@ -11,7 +11,7 @@
 
 use berth_cni::result::IpamResult;
 use berth_core::plan::Selector;
-use berth_core::{Address, Answer, Claim, Granted, Record, Release, Request, Want};
+use berth_core::{Address, Answer, Claim, Granted, Record, Refusal, Release, Request, Want};
 use berth_ledger::{LedgerError, PoolKey};
 use futures::future::join_all;
 use std::time::Duration;
@@ -70,6 +70,34 @@ pub async fn add(
     })
 }
 
+/// Where a search stands.
+#[derive(Debug, Default)]
+struct Search {
+    rounds: usize,
+    /// The addresses that this call was the first to hold.
+    ours: Vec<Address>,
+    /// Found to be another's in this call.
+    proven: Vec<Address>,
+    /// Found to be another's a moment ago.
+    hints: Vec<Address>,
+}
+
+impl Search {
+    fn avoid(&self) -> Vec<Address> {
+        self.proven.iter().chain(&self.hints).copied().collect()
+    }
+
+    fn gain(&mut self, held: &[Held]) {
+        let fresh = held.iter().filter(|held| held.granted.fresh);
+        self.ours.extend(fresh.map(|held| held.granted.address));
+    }
+
+    /// Whether there were any.
+    fn give_up_hints(&mut self) -> bool {
+        !std::mem::take(&mut self.hints).is_empty()
+    }
+}
+
 struct Addition<'a> {
     store: &'a Store,
     network: &'a PodNetwork,
@@ -78,55 +106,69 @@ struct Addition<'a> {
 }
 
 impl Addition<'_> {
-    /// Rounds of claiming and reserving until nobody else has any of the addresses.
+    /// Rounds of claiming and reserving until nobody else has any of the addresses. Whatever goes wrong, what
+    /// this call was the first to hold is freed again.
     async fn settle(&self) -> Result<Vec<Held>, PodError> {
-        let mut avoid: Vec<Address> = Vec::new();
-        let mut ours: Vec<Address> = Vec::new();
-        let mut round = 0;
+        let mut search = Search {
+            hints: self.hints(),
+            ..Search::default()
+        };
         loop {
-            let held = match self.claim(&avoid).await {
-                Ok(held) => held,
-                Err((partial, error)) => {
-                    self.roll_back(partial, &ours).await;
+            match self.round(&mut search).await {
+                Ok(Some(held)) => return Ok(held),
+                Ok(None) => {}
+                Err((held, error)) => {
+                    self.roll_back(held, &search.ours).await;
                     return Err(error);
                 }
-            };
-            ours.extend(
-                held.iter()
-                    .filter(|held| held.granted.fresh)
-                    .map(|held| held.granted.address),
-            );
-            let taken = match self.taken(&held).await {
-                Ok(taken) => taken,
-                Err(error) => {
-                    self.roll_back(held, &ours).await;
-                    return Err(error.into());
-                }
-            };
-            if taken.is_empty() {
-                return Ok(held);
-            }
-            let (lost, kept): (Vec<Held>, Vec<Held>) = held
-                .into_iter()
-                .partition(|held| taken.contains(&held.slot));
-            let named = lost.iter().find(|held| self.is_named(held.slot));
-            if let Some(named) = named {
-                let address = named.granted.address;
-                let why = format!(
-                    "it is reserved for another owner in network {:?}",
-                    self.network.network_name
-                );
-                self.free(&lost).await?;
-                self.roll_back(kept, &ours).await;
-                return Err(PodError::Named { address, why });
-            }
-            self.free(&lost).await?;
-            avoid.extend(lost.iter().map(|held| held.granted.address));
-            round += 1;
-            if round > ROUNDS_BEFORE_LISTING {
-                avoid.extend(self.everything_reserved().await?);
             }
         }
+    }
+
+    /// One round: the addresses, nothing if some of them are taken, or an error and what is held all the same.
+    async fn round(&self, search: &mut Search) -> Result<Option<Vec<Held>>, (Vec<Held>, PodError)> {
+        let held = match self.claim(&search.avoid()).await {
+            Ok(held) => held,
+            // Hints may be out of date: nobody is refused because of them.
+            Err((held, PodError::NoAddress(Refusal::Exhausted { .. })))
+                if search.give_up_hints() =>
+            {
+                search.gain(&held);
+                self.store.foreign.forget_all(&self.network.network_name);
+                return Ok(None);
+            }
+            Err(failed) => return Err(failed),
+        };
+        search.gain(&held);
+        let taken = match self.taken(&held).await {
+            Ok(taken) => taken,
+            Err(error) => return Err((held, error.into())),
+        };
+        if taken.is_empty() {
+            return Ok(Some(held));
+        }
+        let (lost, kept): (Vec<Held>, Vec<Held>) = held
+            .into_iter()
+            .partition(|held| taken.contains(&held.slot));
+        if let Err(error) = self.free(&lost).await {
+            return Err((kept, error));
+        }
+        if let Some(named) = lost.iter().find(|held| self.is_named(held.slot)) {
+            let address = named.granted.address;
+            let network = &self.network.network_name;
+            let why = format!("it is reserved for another owner in network {network:?}");
+            return Err((kept, PodError::Named { address, why }));
+        }
+        let addresses = lost.iter().map(|held| held.granted.address);
+        search.proven.extend(addresses);
+        search.rounds += 1;
+        if search.rounds > ROUNDS_BEFORE_LISTING {
+            match self.everything_reserved().await {
+                Ok(reserved) => search.proven.extend(reserved),
+                Err(error) => return Err((kept, error.into())),
+            }
+        }
+        Ok(None)
     }
 
     /// Claims in all pools at once. On a failure, gives back what was got all the same.
@@ -153,9 +195,13 @@ impl Addition<'_> {
     }
 
     async fn claim_one(&self, pool: &PoolWants, avoid: &[Address]) -> Result<Vec<Held>, PodError> {
-        let wants = pool.wants.iter().map(|(_, want)| Want {
-            avoid: avoid.to_vec(),
-            ..want.clone()
+        // An address that is asked for by name is judged by its own reservation, not by what was seen before.
+        let wants = pool.wants.iter().map(|(_, want)| match want.exact {
+            Some(_) => want.clone(),
+            None => Want {
+                avoid: avoid.to_vec(),
+                ..want.clone()
+            },
         });
         let claim = Claim {
             record: self.record.clone(),
@@ -219,7 +265,22 @@ impl Addition<'_> {
             let text = name.strip_prefix(&prefix)?;
             Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
         };
-        Ok(names.iter().filter_map(address).collect())
+        let reserved: Vec<Address> = names.iter().filter_map(address).collect();
+        self.store
+            .foreign
+            .saw(&self.network.network_name, &reserved);
+        Ok(reserved)
+    }
+
+    /// What others had reserved a moment ago.
+    fn hints(&self) -> Vec<Address> {
+        if !self.network.overlap_checks {
+            return Vec::new();
+        }
+        let networks = self.layout.pools.iter().filter_map(|pool| pool.key.network);
+        self.store
+            .foreign
+            .known(&self.network.network_name, networks)
     }
 
     /// Frees pool records of this call.
@@ -243,10 +304,8 @@ impl Addition<'_> {
 
     /// Undoes what this call did, as far as it can. `ours` are the addresses it was the first to hold.
     async fn roll_back(&self, held: Vec<Held>, ours: &[Address]) {
-        let fresh: Vec<Held> = held
-            .into_iter()
-            .filter(|held| ours.contains(&held.granted.address) || held.granted.fresh)
-            .collect();
+        let is_ours = |held: &Held| ours.contains(&held.granted.address) || held.granted.fresh;
+        let fresh: Vec<Held> = held.into_iter().filter(is_ours).collect();
         let addresses: Vec<Address> = fresh.iter().map(|held| held.granted.address).collect();
         if self.network.overlap_checks
             && let Err(error) = self

@@ -31,6 +31,7 @@ pub mod check;
 pub mod config;
 pub mod del;
 mod error;
+mod foreign;
 pub mod front;
 pub mod garbage;
 pub mod gc;

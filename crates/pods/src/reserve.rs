@@ -44,6 +44,9 @@ impl<'a> Reservations<'a> {
                 taken.push(*address);
             }
         }
+        if !taken.is_empty() {
+            self.store.foreign.saw(self.network_name, &taken);
+        }
         Ok(taken)
     }
 
@@ -78,6 +81,7 @@ impl<'a> Reservations<'a> {
 
     async fn end_one(&self, owner: &Owner, address: Address) -> Result<(), LedgerError> {
         let key = self.key(address);
+        self.store.foreign.forget(self.network_name, address);
         match self.store.ledger.remove(&key, &record(owner)).await {
             Err(LedgerError::Taken { .. }) => match self.store.ledger.claim(&key).await? {
                 Some(held) if is_ours(&held, owner) => self.store.ledger.remove(&key, &held).await,

@@ -10,6 +10,7 @@ use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
 
 use crate::config::PodNetwork;
+use crate::foreign::Foreign;
 use crate::journal::Journal;
 
 /// Finds the store that keeps a network's pools.
@@ -35,6 +36,8 @@ pub struct Store {
     pub(crate) in_cluster: bool,
     /// What this node was given of a cluster's pools.
     pub(crate) journal: Option<Arc<Journal>>,
+    /// Where others' reservations were met lately.
+    pub(crate) foreign: Foreign,
 }
 
 impl Store {
@@ -68,6 +71,7 @@ impl Store {
             ledger,
             in_cluster,
             journal: None,
+            foreign: Foreign::default(),
         }
     }
 

@@ -1,0 +1,96 @@
+//! A ledger in memory that fails when told to.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use berth_core::{Change, Record};
+use berth_ledger::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, MemoryLedger, PoolKey, Snapshot, Version,
+};
+use futures::stream::BoxStream;
+
+#[derive(Debug)]
+pub struct Faulty {
+    inner: MemoryLedger,
+    /// No pool takes another claim.
+    pub full: AtomicBool,
+    /// Claims by name can't be made or ended.
+    pub no_claims: AtomicBool,
+}
+
+impl Faulty {
+    pub fn new() -> Faulty {
+        Faulty {
+            inner: MemoryLedger::new(),
+            full: AtomicBool::new(false),
+            no_claims: AtomicBool::new(false),
+        }
+    }
+
+    fn claims_work(&self) -> Result<(), LedgerError> {
+        if self.no_claims.load(Ordering::SeqCst) {
+            return Err(LedgerError::Unavailable {
+                target: "reservations".into(),
+                why: "told to fail".into(),
+                retry_after: None,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Ledger for Faulty {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.inner.load(pool).await
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        let claims = changes
+            .iter()
+            .any(|change| matches!(change, Change::Claim { .. }));
+        if claims && self.full.load(Ordering::SeqCst) {
+            return Err(LedgerError::Full {
+                target: pool.to_string(),
+                size: 2,
+                limit: 1,
+                hint: "told to fail".into(),
+            });
+        }
+        self.inner.commit(pool, base, changes).await
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        self.inner.watch(pool).await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        self.inner.pools().await
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        self.claims_work()?;
+        self.inner.create(key, record).await
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        self.claims_work()?;
+        self.inner.remove(key, expected).await
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.inner.claim(key).await
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        self.inner.claims(kind).await
+    }
+}

@@ -94,6 +94,18 @@ const BANS: &[Ban] = &[
         reason: "fronts do not know each other",
     },
     Ban {
+        package: "berth-install",
+        never: &[
+            "kube",
+            "kube-client",
+            "rusqlite",
+            "hyper",
+            "rustls",
+            "berth-agent",
+        ],
+        reason: "it puts files on a node, before there is a cluster to talk to",
+    },
+    Ban {
         package: "berth-parts",
         never: &["tokio", "kube", "kube-client", "hyper"],
         reason: "the test command builds it first and must show progress soon",

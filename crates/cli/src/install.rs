@@ -113,17 +113,18 @@ impl InstallArgs {
             return taken_away(&layout, output);
         }
         let settings = self.settings(layout)?;
-        placed(output, install(&settings)?)?;
         if self.once {
-            return Ok(());
+            return placed(output, install(&settings)?);
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("the runtime can't be started")?;
         runtime.block_on(async {
+            // Before the first file is written: a stop that comes early must not leave behind what is to be removed.
             let terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
             let interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+            placed(output, install(&settings)?)?;
             anyhow::Ok(stay(&settings, told(terminate, interrupt)).await?)
         })?;
         match self.remove_on_exit {

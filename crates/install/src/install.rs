@@ -14,7 +14,7 @@ use crate::content;
 use crate::elf;
 use crate::error::InstallError;
 use crate::layout::{Dir, Layout};
-use crate::lock::Lock;
+use crate::lock::{self, Lock};
 use crate::manifest::{Aside, Entry, Manifest};
 use crate::place::{self, Content, Digest, Found};
 
@@ -107,7 +107,7 @@ fn bring(settings: &Settings, first: impl Into<Option<Manifest>>) -> Result<Repo
     let items = settings.items()?;
     let layout = &settings.layout;
     let own = layout.own();
-    let _lock = Lock::take(&layout.conf.here)?;
+    let _lock = Lock::take(&layout.conf.here, lock::FOR_WORK)?;
     let record = Manifest::path(&own);
     let known = Manifest::load(&record)?;
     let Some(mut manifest) = known.clone().or(first.into()) else {

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crate::error::InstallError;
 
 /// Longer than copying the binaries takes on a slow disk.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const FOR_WORK: Duration = Duration::from_secs(20);
+/// One that stays holds its lock for good; only one that is ending is worth waiting for.
+pub(crate) const TO_STAY: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -17,13 +19,13 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    pub fn take(dir: &Path) -> Result<Lock, InstallError> {
+    pub fn take(dir: &Path, patience: Duration) -> Result<Lock, InstallError> {
         let file = File::open(dir).map_err(InstallError::write(dir))?;
         let begun = Instant::now();
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Lock { _dir: file }),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < PATIENCE => {
+                Err(TryLockError::WouldBlock) if begun.elapsed() < patience => {
                     sleep(Duration::from_millis(50));
                 }
                 Err(TryLockError::WouldBlock) => {

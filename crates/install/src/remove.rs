@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::error::InstallError;
 use crate::layout::Layout;
-use crate::lock::Lock;
+use crate::lock::{self, Lock};
 use crate::manifest::{Entry, Manifest};
 use crate::place::{self, Found};
 
@@ -39,7 +39,7 @@ pub struct Removed {
 /// Removes an installation; none to remove is an empty list.
 pub fn remove(layout: &Layout) -> Result<Vec<Removed>, InstallError> {
     let own = layout.own();
-    let _lock = Lock::take(&layout.conf.here)?;
+    let _lock = Lock::take(&layout.conf.here, lock::FOR_WORK)?;
     let record = Manifest::path(&own);
     let Some(mut manifest) = Manifest::load(&record)? else {
         return Ok(Vec::new());

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use crate::error::InstallError;
 use crate::install::{Settings, renew};
-use crate::lock::Lock;
+use crate::lock::{self, Lock};
 use crate::manifest::Manifest;
 
 const TICK: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ fn stat(path: &Path) -> Option<[i128; 5]> {
 pub async fn stay(settings: &Settings, stop: impl Future<Output = ()>) -> Result<(), InstallError> {
     let own = settings.layout.own();
     // Two that look after the same files with different ideas of them would write by turns for ever.
-    let _lock = Lock::take(&own.here)?;
+    let _lock = Lock::take(&own.here, lock::TO_STAY)?;
     let record = Manifest::path(&own);
     let mut stop = std::pin::pin!(stop);
     // The last look before a pass that found nothing to do: only that is known to be right.

@@ -13,11 +13,13 @@ use serde_json::Value;
 
 use super::ConfigError;
 
-/// Where whereabouts looks, in its order. Before these comes the inline `configuration_path`.
-pub const PLACES: [&str; 3] = [
+/// Where whereabouts looks, in its order, and then where `berth install` puts it on k3s. Before these comes the inline
+/// `configuration_path`.
+pub const PLACES: [&str; 4] = [
     "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
     "/etc/cni/net.d/whereabouts.d/whereabouts.conf",
     "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/var/lib/rancher/k3s/agent/etc/cni/net.d/whereabouts.d/whereabouts.conf",
 ];
 
 /// A flat file that was found.

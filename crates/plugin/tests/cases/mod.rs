@@ -53,6 +53,7 @@ macro_rules! run_cases {
             check_verifies_the_record
             gc_frees_what_is_not_valid
             status_tells_exhaustion
+            a_freed_address_rests_for_all_but_its_last_owner
         }
     };
 }
@@ -570,4 +571,19 @@ pub fn status_tells_exhaustion(node: &TestNode) {
     let (code, message) = node.run("STATUS", &pod("x"), &conf).error();
     assert_eq!(code, 50);
     assert!(message.contains("exhausted"), "{message}");
+}
+
+pub fn a_freed_address_rests_for_all_but_its_last_owner(node: &TestNode) {
+    let ipam = json!({"range": "10.0.0.0/29", "cooldown_seconds": 3600});
+    assert_eq!(
+        node.add(&pod("a"), ipam.clone()).addresses(),
+        ["10.0.0.1/29"]
+    );
+    node.del(&pod("a"), ipam.clone()).succeeded();
+    assert_eq!(
+        node.add(&pod("b"), ipam.clone()).addresses(),
+        ["10.0.0.2/29"]
+    );
+    let again = pod("a").container("second");
+    assert_eq!(node.add(&again, ipam).addresses(), ["10.0.0.1/29"]);
 }

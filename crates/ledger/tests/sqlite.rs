@@ -43,6 +43,29 @@ async fn conforms() {
     .await;
 }
 
+/// A process per call opens, writes and closes: somebody is always making or removing the journal.
+#[tokio::test(flavor = "multi_thread")]
+async fn opening_and_closing_at_once_is_never_refused() {
+    for round in 0..10 {
+        let (_directory, path) = mk_file();
+        let lanes = (0..6).map(|lane| {
+            let path = path.clone();
+            tokio::spawn(async move {
+                for turn in 0..6 {
+                    let ledger = SqliteLedger::open(&path).unwrap();
+                    let name = format!("{round}-{lane}-{turn}");
+                    conformance::claim_lowest(&ledger, &mk_pool(), &name).await;
+                }
+            })
+        });
+        for lane in lanes.collect::<Vec<_>>() {
+            lane.await.unwrap();
+        }
+        let ledger = SqliteLedger::open(&path).unwrap();
+        assert_eq!(held(&ledger, &mk_pool()).await.len(), 36);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_is_there_after_a_restart() {
     let (_directory, path) = mk_file();

@@ -3,8 +3,9 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rand::RngExt;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::fault::classify;
@@ -53,8 +54,24 @@ const MIGRATIONS: &[&str] = &[
      ) WITHOUT ROWID;",
 ];
 
+/// Opens the file, waiting for others as long as any statement would. SQLite itself does not wait
+/// while another process switches a new file to WAL, or removes the journal as the last one out: it
+/// reports the file as busy at once.
 pub(super) fn open(path: &Path) -> Result<Connection, LedgerError> {
     create_private(path)?;
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match open_once(path) {
+            Err(error) if error.is_passing() && Instant::now() < deadline => {
+                let pause = rand::rng().random_range(1..20);
+                std::thread::sleep(Duration::from_millis(pause));
+            }
+            done => return done,
+        }
+    }
+}
+
+fn open_once(path: &Path) -> Result<Connection, LedgerError> {
     let failed = |error: rusqlite::Error| classify(path, "open", &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;

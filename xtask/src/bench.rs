@@ -18,6 +18,8 @@ enum Subject {
     Engine,
     /// The custom-resource and ConfigMap ledgers on a real API server.
     EngineKube,
+    /// The pods front against whereabouts and host-local.
+    Pods,
 }
 
 impl Bench {
@@ -27,6 +29,14 @@ impl Bench {
             Subject::EngineKube => {
                 parts::ensure()?;
                 "engine-kube"
+            }
+            Subject::Pods => {
+                parts::ensure()?;
+                // The agents that are measured.
+                step("berth", || {
+                    cargo(&["build", "--release", "--package", "berth"])
+                })?;
+                "pods"
             }
         };
         step("plugin", test::plugin)?;

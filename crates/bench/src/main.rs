@@ -9,6 +9,7 @@ mod claims;
 mod engine;
 mod engine_kube;
 mod figure;
+mod pods;
 mod shared;
 
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ enum Bench {
     Engine,
     /// The ledgers on a real API server: one desk against many, claims by name.
     EngineKube(engine_kube::EngineKube),
+    /// The pods front against whereabouts and host-local, whole processes, on a real API server.
+    Pods(pods::Pods),
 }
 
 #[tokio::main]
@@ -33,6 +36,7 @@ async fn main() -> Result<ExitCode> {
     let figures = match Bench::parse() {
         Bench::Engine => engine::run().await?,
         Bench::EngineKube(bench) => bench.run().await?,
+        Bench::Pods(bench) => bench.run().await?,
     };
     println!("{}", figure::table(&figures));
     let holds = figures.iter().all(figure::Figure::holds);

@@ -1,0 +1,224 @@
+//! Where the plugins run: a real cluster, `berth agent` processes, directories of their own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use berth_core::Address;
+use berth_ledger::kube::Connect;
+use berth_ledger::{KubeLedger, SharedLedger, SqliteLedger};
+use berth_parts::Parts;
+use berth_testkit::{Account, Cluster, Process, guarded};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::plugin::{Plugin, container};
+
+/// The range that everybody gives addresses of: 65,534 of them.
+pub const RANGE: &str = "10.1.0.0/16";
+
+/// The cluster and the binaries that are measured.
+pub struct Bed {
+    pub cluster: Cluster,
+    parts: Parts,
+    plugin: PathBuf,
+    berth: PathBuf,
+}
+
+/// A namespace whose pools nobody else uses, and an account in it.
+pub struct Home {
+    pub account: Account,
+    pub ledger: SharedLedger,
+}
+
+/// A node with an agent, a process of its own.
+pub struct Node {
+    pub process: Process,
+    dir: TempDir,
+}
+
+impl Bed {
+    pub async fn new() -> Result<Bed> {
+        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+        let built = |path: &str| {
+            let path = target.join(path);
+            fs::canonicalize(&path).with_context(|| {
+                format!(
+                    "{} is not built: run `cargo xtask bench pods`",
+                    path.display()
+                )
+            })
+        };
+        let cluster = Cluster::start().await?;
+        for crd in berth_api::crds()? {
+            cluster.apply_object(crd).await?;
+        }
+        Ok(Bed {
+            cluster,
+            parts: Parts::find()?,
+            plugin: built("x86_64-unknown-linux-musl/plugin/berth-cni")?,
+            berth: built("release/berth")?,
+        })
+    }
+
+    pub async fn home(&self) -> Result<Home> {
+        let namespace = self.cluster.namespace("bench").await?;
+        let rules = json!([
+            {"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
+        ]);
+        let account = self
+            .cluster
+            .service_account(&namespace, &format!("bench-{namespace}"), rules)
+            .await?;
+        let connect = Connect {
+            kubeconfig: Some(account.kubeconfig().to_owned()),
+            timeout: Duration::from_secs(60),
+            ..Connect::default()
+        };
+        let ledger = Arc::new(KubeLedger::new(connect.open().await?));
+        Ok(Home { account, ledger })
+    }
+
+    /// Starts `berth agent` and waits for its socket.
+    pub async fn node(&self, name: &str) -> Result<Node> {
+        let dir = tempfile::tempdir().context("make a node's directory")?;
+        let mut command = guarded(&self.berth);
+        command
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .args(["agent", "--node", name, "--log-format", "json"])
+            .arg("--socket")
+            .arg(dir.path().join("berth.sock"))
+            .env("BERTH_DATABASE", dir.path().join("berth.db"));
+        let process = Process::start("agent", command, dir.path())?;
+        let mut node = Node { process, dir };
+        let began = Instant::now();
+        while !node.socket().exists() {
+            if let Some(status) = node.process.ended()? {
+                bail!("the agent ended with {status}; {}", node.process.tail());
+            }
+            if began.elapsed() > Duration::from_secs(60) {
+                bail!("the agent does not start; {}", node.process.tail());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(node)
+    }
+
+    /// Berth's plugin on a node's own pools.
+    pub fn berth(&self, node: &Node) -> Plugin {
+        Plugin {
+            name: "berth",
+            binary: self.plugin.clone(),
+            environment: vec![("BERTH_SOCKET", node.socket().into())],
+            ipam: json!({"type": "berth", "range": RANGE}),
+        }
+    }
+
+    /// Berth's plugin on a cluster's pools.
+    pub fn berth_in(&self, node: &Node, home: &Home) -> Plugin {
+        self.berth(node).with("kubernetes", home.access())
+    }
+
+    /// whereabouts, a process by itself, with the flat file that it insists on.
+    pub fn whereabouts(&self, home: &Home) -> Result<Plugin> {
+        let path = self
+            .cluster
+            .dir()
+            .join(format!("{}.conf", home.account.namespace));
+        let flat = json!({"kubernetes": home.access(), "log_level": "error"});
+        fs::write(&path, flat.to_string()).with_context(|| format!("write {}", path.display()))?;
+        Ok(Plugin {
+            name: "whereabouts",
+            binary: self.parts.whereabouts(),
+            environment: vec![("NODENAME", "node-0".into())],
+            ipam: json!({"type": "whereabouts", "range": RANGE, "configuration_path": path}),
+        })
+    }
+
+    pub fn host_local(&self, dir: &Path) -> Plugin {
+        let ranges = json!([[{"subnet": RANGE}]]);
+        Plugin {
+            name: "host-local",
+            binary: self.parts.cni_dir().join("host-local"),
+            environment: Vec::new(),
+            ipam: json!({"type": "host-local", "ranges": ranges, "dataDir": dir}),
+        }
+    }
+}
+
+impl Home {
+    pub fn access(&self) -> Value {
+        json!({"kubeconfig": self.account.kubeconfig()})
+    }
+}
+
+impl Node {
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("berth.sock")
+    }
+
+    /// Its own pools, read beside the agent.
+    pub fn ledger(&self) -> Result<SharedLedger> {
+        Ok(Arc::new(SqliteLedger::open(
+            self.dir.path().join("berth.db"),
+        )?))
+    }
+
+    /// What of it is in memory, in MB.
+    pub fn resident(&self) -> Result<f64> {
+        let path = format!("/proc/{}/status", self.process.pid()?);
+        let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+        kib.map(|kib| kib * 1024.0 / 1e6)
+            .with_context(|| format!("{path} has no VmRSS"))
+    }
+}
+
+/// Fails unless exactly what was answered is recorded: nothing twice (I1), nothing lost (I2), nothing beside it.
+pub async fn check(ledger: &SharedLedger, who: &str, given: &[(String, Address)]) -> Result<()> {
+    let mut expected = BTreeMap::new();
+    for (pod, address) in given {
+        if let Some(other) = expected.insert(address.to_string(), container(pod)) {
+            bail!("{who}: {address} was given to {pod} and to {other}");
+        }
+    }
+    let recorded = recorded(ledger).await?;
+    for (address, container) in &expected {
+        match recorded.get(address) {
+            Some(held) if held == container => {}
+            held => bail!("{who}: {address} was answered to {container}, recorded is {held:?}"),
+        }
+    }
+    if recorded.len() != expected.len() {
+        bail!(
+            "{who}: {} addresses were answered, {} are recorded",
+            expected.len(),
+            recorded.len()
+        );
+    }
+    Ok(())
+}
+
+/// Address and container of every record of every pool.
+pub async fn recorded(ledger: &SharedLedger) -> Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    for pool in ledger.pools().await? {
+        // An agent's journal is not a pool of addresses that are given.
+        if pool.name.starts_with("node/") {
+            continue;
+        }
+        let snapshot = ledger.load(&pool).await?;
+        let records = snapshot.pool.records();
+        all.extend(
+            records
+                .map(|(address, record)| (address.to_string(), record.handle.as_str().to_owned())),
+        );
+    }
+    Ok(all)
+}

@@ -1,0 +1,99 @@
+//! One ADD where the pool holds thousands already.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+use berth_api::whereabouts::{IPAllocation, IPPool, IPPoolSpec};
+use kube::Api;
+use kube::api::PostParams;
+
+use super::bed::{Bed, Home, RANGE};
+use super::memory::fill;
+use super::one::{Turn, in_turns};
+use super::{median, plugin::container};
+use crate::figure::{Figure, Target};
+
+/// Writes of an object of this size take a second.
+const FEW: usize = 7;
+
+pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> {
+    let (empty, full) = (bed.node("empty").await?, bed.node("full").await?);
+    fill(&full, &bed.berth(&full), held)?;
+    let turns = [
+        Turn {
+            plugin: bed.berth(&empty),
+            ledger: Some(empty.ledger()?),
+        },
+        Turn {
+            plugin: bed.berth(&full),
+            ledger: Some(full.ledger()?),
+        },
+    ];
+    // The two end with different counts, so what is left is not compared here.
+    let times = in_turns("ADD, SQLite, empty and full pool", &turns, rounds, None).await?;
+    let [of_empty, of_full] = times.as_slice() else {
+        bail!("two plugins took turns, {} were timed", times.len());
+    };
+    let (of_empty, of_full) = (median(of_empty), median(of_full));
+
+    let (ours, theirs) = (bed.home().await?, bed.home().await?);
+    write(bed, &ours, held).await?;
+    write(bed, &theirs, held).await?;
+    let turns = [
+        Turn {
+            plugin: bed.berth_in(&empty, &ours),
+            ledger: Some(ours.ledger.clone()),
+        },
+        Turn {
+            plugin: bed.whereabouts(&theirs)?,
+            ledger: Some(theirs.ledger.clone()),
+        },
+    ];
+    let what = "ADD, API server, full pool";
+    let times = in_turns(what, &turns, rounds.min(FEW), Some(held)).await?;
+    let [us, them] = times.as_slice() else {
+        bail!("two plugins took turns, {} were timed", times.len());
+    };
+    let (us, them) = (median(us), median(them));
+    Ok(vec![
+        Figure::new(
+            format!("ADD, SQLite, {held} held: {of_full:.2} ms, empty {of_empty:.2} ms"),
+            of_full / of_empty,
+            "x",
+            Target::AtMost(1.5),
+        ),
+        Figure::new(
+            format!("ADD, API server, {held} held: berth {us:.0} ms, whereabouts {them:.0} ms"),
+            them / us,
+            "x faster",
+            Target::AtLeast(2.0),
+        ),
+    ])
+}
+
+/// An IPPool object that holds so many, written at once.
+async fn write(bed: &Bed, home: &Home, held: usize) -> Result<()> {
+    let allocations: BTreeMap<String, IPAllocation> = (1..=held)
+        .map(|offset| {
+            let pod = format!("replica-{offset:05}");
+            let entry = IPAllocation {
+                id: container(&pod),
+                podref: format!("default/{pod}"),
+                ifname: "net1".to_owned(),
+            };
+            (offset.to_string(), entry)
+        })
+        .collect();
+    let spec = IPPoolSpec {
+        range: RANGE.to_owned(),
+        allocations,
+    };
+    let mut pool = IPPool::new(&RANGE.replace('/', "-"), spec);
+    // Without them an object of this size fits into etcd; a pool that grew entry by entry had them dropped as well.
+    pool.metadata.managed_fields = Some(vec![Default::default()]);
+    let api: Api<IPPool> = Api::namespaced(bed.cluster.client().await?, &home.account.namespace);
+    api.create(&PostParams::default(), &pool)
+        .await
+        .with_context(|| format!("write a pool of {held}"))?;
+    Ok(())
+}

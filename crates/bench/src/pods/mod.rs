@@ -1,0 +1,94 @@
+//! The pods front against its peers: whereabouts v0.9.4 on the same API server, host-local on the same disk.
+//!
+//! Everything is measured as a runtime sees it, a process per call. Peers take turns, call by call wherever one
+//! does not load the machine for the other, so that a machine that slows down slows all. Every run is checked:
+//! an address that was given twice or is not recorded is an error, not a slow figure.
+
+mod bed;
+mod crowd;
+mod full;
+mod memory;
+mod one;
+mod plugin;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::figure::Figure;
+use bed::Bed;
+
+#[derive(Args, Debug)]
+pub struct Pods {
+    /// Measure these only.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Subject>,
+    /// Calls of each plugin, where calls take turns.
+    #[arg(long, default_value_t = 30)]
+    rounds: usize,
+    /// Pods that start at once on one node.
+    #[arg(long, default_value_t = 32)]
+    pods: usize,
+    /// How many times they do.
+    #[arg(long, default_value_t = 3)]
+    crowds: usize,
+    /// Nodes that each work by themselves.
+    #[arg(long, default_value_t = 64)]
+    nodes: usize,
+    /// Pods of each of them.
+    #[arg(long, default_value_t = 5)]
+    each: usize,
+    /// What a full pool holds.
+    #[arg(long, default_value_t = 10_000)]
+    held: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Subject {
+    /// VERSION against an empty process.
+    Version,
+    /// One ADD, empty pool.
+    One,
+    /// Many pods at once on one node.
+    Crowd,
+    /// Many nodes on one range.
+    Nodes,
+    /// One ADD, full pool.
+    Full,
+    /// The agent's memory.
+    Memory,
+}
+
+impl Pods {
+    pub async fn run(&self) -> Result<Vec<Figure>> {
+        let bed = Bed::new().await?;
+        let mut figures = Vec::new();
+        for subject in Subject::value_variants() {
+            if !self.only.is_empty() && !self.only.contains(subject) {
+                continue;
+            }
+            figures.extend(match subject {
+                Subject::Version => one::version(&bed, self.rounds).await?,
+                Subject::One => one::add(&bed, self.rounds).await?,
+                Subject::Crowd => crowd::pods(&bed, self.pods, self.crowds).await?,
+                Subject::Nodes => crowd::nodes(&bed, self.nodes, self.each).await?,
+                Subject::Full => full::full(&bed, self.held, self.rounds).await?,
+                Subject::Memory => memory::memory(&bed).await?,
+            });
+        }
+        Ok(figures)
+    }
+}
+
+/// The time that `part` of the calls took no longer than, in milliseconds.
+fn quantile(times: &[Duration], part: f64) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    let at = ((times.len() as f64 * part) as usize).min(times.len().saturating_sub(1));
+    times.get(at).map_or(0.0, |time| time.as_secs_f64() * 1e3)
+}
+
+fn median(times: &[Duration]) -> f64 {
+    quantile(times, 0.5)
+}

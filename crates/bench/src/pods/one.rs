@@ -1,0 +1,186 @@
+//! One call at a time: VERSION, and ADD on an empty pool.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use berth_ledger::SharedLedger;
+
+use super::bed::{Bed, recorded};
+use super::median;
+use super::plugin::{Plugin, container, spawn};
+use crate::figure::{Figure, Target, progress};
+
+pub async fn version(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
+    // A VERSION costs a tenth of anything else here, and is compared with the smallest process there is.
+    let rounds = rounds * 10;
+    let node = bed.node("node-0").await?;
+    let home = bed.home().await?;
+    let dir = tempfile::tempdir()?;
+    let plugins = [
+        bed.berth(&node),
+        bed.host_local(dir.path()),
+        bed.whereabouts(&home)?,
+    ];
+    let mut empty = Vec::new();
+    let mut times = [const { Vec::new() }; 3];
+    let bar = progress("VERSION", rounds as u64);
+    for _ in 0..rounds {
+        empty.push(spawn(Path::new("/bin/true"))?);
+        for (plugin, times) in plugins.iter().zip(&mut times) {
+            times.push(plugin.version()?);
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let empty = median(&empty);
+    let [ours, host_local, whereabouts] = times.map(|times| median(&times));
+    let figure = |what: String, ratio, target| Figure::new(what, ratio, "x", target);
+    Ok(vec![
+        figure(
+            format!("VERSION: berth {ours:.2} ms, /bin/true {empty:.2} ms"),
+            ours / empty,
+            Target::AtMost(1.3),
+        ),
+        figure(
+            format!("VERSION: host-local {host_local:.2} ms, of berth's"),
+            host_local / ours,
+            Target::None,
+        ),
+        figure(
+            format!("VERSION: whereabouts {whereabouts:.2} ms, of berth's"),
+            whereabouts / ours,
+            Target::None,
+        ),
+    ])
+}
+
+/// A plugin, and where what it answers is recorded for everybody to see.
+pub struct Turn {
+    pub plugin: Plugin,
+    /// None: its store is its own, and only its answers are checked.
+    pub ledger: Option<SharedLedger>,
+}
+
+pub async fn add(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
+    let node = bed.node("node-0").await?;
+    let dir = tempfile::tempdir()?;
+    let homes = [
+        bed.home().await?,
+        bed.home().await?,
+        bed.home().await?,
+        bed.home().await?,
+    ];
+    let [ours_on, ours_off, theirs_on, theirs_off] = &homes;
+    const OVERLAP: &str = "enable_overlapping_ranges";
+    let turns = [
+        Turn {
+            plugin: bed.berth(&node),
+            ledger: Some(node.ledger()?),
+        },
+        Turn {
+            plugin: bed.host_local(dir.path()),
+            ledger: None,
+        },
+        Turn {
+            plugin: bed.berth_in(&node, ours_on),
+            ledger: Some(ours_on.ledger.clone()),
+        },
+        Turn {
+            plugin: bed.berth_in(&node, ours_off).with(OVERLAP, false),
+            ledger: Some(ours_off.ledger.clone()),
+        },
+        Turn {
+            plugin: bed.whereabouts(theirs_on)?,
+            ledger: Some(theirs_on.ledger.clone()),
+        },
+        Turn {
+            plugin: bed.whereabouts(theirs_off)?.with(OVERLAP, false),
+            ledger: Some(theirs_off.ledger.clone()),
+        },
+    ];
+    let times = in_turns("ADD, empty pool", &turns, rounds, Some(0)).await?;
+    let [sqlite, host_local, on, off, their_on, their_off] = times.as_slice() else {
+        bail!("six plugins took turns, {} were timed", times.len());
+    };
+    let faster = |what: &str, ours: &[Duration], them: &[Duration], name: &str, least| {
+        let (ours, theirs) = (median(ours), median(them));
+        Figure::new(
+            format!("{what}: berth {ours:.2} ms, {name} {theirs:.2} ms"),
+            theirs / ours,
+            "x faster",
+            Target::AtLeast(least),
+        )
+    };
+    Ok(vec![
+        faster(
+            "ADD, SQLite, durable",
+            sqlite,
+            host_local,
+            "host-local",
+            1.0,
+        ),
+        faster(
+            "ADD, API server, overlap checks",
+            on,
+            their_on,
+            "whereabouts",
+            8.0,
+        ),
+        faster(
+            "ADD, API server, without",
+            off,
+            their_off,
+            "whereabouts",
+            12.0,
+        ),
+    ])
+}
+
+/// Each plugin gives one address and takes it back, in turns; the times of giving. `held` is what each
+/// pool holds besides, where it is the same in all.
+pub async fn in_turns(
+    what: &str,
+    turns: &[Turn],
+    rounds: usize,
+    held: Option<usize>,
+) -> Result<Vec<Vec<Duration>>> {
+    let mut times = vec![Vec::new(); turns.len()];
+    let bar = progress(what, rounds as u64);
+    // One round more: the first connects, loads and fills caches, once in an agent's life.
+    for round in 0..=rounds {
+        let pod = format!("workload-{round:05}");
+        for (turn, times) in turns.iter().zip(&mut times) {
+            let plugin = &turn.plugin;
+            let added = tokio::task::block_in_place(|| plugin.add(&pod))?;
+            if let Some(ledger) = &turn.ledger {
+                let recorded = recorded(ledger).await?;
+                let held_by = recorded.get(&added.address.to_string());
+                if held_by != Some(&container(&pod)) {
+                    bail!(
+                        "{}: {} was answered to {pod}, recorded is {held_by:?}",
+                        plugin.name,
+                        added.address
+                    );
+                }
+            }
+            tokio::task::block_in_place(|| plugin.del(&pod))?;
+            if round > 0 {
+                times.push(added.took);
+            }
+        }
+        bar.inc(u64::from(round > 0));
+    }
+    bar.finish_and_clear();
+    for turn in turns {
+        let Some(ledger) = &turn.ledger else { continue };
+        let left = recorded(ledger).await.context("read what is left")?.len();
+        if held.is_some_and(|held| left != held) {
+            bail!(
+                "{}: {left} records are left, held were {held:?}",
+                turn.plugin.name
+            );
+        }
+    }
+    Ok(times)
+}

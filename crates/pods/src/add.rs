@@ -16,7 +16,7 @@ use berth_ledger::{LedgerError, PoolKey};
 use futures::future::join_all;
 use std::time::Duration;
 
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, Place};
 use crate::config::PodNetwork;
 use crate::error::PodError;
 use crate::layout::{Layout, PoolWants};
@@ -39,10 +39,10 @@ pub async fn add(
     store: &Store,
     network: &PodNetwork,
     who: &Attachment,
-    node: &str,
+    place: &Place,
 ) -> Result<IpamResult, PodError> {
     let layout = Layout::of(network);
-    let record = who.record(&network.name, node);
+    let record = who.record(&network.name, place);
     let addition = Addition {
         store,
         network,

@@ -16,6 +16,15 @@ pub mod attribute {
     /// In the node's journal: the pool that an address is of.
     pub const POOL: &str = "pool";
     pub const POD_UID: &str = "pod-uid";
+    /// The boot of the node that the container was started under.
+    pub const BOOT: &str = "boot";
+}
+
+/// Where containers run: a node, in one of its boots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub node: String,
+    pub boot: String,
 }
 
 /// One interface of one container of one pod.
@@ -56,10 +65,15 @@ impl Attachment {
     }
 
     /// The record of an address that this attachment holds.
-    pub fn record(&self, network: &str, node: &str) -> Record {
+    pub fn record(&self, network: &str, place: &Place) -> Record {
         let mut record =
             Record::new(self.owner.clone(), self.handle.clone()).with(attribute::NETWORK, network);
-        for (key, value) in [(attribute::NODE, node), (attribute::POD_UID, &self.pod_uid)] {
+        let facts = [
+            (attribute::NODE, &place.node),
+            (attribute::BOOT, &place.boot),
+            (attribute::POD_UID, &self.pod_uid),
+        ];
+        for (key, value) in facts {
             if !value.is_empty() {
                 record = record.with(key, value);
             }
@@ -89,10 +103,15 @@ mod tests {
         let attachment = Attachment::of(&pod, true).unwrap();
         assert_eq!(attachment.owner, Owner::new("shop/web-0", "net1"));
         assert_eq!(attachment.handle, Handle::new("c1"));
-        let record = attachment.record("blue", "node-1");
+        let place = Place {
+            node: "node-1".to_owned(),
+            boot: "b1".to_owned(),
+        };
+        let record = attachment.record("blue", &place);
         assert_eq!(record.attribute(attribute::NETWORK), Some("blue"));
         assert_eq!(record.attribute(attribute::NODE), Some("node-1"));
         assert_eq!(record.attribute(attribute::POD_UID), Some("u1"));
+        assert_eq!(record.attribute(attribute::BOOT), Some("b1"));
     }
 
     #[test]

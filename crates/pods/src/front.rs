@@ -11,11 +11,11 @@ use berth_cni::wire::{Answer, Request};
 use berth_cni::{Args, CniError, Code, NetConf};
 use berth_core::Handle;
 
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, Place};
 use crate::config::{PodNetwork, flat};
 use crate::store::{Store, Stores};
 use crate::turns::Turns;
-use crate::{add, check, del, gc, status};
+use crate::{add, boot, check, del, gc, status};
 
 /// Shorter than what the plugin waits for, so that the reason reaches the user.
 const ADD_LIMIT: Duration = Duration::from_secs(110);
@@ -25,7 +25,7 @@ const DEL_LIMIT: Duration = Duration::from_secs(55);
 #[derive(Debug)]
 pub struct Front {
     stores: Arc<dyn Stores>,
-    node: String,
+    place: Place,
     flat_places: Vec<PathBuf>,
     turns: Turns,
     /// Warnings that were logged already: a configuration is read anew for every call.
@@ -37,11 +37,21 @@ impl Front {
     pub fn new(stores: Arc<dyn Stores>, node: impl Into<String>) -> Front {
         Front {
             stores,
-            node: node.into(),
+            place: Place {
+                node: node.into(),
+                boot: boot::current(),
+            },
             flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
             turns: Turns::default(),
             warned: Mutex::default(),
         }
+    }
+
+    /// In another boot than the machine's.
+    #[must_use]
+    pub fn with_boot(mut self, boot: impl Into<String>) -> Front {
+        self.place.boot = boot.into();
+        self
     }
 
     /// Looks for the flat file elsewhere than where whereabouts does.
@@ -146,7 +156,7 @@ impl Front {
     ) -> Result<String, CniError> {
         let who = Attachment::of(target, store.in_cluster)?;
         let _turn = self.turns.take(&who.owner).await;
-        let result = add::add(store, network, &who, &self.node).await?;
+        let result = add::add(store, network, &who, &self.place).await?;
         let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
         tracing::info!(owner = %who.owner, handle = %who.handle, network = %network.name, ?given, "ADD");
         result.render(conf.version)

@@ -71,6 +71,34 @@ impl Journal {
         }
     }
 
+    /// Drops the note about one address, if that holder's.
+    pub(crate) async fn forget_one(&self, network: &str, address: Address, holder: &Record) {
+        let selector = Selector::Address {
+            address,
+            holder: holder.clone(),
+        };
+        let release = Release {
+            selector,
+            rest: Duration::ZERO,
+        };
+        if let Err(error) = self.ask(network, Request::Release(release)).await {
+            tracing::warn!(network, %error, "the node's journal keeps a stale entry");
+        }
+    }
+
+    /// Everything that is noted, with the network that it is of.
+    pub async fn all(&self) -> Result<Vec<(String, Entry)>, LedgerError> {
+        let mut all = Vec::new();
+        for pool in self.desks.ledger().pools().await? {
+            let Some(network) = pool.name.strip_prefix(POOLS) else {
+                continue;
+            };
+            let entries = self.entries(network).await?;
+            all.extend(entries.into_iter().map(|entry| (network.to_owned(), entry)));
+        }
+        Ok(all)
+    }
+
     /// Everything that is noted of a network.
     pub async fn entries(&self, network: &str) -> Result<Vec<Entry>, LedgerError> {
         let now = self.desks.ledger().load(&pool(network)).await?;
@@ -90,8 +118,11 @@ impl Journal {
     }
 }
 
+/// What the names of the journal's pools begin with: no range's pool has a slash in its name.
+pub(crate) const POOLS: &str = "node/";
+
 fn pool(network: &str) -> PoolKey {
-    PoolKey::named(format!("node/{network}"))
+    PoolKey::named(format!("{POOLS}{network}"))
 }
 
 /// The attribute that says which pool an address is of.

@@ -14,6 +14,7 @@
 //! | [`reserve`] | one address across pools whose ranges overlap |
 //! | [`store`] | where pools are kept |
 //! | [`journal`] | what this node was given |
+//! | [`boot`] | which boot the node is in |
 //! | [`garbage`] | pods that are gone lose their addresses |
 #![cfg_attr(
     test,
@@ -27,6 +28,7 @@
 
 pub mod add;
 pub mod attachment;
+pub mod boot;
 pub mod check;
 pub mod config;
 pub mod del;

@@ -12,9 +12,169 @@
 //! | [`facts`] | what is known of pods, nodes, entries and reservations |
 //! | [`judge`] | whether one holder is gone |
 //! | [`plan`] | what a look leads to |
-//! | [`pairing`] | which reservation belongs to which entry |
+//! | `pairing` | which reservation belongs to which entry |
+//! | `witness`, `watch`, `terms` | what the API server says of pods, nodes and networks |
+//! | `local` | looks at this node's pods, on events |
+//! | `sweep`, [`turn`] | looks at all pools, one agent at a time |
+//! | `hands`, `events` | the last look, the deed, the news of it |
 
+mod clock;
+mod events;
 pub mod facts;
+mod hands;
 pub mod judge;
+mod local;
+mod metrics;
 mod pairing;
 pub mod plan;
+mod sweep;
+mod terms;
+pub mod turn;
+mod watch;
+mod witness;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_desk::{DeskMetrics, DeskSettings, Desks};
+use berth_ledger::SharedLedger;
+use berth_ledger::kube::Connection;
+
+pub use metrics::GarbageMetrics;
+pub use plan::Patience;
+
+use crate::config::flat;
+use crate::journal::Journal;
+use clock::Clock;
+use events::Recorder;
+use hands::Hands;
+use local::Local;
+use sweep::Sweep;
+use turn::Turn;
+use watch::NodePods;
+use witness::Witness;
+
+/// How a collector works.
+#[derive(Clone, Debug)]
+pub struct GarbageSettings {
+    pub patience: Patience,
+    /// About how often all pools of the cluster are looked at, by whichever agent.
+    pub interval: Duration,
+    /// Where the flat file is looked for.
+    pub flat_places: Vec<PathBuf>,
+}
+
+impl Default for GarbageSettings {
+    fn default() -> Self {
+        GarbageSettings {
+            patience: Patience::default(),
+            interval: Duration::from_secs(300),
+            flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
+        }
+    }
+}
+
+/// The collector of one node, for one cluster.
+#[derive(Debug)]
+pub struct Collector {
+    connection: Connection,
+    ledger: SharedLedger,
+    node: String,
+    boot: String,
+    journal: Option<Arc<Journal>>,
+    settings: GarbageSettings,
+    metrics: GarbageMetrics,
+}
+
+impl Collector {
+    /// A collector of the node `node`, which is in the boot `boot`, for the pools of `ledger`.
+    pub fn new(
+        connection: Connection,
+        ledger: SharedLedger,
+        node: impl Into<String>,
+        boot: impl Into<String>,
+        settings: GarbageSettings,
+        metrics: GarbageMetrics,
+    ) -> Collector {
+        Collector {
+            connection,
+            ledger,
+            node: node.into(),
+            boot: boot.into(),
+            journal: None,
+            settings,
+            metrics,
+        }
+    }
+
+    /// With what this node noted of its pods: they are then collected on events, and by their UIDs.
+    #[must_use]
+    pub fn with_journal(mut self, journal: Arc<Journal>) -> Collector {
+        self.journal = Some(journal);
+        self
+    }
+
+    /// Collects until `shutdown` completes. Nothing is left half done that the next collector would not find.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let Connection {
+            client,
+            namespace,
+            timeout,
+        } = self.connection;
+        let GarbageSettings {
+            patience,
+            interval,
+            flat_places,
+        } = self.settings;
+        let witness = Witness::new(client.clone(), timeout);
+        let settings = DeskSettings::default();
+        let hands = Arc::new(Hands {
+            witness: witness.clone(),
+            desks: Desks::new(
+                SharedLedger::clone(&self.ledger),
+                settings,
+                DeskMetrics::default(),
+            ),
+            ledger: SharedLedger::clone(&self.ledger),
+            recorder: Recorder::new(client.clone(), &self.node, timeout),
+            metrics: self.metrics.clone(),
+        });
+        let clock = Clock::start();
+        let sweep = Sweep {
+            ledger: self.ledger,
+            witness,
+            hands: Arc::clone(&hands),
+            turn: Turn::new(client.clone(), &namespace, &self.node, interval, timeout),
+            patience,
+            interval,
+            flat_places: flat_places.clone(),
+            metrics: self.metrics,
+            clock,
+        };
+        let pods = Arc::new(NodePods::default());
+        let (node, boot) = (self.node, self.boot);
+        let local = async {
+            let Some(journal) = self.journal else {
+                return std::future::pending().await;
+            };
+            let local = Local {
+                journal,
+                pods: Arc::clone(&pods),
+                hands,
+                patience,
+                interval,
+                boot,
+                flat_places,
+                clock,
+            };
+            tokio::join!(pods.follow(client, &node), local.run());
+        };
+        tokio::select! {
+            () = shutdown => {}
+            () = sweep.run() => {}
+            () = local => {}
+        }
+    }
+}

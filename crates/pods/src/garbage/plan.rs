@@ -74,21 +74,6 @@ impl Memory {
     pub fn len(&self) -> usize {
         self.0.len()
     }
-
-    /// The pools that have suspects.
-    pub fn pools(&self) -> HashSet<&str> {
-        let pools = self.0.keys().filter_map(|suspect| match suspect {
-            Suspect::Entry { pool, .. } | Suspect::Unreserved { pool, .. } => Some(pool.as_str()),
-            Suspect::Reservation { .. } => None,
-        });
-        pools.collect()
-    }
-
-    /// Whether every pool has to be looked at again.
-    pub fn needs_all_pools(&self) -> bool {
-        let reservation = |suspect: &Suspect| matches!(suspect, Suspect::Reservation { .. });
-        self.0.keys().any(reservation)
-    }
 }
 
 /// Who or what is suspected: exactly that holder, so that another one begins anew.

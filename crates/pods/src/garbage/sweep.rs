@@ -1,0 +1,171 @@
+//! All pools of the cluster against all pods that they name: for whatever no event told of.
+//!
+//! One agent at a time does it ([`super::turn`]). Pools are read before pods: an entry was made for a pod that existed,
+//! so a pod that is missing from the later list has gone since.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant as Wall};
+
+use berth_ledger::{ClaimKind, LedgerError, PoolKey, SharedLedger, Snapshot};
+use futures::StreamExt;
+use rand::RngExt;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::clock::Clock;
+use super::facts::{Held, Note, Observed, PodRef, Reservation, Sight};
+use super::hands::Hands;
+use super::metrics::GarbageMetrics;
+use super::plan::{Memory, Patience, plan};
+use super::terms::{Terms, read_terms};
+use super::turn::Turn;
+use super::witness::{Blind, Witness};
+
+/// Pools read at a time: each may have a megabyte.
+const AT_ONCE: usize = 4;
+
+/// Why a sweep was given up. The next one begins anew.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Blind(#[from] Blind),
+}
+
+#[derive(Debug)]
+pub(super) struct Sweep {
+    pub ledger: SharedLedger,
+    pub witness: Witness,
+    pub hands: Arc<Hands>,
+    pub turn: Turn,
+    pub patience: Patience,
+    pub interval: Duration,
+    pub flat_places: Vec<PathBuf>,
+    pub metrics: GarbageMetrics,
+    pub clock: Clock,
+}
+
+impl Sweep {
+    /// Sweeps when it is this agent's turn, for ever.
+    pub async fn run(mut self) {
+        let mut memory = Memory::default();
+        // Agents of a whole cluster may start at once.
+        sleep(self.draw(0.0..0.01)).await;
+        loop {
+            match self.turn.take().await {
+                Ok(true) => {
+                    if let Err(broken) = self.sweep(&mut memory).await {
+                        tracing::warn!(%broken, "the sweep was given up; another follows");
+                    }
+                }
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "the mark of the last sweep can't be seen"),
+            }
+            sleep(self.draw(0.75..1.25)).await;
+        }
+    }
+
+    /// A part of the interval, so that agents do not stay in step.
+    fn draw(&self, parts: Range<f64>) -> Duration {
+        self.interval.mul_f64(rand::rng().random_range(parts))
+    }
+
+    /// Looks, and looks again when what it suspects is old enough.
+    async fn sweep(&self, memory: &mut Memory) -> Result<(), Broken> {
+        let end = Instant::now() + self.interval + self.patience.node_grace;
+        loop {
+            let began = Wall::now();
+            let (observed, terms) = self.observe().await?;
+            let planned = plan(&observed, memory, &self.patience, self.clock.now());
+            *memory = planned.memory;
+            for dispute in &planned.disputes {
+                tracing::error!(
+                    address = %dispute.address, entry = %dispute.entry, other = %dispute.other,
+                    "two living pods hold one address; one of them has to go"
+                );
+            }
+            let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+            self.metrics.disputes.set(gauge(planned.disputes.len()));
+            self.metrics.suspects.set(gauge(memory.len()));
+            self.metrics.count_sweep(began.elapsed());
+            self.hands.persist(planned.steps, &terms).await;
+            match planned.next.map(|due| self.clock.instant(due)) {
+                Some(due) if due < end => sleep_until(due).await,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    async fn observe(&self) -> Result<(Observed, Terms), Broken> {
+        let (held, all_pools) = self.entries().await?;
+        let claims = self.ledger.claims(ClaimKind::Reservation).await?;
+        let reservations: Vec<Reservation> = claims
+            .into_iter()
+            .map(|(key, record)| Reservation { key, record })
+            .collect();
+        let subjects = held
+            .iter()
+            .map(|held| &held.record.owner.subject)
+            .chain(reservations.iter().map(|one| &one.record.owner.subject));
+        let named: BTreeSet<PodRef> = subjects.filter_map(|one| PodRef::parse(one)).collect();
+        let pods = self.witness.pods(named).await?;
+        let nodes = self.witness.nodes(bound_to(&pods)).await?;
+        let terms = read_terms(&self.witness, &self.flat_places).await?;
+        let observed = Observed {
+            held,
+            reservations,
+            all_pools,
+            pods,
+            nodes,
+            overlap_checked: terms.overlap_checked(),
+        };
+        Ok((observed, terms))
+    }
+
+    /// Every entry of every pool, and whether that is all of them.
+    async fn entries(&self) -> Result<(Vec<Held>, bool), LedgerError> {
+        let pools = self.ledger.pools().await?;
+        let loads = pools.into_iter().map(|pool| async move {
+            let loaded = self.ledger.load(&pool).await;
+            (pool, loaded)
+        });
+        let mut loads = futures::stream::iter(loads).buffer_unordered(AT_ONCE);
+        let mut held = Vec::new();
+        let mut all = true;
+        while let Some((pool, loaded)) = loads.next().await {
+            match loaded {
+                Ok(snapshot) => held.extend(held_in(&pool, &snapshot)),
+                // A person has to look at that one (I5); the others need not wait for it.
+                Err(error @ LedgerError::Unreadable { .. }) => {
+                    tracing::warn!(%pool, %error, "a pool is left out of the sweep");
+                    all = false;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((held, all))
+    }
+}
+
+fn held_in(pool: &PoolKey, snapshot: &Snapshot) -> Vec<Held> {
+    let entries = snapshot.pool.records().chain(snapshot.pool.rivals());
+    let held = entries.map(|(address, record)| Held {
+        pool: pool.clone(),
+        address,
+        record: record.clone(),
+        note: Note::default(),
+    });
+    held.collect()
+}
+
+/// The nodes of the pods that were found.
+fn bound_to(pods: &HashMap<PodRef, Sight>) -> BTreeSet<String> {
+    let node = |sight: &Sight| match sight {
+        Sight::There(pod) => pod.node.clone(),
+        Sight::Absent => None,
+    };
+    pods.values().filter_map(node).collect()
+}

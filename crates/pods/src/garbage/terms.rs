@@ -1,0 +1,187 @@
+//! What the networks of a cluster want of their pools: read from the NetworkAttachmentDefinitions.
+//!
+//! A pool's object does not say which network it is of. A network whose configuration lies on the nodes' disks, or
+//! can't be read, is not known here: its pools get no repair and no rest, and are collected all the same.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use berth_cni::{Args, NetConf};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::witness::{Blind, Witness};
+use crate::config::{PodNetwork, flat};
+use crate::layout::Layout;
+
+/// The names that a network may call the plugin by.
+const PLUGINS: [&str; 2] = ["whereabouts", "berth"];
+
+/// What is to be minded when an entry of a pool is freed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolTerms {
+    /// The network's name, for people.
+    pub network: String,
+    /// Every entry is to have a reservation.
+    pub overlap_checks: bool,
+    /// How long a freed address rests (I10).
+    pub cooldown: Duration,
+}
+
+/// Terms by the pool's name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms(BTreeMap<String, PoolTerms>);
+
+impl Terms {
+    pub fn of(&self, pool: &str) -> Option<&PoolTerms> {
+        self.0.get(pool)
+    }
+
+    pub fn overlap_checked(&self) -> HashSet<String> {
+        let checked = self.0.iter().filter(|(_, terms)| terms.overlap_checks);
+        checked.map(|(pool, _)| pool.clone()).collect()
+    }
+
+    /// Takes in one definition; what is no network of ours, or can't be read, changes nothing.
+    fn add(&mut self, definition: &Definition, flat_places: &[PathBuf]) {
+        for conf in confs(definition) {
+            let Some(network) = read(&conf, flat_places) else {
+                continue;
+            };
+            for pool in Layout::of(&network).pools {
+                let terms = self.0.entry(pool.key.name).or_default();
+                // Networks may share a pool: the stricter wish holds.
+                if terms.network.is_empty() {
+                    terms.network.clone_from(&definition.metadata.name);
+                }
+                terms.overlap_checks |= network.overlap_checks;
+                terms.cooldown = terms.cooldown.max(network.settings.cooldown);
+            }
+        }
+    }
+}
+
+/// Reads all definitions. A cluster without the kind has none, and whoever may not read them knows none.
+pub(super) async fn read_terms(witness: &Witness, flat_places: &[PathBuf]) -> Result<Terms, Blind> {
+    let path = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
+    let definitions = match witness.list::<Definition>(path).await {
+        Ok(definitions) => definitions,
+        Err(blind) if blind.code == Some(404) => Vec::new(),
+        Err(blind) if blind.code == Some(403) => {
+            tracing::warn!(%blind, "networks are unknown: no rest, no reservation is repaired");
+            Vec::new()
+        }
+        Err(blind) => return Err(blind),
+    };
+    let mut terms = Terms::default();
+    for definition in definitions {
+        terms.add(&definition, flat_places);
+    }
+    Ok(terms)
+}
+
+#[derive(Deserialize)]
+struct Definition {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+struct Spec {
+    #[serde(default)]
+    config: String,
+}
+
+/// The plugins' configurations: one, or those of a list, each as its plugin would get it.
+fn confs(definition: &Definition) -> Vec<Value> {
+    let Ok(document) = serde_json::from_str::<Value>(&definition.spec.config) else {
+        return Vec::new();
+    };
+    // Multus gives a configuration without a name the definition's.
+    let name = match document["name"].as_str() {
+        None | Some("") => json!(definition.metadata.name),
+        Some(name) => json!(name),
+    };
+    let plugins = match document.get("plugins") {
+        Some(Value::Array(plugins)) => plugins.clone(),
+        _ => vec![document.clone()],
+    };
+    let complete = |mut plugin: Value| {
+        let fields = plugin.as_object_mut()?;
+        fields.insert("name".into(), name.clone());
+        if let Some(version) = document.get("cniVersion") {
+            fields.insert("cniVersion".into(), version.clone());
+        }
+        Some(plugin)
+    };
+    plugins.into_iter().filter_map(complete).collect()
+}
+
+fn read(conf: &Value, flat_places: &[PathBuf]) -> Option<PodNetwork> {
+    let conf = NetConf::parse(&conf.to_string()).ok()?;
+    let kind = conf.ipam.as_ref()?.get("type")?.as_str()?;
+    let kind = PLUGINS.into_iter().find(|plugin| *plugin == kind)?;
+    let flat = flat::find(&conf, flat_places).ok()?;
+    PodNetwork::read(&conf, &Args::default(), kind, flat.as_ref()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mk_terms(configs: &[&str]) -> Terms {
+        let mut terms = Terms::default();
+        for (number, config) in configs.iter().enumerate() {
+            let definition = Definition {
+                metadata: Metadata {
+                    name: format!("net-{number}"),
+                },
+                spec: Spec {
+                    config: (*config).to_owned(),
+                },
+            };
+            terms.add(&definition, &[]);
+        }
+        terms
+    }
+
+    #[test]
+    fn a_networks_terms_are_those_of_all_its_pools() {
+        let terms = mk_terms(&[
+            r#"{"cniVersion":"0.3.1","type":"macvlan","ipam":{"type":"whereabouts","range":"10.0.0.0/24",
+                "ipRanges":[{"range":"fd00::/64"}],"network_name":"blue","cooldown_seconds":60}}"#,
+            r#"{"cniVersion":"1.0.0","name":"list","plugins":[
+                {"type":"bridge","ipam":{"type":"berth","range":"10.1.0.0/24","enable_overlapping_ranges":false}},
+                {"type":"tuning"}]}"#,
+        ]);
+        for pool in ["blue-10.0.0.0-24", "blue-fd00---64"] {
+            let blue = terms.of(pool).unwrap();
+            assert!(blue.overlap_checks, "whereabouts' default");
+            assert_eq!(blue.cooldown, Duration::from_secs(60));
+            assert_eq!(blue.network, "net-0");
+        }
+        let list = terms.of("10.1.0.0-24").unwrap();
+        assert!(!list.overlap_checks);
+        assert_eq!(terms.overlap_checked().len(), 2);
+    }
+
+    #[test]
+    fn what_can_not_be_read_or_is_not_ours_has_no_terms() {
+        let terms = mk_terms(&[
+            "",
+            "{",
+            "[]",
+            r#"{"cniVersion":"0.3.1","type":"macvlan"}"#,
+            r#"{"cniVersion":"0.3.1","type":"macvlan","ipam":{"type":"host-local","range":"10.0.0.0/24"}}"#,
+            r#"{"cniVersion":"0.3.1","type":"macvlan","ipam":{"type":"whereabouts","range":"nonsense"}}"#,
+        ]);
+        assert_eq!(terms, Terms::default());
+    }
+}

@@ -1,0 +1,269 @@
+//! What the API server has to say, by reads that see every write acknowledged before them (quorum reads: no
+//! resourceVersion is sent, so no cache may answer).
+//!
+//! An absence is reported only on the API server's own word about that very object. An answer of a proxy, a list that
+//! broke off, a missing permission are errors: whoever can't see must not take anything for gone (I4).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use kube::Client;
+use kube::api::{GetParams, ListParams};
+use kube::core::Request;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::facts::{Phase, Pod, PodRef, Sight};
+
+/// From so many objects of one list on, one list costs less than asking for each.
+const LIST_FROM: usize = 20;
+/// Objects in one answer of a list.
+const PAGE: u32 = 500;
+/// Questions at a time.
+const AT_ONCE: usize = 8;
+
+/// Why nothing was seen. There is one decision: look again later.
+#[derive(Debug, thiserror::Error)]
+#[error("{target} can't be seen: {why}")]
+pub struct Blind {
+    pub target: String,
+    pub why: String,
+    /// The server's answer, where it has answered at all.
+    pub code: Option<u16>,
+}
+
+/// A reader of pods and nodes.
+#[derive(Clone)]
+pub struct Witness {
+    client: Client,
+    timeout: Duration,
+}
+
+impl fmt::Debug for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Witness").finish_non_exhaustive()
+    }
+}
+
+impl Witness {
+    pub fn new(client: Client, timeout: Duration) -> Witness {
+        Witness { client, timeout }
+    }
+
+    pub async fn pod(&self, pod: &PodRef) -> Result<Sight, Blind> {
+        let path = format!("/api/v1/namespaces/{}/pods", pod.namespace);
+        let found: Option<LeanPod> = self.get(&path, "pods", &pod.name).await?;
+        Ok(found.map_or(Sight::Absent, |pod| Sight::There(pod.into())))
+    }
+
+    pub async fn node(&self, name: &str) -> Result<bool, Blind> {
+        let found: Option<Lean> = self.get("/api/v1/nodes", "nodes", name).await?;
+        Ok(found.is_some())
+    }
+
+    /// Looks for each of the pods.
+    pub async fn pods(&self, pods: BTreeSet<PodRef>) -> Result<HashMap<PodRef, Sight>, Blind> {
+        let mut by_namespace: BTreeMap<String, Vec<PodRef>> = BTreeMap::new();
+        for pod in pods {
+            let namespace = pod.namespace.clone();
+            by_namespace.entry(namespace).or_default().push(pod);
+        }
+        let (crowded, sparse): (Vec<_>, Vec<_>) = by_namespace
+            .into_iter()
+            .partition(|(_, pods)| pods.len() >= LIST_FROM);
+        let mut sights = HashMap::new();
+        for (namespace, pods) in crowded {
+            let mut found = self.pods_of(&namespace).await?;
+            for pod in pods {
+                let sight = found.remove(&pod.name);
+                sights.insert(pod, sight.map_or(Sight::Absent, Sight::There));
+            }
+        }
+        let singles = sparse.into_iter().flat_map(|(_, pods)| pods);
+        let asked = singles.map(|pod| async move { Ok((pod.clone(), self.pod(&pod).await?)) });
+        let asked: Vec<(PodRef, Sight)> = futures::stream::iter(asked)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        sights.extend(asked);
+        Ok(sights)
+    }
+
+    /// Looks for each of the nodes.
+    pub async fn nodes(&self, names: BTreeSet<String>) -> Result<HashMap<String, bool>, Blind> {
+        if names.len() >= LIST_FROM {
+            let found: HashSet<String> = self
+                .list::<Lean>("/api/v1/nodes")
+                .await?
+                .into_iter()
+                .map(|node| node.metadata.name)
+                .collect();
+            let seen = names.into_iter().map(|name| {
+                let there = found.contains(&name);
+                (name, there)
+            });
+            return Ok(seen.collect());
+        }
+        let asked = names
+            .into_iter()
+            .map(|name| async move { Ok((name.clone(), self.node(&name).await?)) });
+        futures::stream::iter(asked)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    /// All objects of a collection, some at a time.
+    pub(super) async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, Blind> {
+        let mut params = ListParams::default().limit(PAGE);
+        let mut all = Vec::new();
+        loop {
+            let request = Request::new(path).list(&params);
+            let page: Page<T> = match self.send(request).await {
+                Ok(page) => page,
+                Err(error) => return Err(blind(path.to_owned(), error)),
+            };
+            all.extend(page.items);
+            match page.metadata.continues {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    async fn pods_of(&self, namespace: &str) -> Result<HashMap<String, Pod>, Blind> {
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        let pods = self.list::<LeanPod>(&path).await?;
+        let named = pods
+            .into_iter()
+            .map(|pod| (pod.metadata.name.clone(), pod.into()));
+        Ok(named.collect())
+    }
+
+    /// The object; none only if the server says that this very object does not exist.
+    pub(super) async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        kind: &str,
+        name: &str,
+    ) -> Result<Option<T>, Blind> {
+        let request = Request::new(path).get(name, &GetParams::default());
+        match self.send(request).await {
+            Ok(found) => Ok(Some(found)),
+            Err(Failure::Api(kube::Error::Api(status))) if is_absence(&status, kind, name) => {
+                Ok(None)
+            }
+            Err(error) => Err(blind(format!("{path}/{name}"), error)),
+        }
+    }
+
+    async fn send<T: DeserializeOwned>(
+        &self,
+        request: Result<hyper::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<T, Failure> {
+        let request = request.map_err(|error| Failure::Api(kube::Error::BuildRequest(error)))?;
+        match tokio::time::timeout(self.timeout, self.client.request(request)).await {
+            Ok(answer) => answer.map_err(Failure::Api),
+            Err(_) => Err(Failure::Late(self.timeout)),
+        }
+    }
+}
+
+enum Failure {
+    Api(kube::Error),
+    Late(Duration),
+}
+
+fn blind(target: String, failure: Failure) -> Blind {
+    let code = match &failure {
+        Failure::Api(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
+    };
+    let why = match failure {
+        Failure::Api(error) => error.to_string(),
+        Failure::Late(limit) => format!("no answer within {limit:?}"),
+    };
+    Blind { target, why, code }
+}
+
+fn is_absence(status: &kube::core::Status, kind: &str, name: &str) -> bool {
+    let about = status.details.as_ref();
+    status.code == 404
+        && status.reason == "NotFound"
+        && about.is_some_and(|about| about.name == name && about.kind == kind)
+}
+
+#[derive(Deserialize)]
+struct Page<T> {
+    #[serde(default)]
+    metadata: PageMetadata,
+    items: Vec<T>,
+}
+
+#[derive(Default, Deserialize)]
+struct PageMetadata {
+    #[serde(default, rename = "continue")]
+    continues: Option<String>,
+}
+
+/// An object's name and nothing else.
+#[derive(Deserialize)]
+struct Lean {
+    metadata: LeanMetadata,
+}
+
+#[derive(Deserialize)]
+struct LeanMetadata {
+    name: String,
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    annotations: Option<LeanAnnotations>,
+}
+
+#[derive(Default, Deserialize)]
+struct LeanAnnotations {
+    /// The UID of a static pod, which its containers carry, on its mirror, which has another.
+    #[serde(default, rename = "kubernetes.io/config.hash")]
+    static_uid: Option<String>,
+}
+
+/// What is read of a pod: a whole one has some ten kilobytes, and a sweep reads many.
+#[derive(Deserialize)]
+struct LeanPod {
+    metadata: LeanMetadata,
+    #[serde(default)]
+    spec: LeanSpec,
+    #[serde(default)]
+    status: LeanStatus,
+}
+
+#[derive(Default, Deserialize)]
+struct LeanSpec {
+    #[serde(default, rename = "nodeName")]
+    node_name: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct LeanStatus {
+    #[serde(default)]
+    phase: String,
+}
+
+impl From<LeanPod> for Pod {
+    fn from(pod: LeanPod) -> Pod {
+        let annotations = pod.metadata.annotations.unwrap_or_default();
+        let uids = [Some(pod.metadata.uid), annotations.static_uid];
+        Pod {
+            uids: uids
+                .into_iter()
+                .flatten()
+                .filter(|uid| !uid.is_empty())
+                .collect(),
+            phase: Phase::read(&pod.status.phase),
+            node: pod.spec.node_name.filter(|node| !node.is_empty()),
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Garbage collection on a real API server: pods that are gone lose their addresses, and no others do.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_ledger::MemoryLedger;
+use berth_testkit::{Cluster, Part};
+use serde_json::json;
+use tokio::time::sleep;
+
+use world::{GRACE, NODE_GRACE, POOL, World, network};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pods_address_is_freed_on_the_event_and_told() {
+    let world = World::new("deleted").await;
+    let agent = world.agent("n1").await;
+    let stays = world.run_pod(&agent, "stays").await;
+    let goes = world.run_pod(&agent, "goes").await;
+    agent.add(&world, "stays", &stays, "c-stays").await;
+    agent.add(&world, "goes", &goes, "c-goes").await;
+    assert_eq!(world.reservations().await.len(), 2);
+
+    let running = agent.collect();
+    world.delete_pod("goes").await;
+    world.until_held_by(&["stays"]).await;
+    world
+        .until("one reservation", async || {
+            world.reservations().await == [("10.0.0.1".into(), "stays".into())]
+        })
+        .await;
+    let event = (
+        "IPAddressGarbageCollected".to_owned(),
+        "successful cleanup of IP address [10.0.0.2] from network blue".to_owned(),
+    );
+    world
+        .until("told", async || {
+            world.events("goes").await == std::slice::from_ref(&event)
+        })
+        .await;
+    assert_eq!(world.events("stays").await, []);
+    assert_eq!(agent.journalled().await, 1);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completed_failed_and_evicted_pods_lose_their_addresses() {
+    let world = World::new("finished").await;
+    let agent = world.agent("n1").await;
+    for pod in ["completed", "evicted", "failed", "runs"] {
+        let uid = world.run_pod(&agent, pod).await;
+        agent.add(&world, pod, &uid, pod).await;
+    }
+    let running = agent.collect();
+    world.set_phase("completed", "Succeeded", "").await;
+    world.set_phase("failed", "Failed", "").await;
+    world.set_phase("evicted", "Failed", "Evicted").await;
+    world.until_held_by(&["runs"]).await;
+    world
+        .until("one reservation", async || {
+            world.reservations().await.len() == 1
+        })
+        .await;
+    running.stop().await;
+}
+
+/// whereabouts #546, Antrea #3384: what happens while the collector is away is found when it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn whereabouts_546_what_went_while_nobody_watched_is_found_at_the_start() {
+    let world = World::new("away").await;
+    let agent = world.agent("n1").await;
+    for pod in ["goes", "stays"] {
+        let uid = world.run_pod(&agent, pod).await;
+        agent.add(&world, pod, &uid, pod).await;
+    }
+    world.delete_pod("goes").await;
+    let running = agent.collect();
+    world.until_held_by(&["stays"]).await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_that_no_journal_has_are_found_by_the_sweep() {
+    let world = World::new("byhand").await;
+    let agent = world.agent("n1").await;
+    world.run_pod(&agent, "lives").await;
+    world.put_entry("1", "c1", "never-existed").await;
+    world.put_entry("2", "c2", "lives").await;
+    world.put_reservation("10.0.0.1", "never-existed").await;
+    world.put_reservation("10.0.0.2", "lives").await;
+    // Nobody's entry, of any network.
+    world.put_reservation("10.0.0.9", "never-existed").await;
+    world.put_reservation("red-10.0.0.9", "never-existed").await;
+    // whereabouts #712: all that keeps the address of a living pod.
+    world.put_reservation("10.0.0.8", "lives").await;
+
+    let running = agent.sweep();
+    world.until_held_by(&["lives"]).await;
+    world
+        .until("reservations of the living only", async || {
+            let held = world.reservations().await;
+            held == [
+                ("10.0.0.2".into(), "lives".into()),
+                ("10.0.0.8".into(), "lives".into()),
+            ]
+        })
+        .await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_living_entry_gets_back_the_reservation_that_it_lacks() {
+    let world = World::new("repair").await;
+    let agent = world.agent("n1").await;
+    let named = json!({
+        "cniVersion": "1.0.0", "name": "named", "type": "macvlan",
+        "ipam": { "type": "whereabouts", "range": "10.0.0.0/24", "network_name": world.namespace },
+    });
+    world.put_network("named", &named).await;
+    let uid = world.run_pod(&agent, "lives").await;
+    agent.add_to(&world, &named, "lives", &uid, "c1").await;
+    let own = (format!("{}-10.0.0.1", world.namespace), "lives".to_owned());
+    assert_eq!(world.reservations().await, std::slice::from_ref(&own));
+
+    let client = world.cluster.client().await.unwrap();
+    let reservations: kube::Api<berth_api::whereabouts::OverlappingRangeIPReservation> =
+        kube::Api::namespaced(client, &world.namespace);
+    reservations
+        .delete(&own.0, &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    // A pod that is gone has it in its place.
+    world.put_reservation(&own.0, "never-existed").await;
+
+    let running = agent.sweep();
+    world
+        .until("repaired", async || {
+            world.reservations().await == std::slice::from_ref(&own)
+        })
+        .await;
+    let pool = format!("{}-{POOL}", world.namespace);
+    assert_eq!(world.entries_of(&pool).await.len(), 1);
+    running.stop().await;
+}
+
+/// Spiderpool #2526, whereabouts #182 #291: the pod is made again under its name on another node, where its ADD takes the
+/// entry over. The old node sees its own pod gone and must leave the entry alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn spiderpool_2526_a_pod_made_again_keeps_what_it_took_over() {
+    let world = World::new("again").await;
+    let (one, two) = (world.agent("n1").await, world.agent("n2").await);
+    let old = world.run_pod(&one, "web-0").await;
+    let first = one.add(&world, "web-0", &old, "old").await;
+    let (a, b) = (one.collect(), two.collect());
+    world.delete_pod("web-0").await;
+    let new = world.run_pod(&two, "web-0").await;
+    let second = two.add(&world, "web-0", &new, "new").await;
+    assert_eq!(first["ips"], second["ips"], "it takes the entry over");
+
+    // The old node finds out that its note is of no use, and frees nothing.
+    world
+        .until("forgotten", async || one.journalled().await == 0)
+        .await;
+    let kept = [("1".to_owned(), "web-0".to_owned(), "new".to_owned())];
+    assert_eq!(world.entries_of(POOL).await, kept);
+    assert_eq!(world.reservations().await.len(), 1);
+    // Azure #885: nor does the old container's late DEL.
+    one.del(&world, "web-0", &old, "old").await;
+    sleep(GRACE * 2).await;
+    assert_eq!(world.entries_of(POOL).await, kept);
+    assert_eq!(world.reservations().await.len(), 1);
+    a.stop().await;
+    b.stop().await;
+}
+
+/// The new pod of that name has no interface in this network: the old one's entry is known to be nobody's by its UID.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_of_a_replaced_pod_is_freed_though_the_name_lives() {
+    let world = World::new("replaced").await;
+    let agent = world.agent("n1").await;
+    let old = world.run_pod(&agent, "web-0").await;
+    agent.add(&world, "web-0", &old, "old").await;
+    world.delete_pod("web-0").await;
+    world.run_pod(&agent, "web-0").await;
+    // The sweep does not know any UID: it can't tell.
+    let running = agent.sweep();
+    running.until_count("sweeps", 4.0).await;
+    assert_eq!(world.holders().await, ["web-0"]);
+    running.stop().await;
+    let running = agent.collect();
+    world.until_held_by(&[]).await;
+    assert_eq!(running.count("freed"), 1.0);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_a_deleted_node_lose_their_addresses() {
+    let world = World::new("nodegone").await;
+    let (one, two) = (world.agent("n1").await, world.agent("n2").await);
+    for (agent, pod) in [(&one, "goes"), (&two, "stays")] {
+        let uid = world.run_pod(agent, pod).await;
+        agent.add(&world, pod, &uid, pod).await;
+    }
+    let running = two.collect();
+    world.delete_node(&one.node).await;
+    world.until_held_by(&["stays"]).await;
+    running.stop().await;
+}
+
+/// Somebody deletes the Node of a machine that is well, and its kubelet registers it anew: its pods go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_registered_anew_keeps_its_pods_addresses() {
+    let world = World::new("nodeback").await;
+    let (one, two) = (world.agent("n1").await, world.agent("n2").await);
+    let uid = world.run_pod(&one, "stays").await;
+    one.add(&world, "stays", &uid, "c1").await;
+    world.delete_node(&one.node).await;
+    let running = two.collect();
+    running.until_count("sweeps", 1.0).await;
+    world.put_node(&one.node).await;
+    let swept = running.count("sweeps");
+    sleep(NODE_GRACE * 2).await;
+    running.until_count("sweeps", swept + 2.0).await;
+    assert_eq!(world.holders().await, ["stays"]);
+    assert_eq!(running.count("freed"), 0.0);
+    running.stop().await;
+}
+
+/// A reboot: the journal outlives it, the containers do not. A pod that still exists gets its address again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reboot_frees_what_the_old_boot_left_but_not_of_pods_that_live() {
+    let world = World::new("reboot").await;
+    let local = Arc::new(MemoryLedger::new());
+    let before = world.agent_in("n1", "old-boot", local.clone()).await;
+    for pod in ["gone", "lives"] {
+        let uid = world.run_pod(&before, pod).await;
+        before.add(&world, pod, &uid, pod).await;
+    }
+    let uid = "static-uid-that-only-the-kubelet-knows";
+    drop(before);
+    world.delete_pod("gone").await;
+    let after = world.agent_in("n1", "new-boot", local).await;
+    let running = after.collect_in("new-boot");
+    world.until_held_by(&["lives"]).await;
+    let again = after.add(&world, "lives", uid, "lives-again").await;
+    assert_eq!(again["ips"][0]["address"], "10.0.0.2/24");
+    running.stop().await;
+}
+
+/// whereabouts #162 #176 #207 #638: addresses of living pods are freed in races. Here a hundred pods come and go while two
+/// nodes collect as eagerly as they can; whoever lives keeps what it was given.
+#[tokio::test(flavor = "multi_thread")]
+async fn whereabouts_162_176_207_638_no_living_pod_loses_its_address_in_a_storm() {
+    let world = World::new("storm").await;
+    let (one, two) = (world.agent("n1").await, world.agent("n2").await);
+    let (a, b) = (one.collect(), two.collect());
+    let rounds = (0..4).map(|lane| {
+        let (world, one, two) = (&world, &one, &two);
+        async move {
+            for round in 0..12 {
+                let agent = if (lane + round) % 2 == 0 { one } else { two };
+                // Half of them under a name that was there before, as a StatefulSet's.
+                let name = format!("pod-{lane}-{}", round % 6);
+                let uid = world.run_pod(agent, &name).await;
+                let container = format!("{name}-{round}");
+                let given = agent.add(world, &name, &uid, &container).await;
+                sleep(Duration::from_millis(50 * (round % 4))).await;
+                let last = round >= 10;
+                let entry = world.entries_of(POOL).await;
+                assert!(
+                    entry.iter().any(|(_, _, id)| *id == container),
+                    "{name} lives and lost {given}: {entry:?}"
+                );
+                if !last {
+                    // Its DEL never comes, or comes late.
+                    world.delete_pod(&name).await;
+                    if round % 3 == 0 {
+                        agent.del(world, &name, &uid, &container).await;
+                    }
+                }
+            }
+        }
+    });
+    futures::future::join_all(rounds).await;
+    let mut left: Vec<String> = (0..4)
+        .flat_map(|lane| [4, 5].map(|round| format!("pod-{lane}-{round}")))
+        .collect();
+    left.sort();
+    let left: Vec<&str> = left.iter().map(String::as_str).collect();
+    world.until_held_by(&left).await;
+    world
+        .until("as many reservations", async || {
+            world.reservations().await.len() == left.len()
+        })
+        .await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Nobody who can't see takes anything for gone; and when the server is back, nothing is forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_pauses_in_the_middle_frees_nobody_who_lives() {
+    static OWN: tokio::sync::OnceCell<Cluster> = tokio::sync::OnceCell::const_new();
+    let cluster = OWN
+        .get_or_init(|| async { Cluster::start().await.unwrap() })
+        .await;
+    let world = World::on(cluster, "pause").await;
+    let agent = world.agent("n1").await;
+    for pod in ["goes", "stays"] {
+        let uid = world.run_pod(&agent, pod).await;
+        agent.add(&world, pod, &uid, pod).await;
+    }
+    let running = agent.collect();
+    running.until_count("sweeps", 1.0).await;
+    world.delete_pod("goes").await;
+    // In the grace period, and for longer than it.
+    cluster.pause(Part::ApiServer).unwrap();
+    sleep(GRACE * 4).await;
+    cluster.resume(Part::ApiServer).unwrap();
+    world.until_held_by(&["stays"]).await;
+
+    let uid = world.run_pod(&agent, "late").await;
+    agent.add(&world, "late", &uid, "late").await;
+    world.delete_pod("late").await;
+    cluster.kill(Part::ApiServer).unwrap();
+    sleep(GRACE * 2).await;
+    cluster.restart(Part::ApiServer).await.unwrap();
+    world.until_held_by(&["stays"]).await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freed_address_rests_as_its_network_says() {
+    let world = World::new("rests").await;
+    let agent = world.agent("n1").await;
+    let mut restful = network();
+    restful["ipam"]["network_name"] = json!(world.namespace);
+    restful["ipam"]["cooldown_seconds"] = json!(3600);
+    world.put_network("restful", &restful).await;
+    let uid = world.run_pod(&agent, "goes").await;
+    agent.add_to(&world, &restful, "goes", &uid, "c1").await;
+    let running = agent.collect();
+    world.delete_pod("goes").await;
+    let pool = format!("{}-{POOL}", world.namespace);
+    world
+        .until("freed", async || world.entries_of(&pool).await.is_empty())
+        .await;
+    let uid = world.run_pod(&agent, "next").await;
+    let next = agent.add_to(&world, &restful, "next", &uid, "c2").await;
+    assert_eq!(next["ips"][0]["address"], "10.0.0.2/24", ".1 rests (I10)");
+    running.stop().await;
+}

@@ -4,7 +4,8 @@
 //! cluster of its kubeconfig, or, where it names none, the node's own SQLite file.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -88,6 +89,10 @@ impl NodeStores {
 
     async fn local(&self) -> Result<&SharedLedger, LedgerError> {
         let open = async || {
+            if let Some(dir) = self.database.parent() {
+                // On a node where Berth never ran there is none. What can't be made, the ledger complains of.
+                let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+            }
             SqliteLedger::open(&self.database).map(|ledger| Arc::new(ledger) as SharedLedger)
         };
         self.local.get_or_try_init(open).await
@@ -155,5 +160,27 @@ impl Stores for NodeStores {
             (None, None) => self.standalone().await,
         };
         store.map_err(|error| CniError::new(Code::Internal, error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_where_berth_never_ran_has_no_directory_for_the_database() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = dir.path().join("lib/berth/berth.db");
+        let stores = NodeStores::new(
+            database.clone(),
+            None,
+            Lifetime::Daemon,
+            DeskMetrics::default(),
+        );
+        stores.open().await.unwrap();
+        let made = fs::metadata(database.parent().unwrap()).unwrap();
+        assert_eq!(made.permissions().mode() & 0o777, 0o700);
     }
 }

@@ -1,0 +1,194 @@
+//! The node that all scenarios share, with Berth installed on it and its agent running.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use berth_testkit::{Account, Node, NodeOptions, Process};
+use serde_json::json;
+use tokio::sync::{Mutex, OnceCell, RwLock};
+
+const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+
+/// Where Berth's objects are.
+pub const HOME: &str = "kube-system";
+
+pub struct Site {
+    pub node: Node,
+    agent: Mutex<Option<Process>>,
+    /// How often an agent was started.
+    starts: Mutex<usize>,
+    /// Shared by scenarios that leave the node alone, held alone by those that do not.
+    pub turn: RwLock<()>,
+}
+
+impl Site {
+    /// Started by whoever asks first; ends with the test process.
+    pub async fn shared() -> &'static Site {
+        static SHARED: OnceCell<Site> = OnceCell::const_new();
+        static TRIED: AtomicBool = AtomicBool::new(false);
+        let start = async || {
+            let again = TRIED.swap(true, Ordering::Relaxed);
+            assert!(!again, "the node did not start: another test tells why");
+            Site::start().await
+        };
+        SHARED.get_or_init(start).await
+    }
+
+    async fn start() -> Site {
+        let plugin = plugin();
+        let node = Node::start(NodeOptions::default()).await.unwrap();
+        let account = deploy(&node).await;
+        install(&node, &account, &plugin).await;
+        let site = Site {
+            node,
+            agent: Mutex::new(None),
+            starts: Mutex::new(0),
+            turn: RwLock::new(()),
+        };
+        site.start_agent().await;
+        site
+    }
+
+    /// The flat file that `berth install` wrote; a node of a test has it at an unusual place.
+    pub fn flat_file(&self) -> PathBuf {
+        installed(&self.node, "whereabouts.conf")
+    }
+
+    /// Starts the agent, and returns when it takes calls.
+    pub async fn start_agent(&self) {
+        let mut command = self.node.command(BERTH);
+        command
+            .args(["agent", "--node", self.node.name()])
+            .arg("--kubeconfig")
+            .arg(installed(&self.node, "whereabouts.kubeconfig"));
+        let mut agent = self.node.process("agent", command).unwrap();
+        // Agents before it wrote to the same log, and one that was killed leaves its socket behind.
+        let serves = |log: &Path| {
+            let text = fs::read_to_string(log).unwrap();
+            text.matches("the agent serves").count()
+        };
+        let mut starts = self.starts.lock().await;
+        *starts += 1;
+        let begun = Instant::now();
+        while serves(agent.log()) < *starts {
+            let ended = agent.ended().unwrap();
+            assert!(ended.is_none(), "{ended:?}: {}", agent.tail());
+            let waited = begun.elapsed();
+            assert!(
+                waited < Duration::from_secs(60),
+                "{waited:?}: {}",
+                agent.tail()
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        *self.agent.lock().await = Some(agent);
+    }
+
+    /// kill -9.
+    pub async fn kill_agent(&self) {
+        let agent = self.agent.lock().await.take();
+        agent.unwrap().kill().unwrap();
+    }
+
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
+        succeeded(self.node.kubectl(arguments).unwrap())
+    }
+}
+
+/// The plugin is another package's binary, which cargo does not build for these tests: built here, so that what runs is
+/// never an old one.
+fn plugin() -> PathBuf {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "berth-plugin"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status();
+    assert!(built.unwrap().success(), "the plugin does not build");
+    Path::new(BERTH).with_file_name("berth-cni")
+}
+
+/// What an administrator applies: the definitions, and the account that Berth acts as.
+async fn deploy(node: &Node) -> Account {
+    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
+    for entry in fs::read_dir(crds).unwrap() {
+        let manifest = fs::read_to_string(entry.unwrap().path()).unwrap();
+        node.cluster().apply(&manifest).await.unwrap();
+    }
+    let rules = json!([
+        {
+            "apiGroups": ["whereabouts.cni.cncf.io"],
+            "resources": ["ippools", "overlappingrangeipreservations"],
+            "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"],
+        },
+        { "apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"] },
+        { "apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"] },
+    ]);
+    node.cluster()
+        .service_account(HOME, "berth", rules)
+        .await
+        .unwrap()
+}
+
+/// `berth install`, with the service account's files as a kubelet mounts them.
+async fn install(node: &Node, account: &Account, plugin: &Path) {
+    let mount = node.dir().join("account");
+    fs::create_dir(&mount).unwrap();
+    let authority = authority(node).await;
+    for (name, content) in [
+        ("token", account.token()),
+        ("ca.crt", &authority),
+        ("namespace", HOME),
+    ] {
+        fs::write(mount.join(name), content).unwrap();
+    }
+    let mut command = node.command(BERTH);
+    command
+        .args(["install", "--once", "--host-root=/"])
+        .arg("--cni-bin-dir")
+        .arg(node.cni_bin_dir())
+        .arg("--cni-conf-dir")
+        .arg(node.cni_conf_dir())
+        .arg("--token-file")
+        .arg(mount.join("token"))
+        .env("BERTH_PLUGIN", plugin)
+        .env("NODENAME", node.name())
+        .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        .env("KUBERNETES_SERVICE_PORT", node.cluster().port().to_string());
+    succeeded(command.output().unwrap());
+}
+
+/// The cluster's CA, which the controller manager publishes a moment after it starts.
+async fn authority(node: &Node) -> String {
+    let path = "jsonpath={.data.ca\\.crt}";
+    let begun = Instant::now();
+    loop {
+        let get = [
+            "get",
+            "configmap",
+            "kube-root-ca.crt",
+            "--namespace",
+            HOME,
+            "--output",
+            path,
+        ];
+        let output = node.kubectl(&get).unwrap();
+        if output.status.success() {
+            return succeeded(output);
+        }
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(60), "{waited:?}: {output:?}");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+fn installed(node: &Node, file: &str) -> PathBuf {
+    node.cni_conf_dir().join("whereabouts.d").join(file)
+}
+
+fn succeeded(output: Output) -> String {
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}");
+    String::from_utf8(output.stdout).unwrap()
+}

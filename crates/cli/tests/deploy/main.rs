@@ -1,0 +1,64 @@
+//! The manifests of deploy/, applied to a real API server as an administrator does, and what can be done with the rights
+//! that they give.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+mod chain;
+mod manifests;
+mod rights;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use berth_parts::Parts;
+use berth_testkit::{Account, Cluster};
+use tokio::sync::OnceCell;
+
+/// Where the manifests put everything.
+const HOME: &str = "kube-system";
+
+fn deploy(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy")
+        .join(path)
+}
+
+/// The shared cluster with Berth deployed to it.
+async fn deployed() -> &'static Cluster {
+    static DEPLOYED: OnceCell<()> = OnceCell::const_new();
+    let cluster = Cluster::shared().await;
+    DEPLOYED
+        .get_or_init(|| async {
+            // What others bring: Multus its networks, a virtual machine's controller its claims.
+            for kind in ["network-attachment-definitions", "ipamclaims"] {
+                let file = deploy("crds").join(format!("k8s.cni.cncf.io_{kind}.yaml"));
+                kubectl(cluster, &["apply", "--filename", file.to_str().unwrap()]);
+            }
+            for part in ["", "controller"] {
+                kubectl(cluster, &["apply", "-k", deploy(part).to_str().unwrap()]);
+            }
+        })
+        .await;
+    cluster
+}
+
+async fn agent() -> Account {
+    deployed().await.account(HOME, "berth-agent").await.unwrap()
+}
+
+/// kubectl as administrator; what it printed.
+fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
+    let output = Command::new(Parts::find().unwrap().kubectl())
+        .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
+        .args(arguments)
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {told}");
+    String::from_utf8(output.stdout).unwrap()
+}

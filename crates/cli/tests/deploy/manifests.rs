@@ -1,0 +1,192 @@
+//! The manifests as such: strictly valid, applied twice without a change, over a live whereabouts without a loss, and
+//! the same in another namespace and on k3s.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use berth_parts::Parts;
+use berth_testkit::Cluster;
+use serde_json::Value;
+
+use crate::{HOME, deploy, deployed, kubectl};
+
+/// Paths in a kustomization are relative.
+fn relative(from: &Path, to: &Path) -> String {
+    let depth = from.canonicalize().unwrap().components().count() - 1;
+    let to = to.canonicalize().unwrap();
+    format!(
+        "{}{}",
+        "../".repeat(depth),
+        to.strip_prefix("/").unwrap().display()
+    )
+}
+
+/// What a user's own kustomization over deploy/ makes, by kind and name.
+fn build(lines: &str, components: &[&str]) -> Vec<Value> {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |path: &str| relative(dir.path(), &deploy(path));
+    let components: Vec<String> = components.iter().map(|path| at(path)).collect();
+    let text = format!(
+        "resources: [{}]\ncomponents: {components:?}\n{lines}\n",
+        at("")
+    );
+    fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
+    let output = Command::new(Parts::find().unwrap().kubectl())
+        .arg("kustomize")
+        .arg(dir.path())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    serde_saphyr::from_multiple(&String::from_utf8(output.stdout).unwrap()).unwrap()
+}
+
+fn find<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    objects
+        .iter()
+        .find(|object| object["kind"] == kind)
+        .unwrap()
+}
+
+#[tokio::test]
+async fn applied_twice_nothing_changes() {
+    let cluster = deployed().await;
+    // Without a flag kubectl refuses unknown and doubled fields.
+    let told = kubectl(cluster, &["apply", "-k", deploy("").to_str().unwrap()]);
+    for line in told.lines() {
+        assert!(line.ends_with("unchanged"), "{told}");
+    }
+    assert!(told.contains("daemonset.apps/berth-agent"), "{told}");
+    let class = ["get", "priorityclass", "system-node-critical"];
+    kubectl(cluster, &class);
+}
+
+/// A daemon set that asks for more than it has been given fails on the node, long after it was applied.
+#[tokio::test]
+async fn containers_have_no_more_than_they_need() {
+    let cluster = deployed().await;
+    let get = [
+        "get",
+        "daemonset",
+        "berth-agent",
+        "--namespace",
+        HOME,
+        "--output=json",
+    ];
+    let set: Value = serde_json::from_str(&kubectl(cluster, &get)).unwrap();
+    let pod = &set["spec"]["template"]["spec"];
+    for container in pod["containers"].as_array().unwrap() {
+        let security = &container["securityContext"];
+        assert_eq!(security["allowPrivilegeEscalation"], false);
+        assert_eq!(security["readOnlyRootFilesystem"], true);
+        assert_eq!(security["capabilities"]["drop"][0], "ALL");
+        assert!(security["capabilities"]["add"].is_null());
+        assert!(security["privileged"].is_null());
+        assert!(!container["resources"]["limits"]["memory"].is_null());
+    }
+    let mounted: Vec<&str> = pod["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|volume| volume["hostPath"]["path"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        mounted,
+        [
+            "/opt/cni/bin",
+            "/etc/cni/net.d",
+            "/run/berth",
+            "/var/lib/berth"
+        ]
+    );
+    assert!(pod["hostPID"].is_null() && pod["hostIPC"].is_null());
+}
+
+#[tokio::test]
+async fn whereabouts_own_definitions_and_objects_stay() {
+    let cluster = Cluster::start().await.unwrap();
+    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/../parts/go/whereabouts");
+    let output = Command::new("go")
+        .args([
+            "mod",
+            "download",
+            "-json",
+            "github.com/k8snetworkplumbingwg/whereabouts",
+        ])
+        .current_dir(module)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let manifests = Path::new(answer["Dir"].as_str().unwrap()).join("doc/crds");
+    for entry in fs::read_dir(manifests).unwrap() {
+        let path = entry.unwrap().path();
+        kubectl(&cluster, &["apply", "--filename", path.to_str().unwrap()]);
+    }
+    let pool = r#"
+apiVersion: whereabouts.cni.cncf.io/v1alpha1
+kind: IPPool
+metadata: { name: 192.168.1.0-24, namespace: kube-system }
+spec: { range: 192.168.1.0/24, allocations: { "1": { id: c1, podref: default/one, ifname: net1 } } }
+---
+apiVersion: whereabouts.cni.cncf.io/v1alpha1
+kind: OverlappingRangeIPReservation
+metadata: { name: 192.168.1.1, namespace: kube-system }
+spec: { podref: default/one, ifname: net1 }
+"#;
+    cluster.apply(pool).await.unwrap();
+    let look = || -> Value {
+        let kinds = "ippools,overlappingrangeipreservations";
+        let get = ["get", kinds, "--namespace", HOME, "--output=json"];
+        serde_json::from_str(&kubectl(&cluster, &get)).unwrap()
+    };
+    let before = look();
+    assert_eq!(before["items"].as_array().unwrap().len(), 2);
+    kubectl(&cluster, &["apply", "-k", deploy("").to_str().unwrap()]);
+    assert_eq!(look()["items"], before["items"]);
+    // Its daemon set is still there, and ours beside it: names do not clash.
+    let sets = ["get", "daemonsets", "--namespace", HOME, "--output=name"];
+    assert_eq!(
+        kubectl(&cluster, &sets),
+        "daemonset.apps/berth-agent\ndaemonset.apps/whereabouts\n"
+    );
+}
+
+#[test]
+fn another_namespace_takes_everything_along() {
+    let objects = build("namespace: networking", &[]);
+    for kind in ["ServiceAccount", "Role", "RoleBinding", "DaemonSet"] {
+        assert_eq!(find(&objects, kind)["metadata"]["namespace"], "networking");
+    }
+    for kind in ["RoleBinding", "ClusterRoleBinding"] {
+        let subject = &find(&objects, kind)["subjects"][0];
+        assert_eq!(subject["namespace"], "networking", "{kind}");
+    }
+}
+
+/// whereabouts#465: on k3s the files were somewhere else than the configuration said.
+#[test]
+fn on_k3s_paths_are_the_same_inside_and_outside() {
+    let image = "images: [{ name: berth, newName: registry.example/berth }]";
+    let objects = build(image, &["k3s"]);
+    let pod = &find(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let outside = |volume: &str| {
+        let volumes = pod["volumes"].as_array().unwrap();
+        let found = volumes.iter().find(|known| known["name"] == volume);
+        found.unwrap()["hostPath"]["path"].as_str().unwrap()
+    };
+    for (container, root) in [(0, "/host"), (1, "")] {
+        let container = &pod["containers"][container];
+        assert_eq!(container["image"], "registry.example/berth:0.1.0");
+        for mount in container["volumeMounts"].as_array().unwrap() {
+            let outside = outside(mount["name"].as_str().unwrap());
+            assert_eq!(mount["mountPath"], format!("{root}{outside}"));
+        }
+    }
+    assert_eq!(outside("cni-bin"), "/var/lib/rancher/k3s/data/cni");
+    assert_eq!(
+        outside("cni-conf"),
+        "/var/lib/rancher/k3s/agent/etc/cni/net.d"
+    );
+}

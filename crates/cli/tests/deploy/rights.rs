@@ -1,0 +1,176 @@
+//! What the service accounts may do, verb by verb: neither less than works nor more than is used.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use berth_testkit::Account;
+use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
+use kube::api::{Api, PostParams};
+use serde_json::json;
+
+use crate::{HOME, agent, deployed};
+
+const VERBS: [&str; 8] = [
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+];
+
+/// `group/resource`, `resource/subresource` or `resource=name`, and what is allowed in the namespace of the pools and
+/// in any other.
+struct Right(
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+const READ: &[&str] = &["get", "list", "watch"];
+const NONE: &[&str] = &[];
+
+const AGENT: &[Right] = &[
+    Right(
+        "whereabouts.cni.cncf.io/ippools",
+        &["get", "list", "watch", "create", "patch"],
+        NONE,
+    ),
+    Right(
+        "whereabouts.cni.cncf.io/overlappingrangeipreservations",
+        &["get", "list", "create", "delete"],
+        NONE,
+    ),
+    Right("whereabouts.cni.cncf.io/nodeslicepools", NONE, NONE),
+    Right("berth.dev/sliceclaims", NONE, NONE),
+    Right(
+        "coordination.k8s.io/leases=berth-sweep",
+        &["get", "create", "update"],
+        NONE,
+    ),
+    Right("coordination.k8s.io/leases=whereabouts", &["create"], NONE),
+    Right("/pods", READ, READ),
+    Right("/pods/exec", NONE, NONE),
+    Right("/pods/status", NONE, NONE),
+    Right("/nodes", &["get", "list"], &["get", "list"]),
+    Right("/nodes/status", NONE, NONE),
+    Right("/nodes/proxy", NONE, NONE),
+    Right("/events", &["create"], &["create"]),
+    Right(
+        "k8s.cni.cncf.io/network-attachment-definitions",
+        &["get", "list"],
+        &["get", "list"],
+    ),
+    Right("k8s.cni.cncf.io/ipamclaims", &["get"], &["get"]),
+    Right(
+        "k8s.cni.cncf.io/ipamclaims/status",
+        &["update", "patch"],
+        &["update", "patch"],
+    ),
+    Right("/secrets", NONE, NONE),
+    Right("/configmaps", NONE, NONE),
+    Right("/namespaces", NONE, NONE),
+    Right("/serviceaccounts", NONE, NONE),
+    Right("/serviceaccounts/token", NONE, NONE),
+    Right("apps/daemonsets", NONE, NONE),
+    Right("rbac.authorization.k8s.io/clusterroles", NONE, NONE),
+    Right("apiextensions.k8s.io/customresourcedefinitions", NONE, NONE),
+];
+
+const CONTROLLER: &[Right] = &[
+    Right(
+        "whereabouts.cni.cncf.io/ippools",
+        &["get", "list", "watch", "create", "patch"],
+        NONE,
+    ),
+    Right(
+        "whereabouts.cni.cncf.io/nodeslicepools",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        NONE,
+    ),
+    Right(
+        "berth.dev/sliceclaims",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        NONE,
+    ),
+    Right(
+        "coordination.k8s.io/leases=berth-controller",
+        &["get", "create", "update"],
+        NONE,
+    ),
+    Right("coordination.k8s.io/leases=whereabouts", &["create"], NONE),
+    Right("/pods", READ, READ),
+    Right("/nodes", READ, READ),
+    Right("/events", &["create"], &["create"]),
+    Right("k8s.cni.cncf.io/network-attachment-definitions", READ, READ),
+    Right("/secrets", NONE, NONE),
+    Right("/configmaps", NONE, NONE),
+    Right("/serviceaccounts/token", NONE, NONE),
+];
+
+/// The verbs that the API server grants.
+async fn granted(
+    reviews: &Api<SelfSubjectAccessReview>,
+    what: &str,
+    namespace: &str,
+) -> BTreeSet<&'static str> {
+    let (group, rest) = what.split_once('/').unwrap();
+    let (rest, name) = rest.split_once('=').unwrap_or((rest, ""));
+    let (resource, subresource) = rest.split_once('/').unwrap_or((rest, ""));
+    let mut granted = BTreeSet::new();
+    for verb in VERBS {
+        let question = json!({ "metadata": {}, "spec": { "resourceAttributes": {
+            "group": group, "resource": resource, "subresource": subresource, "name": name,
+            "namespace": namespace, "verb": verb,
+        }}});
+        let question = serde_json::from_value(question).unwrap();
+        let answer = reviews
+            .create(&PostParams::default(), &question)
+            .await
+            .unwrap();
+        if answer.status.unwrap().allowed {
+            granted.insert(verb);
+        }
+    }
+    granted
+}
+
+async fn check(account: &Account, rights: &[Right]) {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(account.client().await.unwrap());
+    let expected = |verbs: &[&'static str]| verbs.iter().copied().collect::<BTreeSet<_>>();
+    // The authorizer learns of a binding by watch: what is allowed may take a moment, what is not does not change.
+    let begun = Instant::now();
+    for Right(what, home, away) in rights {
+        for (namespace, verbs) in [(HOME, home), ("default", away)] {
+            loop {
+                let now = granted(&reviews, what, namespace).await;
+                if now == expected(verbs) {
+                    break;
+                }
+                let less = now.is_subset(&expected(verbs));
+                assert!(
+                    less && begun.elapsed() < Duration::from_secs(20),
+                    "{what} in {namespace}: {now:?} instead of {verbs:?}"
+                );
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_agent_may_do_what_it_does_and_nothing_else() {
+    check(&agent().await, AGENT).await;
+}
+
+#[tokio::test]
+async fn the_controller_may_do_what_it_will() {
+    let account = deployed()
+        .await
+        .account(HOME, "berth-controller")
+        .await
+        .unwrap();
+    check(&account, CONTROLLER).await;
+}

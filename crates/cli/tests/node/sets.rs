@@ -1,6 +1,6 @@
 //! Sets of pods: many at once, and pods that come back under their names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::api::ListParams;
 use serde_json::{Value, json};
@@ -51,6 +51,46 @@ async fn settled(scene: &Scene, label: &str, count: usize) -> BTreeMap<String, S
         })
         .await;
     running(scene, label).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_replicas_to_none_and_back() {
+    let scene = Scene::open("fifty").await;
+    scene
+        .network("lan", json!({ "range": "10.50.6.0/26" }))
+        .await;
+    scene
+        .apply(json!({
+            "apiVersion": "apps/v1", "kind": "ReplicaSet",
+            "metadata": { "name": "web" },
+            "spec": {
+                "replicas": 50,
+                "selector": { "matchLabels": { "app": "web" } },
+                "template": template("web", "lan"),
+            },
+        }))
+        .await;
+    for count in [50, 0, 50, 0] {
+        let pods = scaled(&scene, "replicaset/web", "web", count).await;
+        let addresses: BTreeSet<&String> = pods.values().collect();
+        assert_eq!(addresses.len(), count, "{pods:?}");
+        if count == 0 {
+            scene.nothing_is_held(&["10.50.6.0-26"]).await;
+            continue;
+        }
+        let held = scene.holders("10.50.6.0-26").await;
+        let named: BTreeMap<String, String> = held
+            .into_iter()
+            .map(|(offset, holder)| {
+                (
+                    holder.trim_end_matches("/net1").to_owned(),
+                    format!("10.50.6.{offset}"),
+                )
+            })
+            .collect();
+        assert_eq!(named, pods);
+        assert_eq!(scene.reservations().await.len(), 50);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

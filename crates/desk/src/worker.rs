@@ -15,6 +15,9 @@ use tokio::sync::mpsc;
 use crate::batch::{Planned, plan_tickets};
 use crate::{DeskError, DeskSettings, PoolMetrics, Ticket};
 
+/// Turns of the runtime without a new request before a commit begins.
+const QUIET_TURNS: u32 = 8;
+
 type Watch = BoxStream<'static, Result<Snapshot, LedgerError>>;
 
 pub(crate) struct Worker {
@@ -67,11 +70,36 @@ impl Worker {
             match arrived {
                 None => continue,
                 Some(0) => break,
-                Some(_) => self.serve(tickets).await,
+                Some(_) => {
+                    self.gather(&mut tickets).await;
+                    self.serve(tickets).await;
+                }
             }
             if !self.returns.is_empty() {
                 self.serve_batch(Vec::new()).await.ok();
             }
+        }
+    }
+
+    /// Lets those who are about to ask do so. The answers of a commit wake everyone who waited for it;
+    /// the first to ask again would get a commit of his own, and all the others wait for that one.
+    /// Ends when a turn of the runtime brings nobody: a lone request waits microseconds.
+    async fn gather(&mut self, tickets: &mut Vec<Ticket>) {
+        let limit = self.settings.batch.max(1);
+        let mut quiet = 0;
+        while tickets.len() < limit && quiet < QUIET_TURNS {
+            tokio::task::yield_now().await;
+            let before = tickets.len();
+            while tickets.len() < limit
+                && let Ok(ticket) = self.queue.try_recv()
+            {
+                tickets.push(ticket);
+            }
+            quiet = if tickets.len() == before {
+                quiet + 1
+            } else {
+                0
+            };
         }
     }
 

@@ -11,6 +11,7 @@ mod base;
 mod claims;
 mod connect;
 mod object;
+mod pages;
 mod patch;
 pub(crate) mod resource;
 mod resting;
@@ -33,6 +34,7 @@ pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 
 use base::Base;
 use object::Object;
+use pages::Place;
 use resource::POOLS;
 use store::{Sizes, Store};
 use wire::Wire;
@@ -50,6 +52,7 @@ pub struct KubeLedger {
     wire: Wire,
     limit: usize,
     sizes: Sizes,
+    paged: bool,
 }
 
 impl fmt::Debug for KubeLedger {
@@ -70,7 +73,16 @@ impl KubeLedger {
             },
             limit: ETCD_REQUEST_LIMIT,
             sizes: Sizes::default(),
+            paged: false,
         }
+    }
+
+    /// Keeps each pool in pages, which bear any number of entries: see [`pages`]. Only for pools that
+    /// nothing but Berth writes; one that exists already is brought there by [`KubeLedger::spread`].
+    #[must_use]
+    pub const fn in_pages(mut self) -> Self {
+        self.paged = true;
+        self
     }
 
     /// For an etcd with another `--max-request-bytes`.
@@ -91,6 +103,7 @@ impl KubeLedger {
             limit: self.limit,
             name: &pool.name,
             network: pool.network,
+            place: Place::Whole,
             marks: json!({}),
         }
     }
@@ -114,6 +127,9 @@ fn snapshot(object: Option<&Object>) -> Snapshot {
 #[async_trait]
 impl Ledger for KubeLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        if self.paged {
+            return self.load_pages(pool).await;
+        }
         let object = self.store(pool).read().await?;
         Ok(snapshot(object.as_ref()))
     }
@@ -125,7 +141,11 @@ impl Ledger for KubeLedger {
     ) -> Result<Option<Snapshot>, LedgerError> {
         let known = Base::from(base);
         let merged = base.stored() != base.0;
-        if !merged && known != Base::Unknown && self.store(pool).is_at(&known).await? {
+        if !self.paged
+            && !merged
+            && known != Base::Unknown
+            && self.store(pool).is_at(&known).await?
+        {
             return Ok(None);
         }
         let now = self.load(pool).await?;
@@ -141,9 +161,13 @@ impl Ledger for KubeLedger {
         if changes.is_empty() {
             return Ok(base.clone());
         }
-        let written = self.store(pool).commit(&base.into(), changes).await?;
-        let version = Version::from(&Base::At(written.stamp));
-        Ok(if written.merged || base.stored() != base.0 {
+        let (version, merged) = if self.paged {
+            self.commit_pages(pool, base, changes).await?
+        } else {
+            let written = self.store(pool).commit(&base.into(), changes).await?;
+            (Version::from(&Base::At(written.stamp)), written.merged)
+        };
+        Ok(if merged || base.stored() != base.0 {
             version.merged()
         } else {
             version
@@ -156,7 +180,11 @@ impl Ledger for KubeLedger {
     ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
         // Errors that will not pass (no permission, no definition) are the caller's at once.
         let now = self.load(pool).await?;
-        Ok(watch::watch(self.wire.clone(), pool.clone(), now))
+        let view = watch::View {
+            pool: pool.clone(),
+            paged: self.paged,
+        };
+        Ok(watch::watch(self.wire.clone(), view, now))
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
@@ -169,7 +197,8 @@ impl Ledger for KubeLedger {
             }
         };
         let objects = self.wire.list(&POOLS, "", PAGE).await?;
-        Ok(objects.iter().map(key).collect())
+        let first = objects.iter().filter(|object| pages::is_first(object));
+        Ok(first.map(key).collect())
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {

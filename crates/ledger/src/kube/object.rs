@@ -9,9 +9,9 @@ use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use serde_json::{Map, Value, json};
 
 use super::base::Stamp;
+use super::pages::{PAGE_MARK, Place};
 use super::resting::Resting;
 use super::wire::Fetched;
-use crate::LedgerError;
 
 /// Who holds an address whose entry can't be read. No front has an owner of that name.
 const UNREADABLE: &str = "(unreadable)";
@@ -73,41 +73,44 @@ fn range(text: &str) -> Option<Prefix> {
 }
 
 impl Object {
+    /// Reads an object, or says why it can't be read.
     pub fn read(
-        target: &str,
         network: Option<Prefix>,
+        place: Place,
         mut fetched: Fetched,
-    ) -> Result<Self, LedgerError> {
-        let unreadable = |why: String| LedgerError::Unreadable {
-            target: target.to_owned(),
-            why,
-        };
-        let mut stamp = Stamp::read(&fetched.object).map_err(unreadable)?;
-        let resting = Resting::read(&stamp.notes).map_err(unreadable)?;
+    ) -> Result<Self, String> {
+        let mut stamp = Stamp::read(&fetched.object)?;
+        let resting = Resting::read(&stamp.notes)?;
+        let page = fetched.object["metadata"]["annotations"]
+            .get(PAGE_MARK)
+            .cloned();
+        let tracked = fetched.object["metadata"]
+            .get("managedFields")
+            .map_or(0, |fields| fields.to_string().len());
         let spec = fetched
             .object
             .get_mut("spec")
             .and_then(Value::as_object_mut)
-            .ok_or_else(|| unreadable("it has no spec".into()))?;
+            .ok_or("it has no spec")?;
         let text = spec
             .get("range")
             .and_then(Value::as_str)
             .unwrap_or_default();
         let found = range(text).ok_or_else(|| {
-            unreadable(format!(
-                "spec.range {text:?} is not a CIDR that begins with its network address"
-            ))
+            format!("spec.range {text:?} is not a CIDR that begins with its network address")
         })?;
         if let Some(network) = network.filter(|network| *network != found) {
-            return Err(unreadable(format!(
+            return Err(format!(
                 "spec.range is {found}, where the pool of {network} should be; every address in it would be taken for another"
-            )));
+            ));
         }
         let allocations = match spec.get_mut("allocations").map(Value::take) {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(allocations)) => allocations,
-            Some(_) => return Err(unreadable("spec.allocations is no map".into())),
+            Some(_) => return Err("spec.allocations is no map".into()),
         };
+        let offsets = allocations.keys().filter_map(|key| key.parse().ok());
+        place.check(page.as_ref(), offsets)?;
         let mut odd: BTreeMap<Address, Vec<String>> = BTreeMap::new();
         for name in allocations.keys() {
             if let Some(address) = address(found, name)
@@ -117,9 +120,6 @@ impl Object {
             }
         }
         stamp.odd = !odd.is_empty();
-        let tracked = fetched.object["metadata"]
-            .get("managedFields")
-            .map_or(0, |fields| fields.to_string().len());
         Ok(Self {
             stamp,
             size: fetched.size.saturating_sub(tracked),

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::base::{Base, RESTING, Stamp};
 use super::object::{Draft, Object, entry, key, weight};
+use super::pages::Place;
 use super::patch::{MOST_OPERATIONS, alters, by_address};
 use super::resource::POOLS;
 use super::resting::{Resting, now};
@@ -51,6 +52,7 @@ pub(super) struct Store<'a> {
     pub limit: usize,
     pub name: &'a str,
     pub network: Option<Prefix>,
+    pub place: Place,
     /// Labels and annotations of a new object.
     pub marks: Value,
 }
@@ -86,7 +88,12 @@ impl Store<'_> {
     }
 
     pub fn parse(&self, fetched: Fetched) -> Result<Object, LedgerError> {
-        let object = Object::read(&self.target(), self.network, fetched)?;
+        let object = Object::read(self.network, self.place, fetched).map_err(|why| {
+            LedgerError::Unreadable {
+                target: self.target(),
+                why,
+            }
+        })?;
         self.sizes.note(self.name, object.size + ENVELOPE);
         Ok(object)
     }

@@ -25,6 +25,7 @@ mod conformance;
 mod faults;
 mod foreign;
 mod limits;
+mod pages;
 mod refusals;
 
 /// The shared cluster with all definitions in it.
@@ -39,6 +40,20 @@ async fn install(cluster: &Cluster) {
     for crd in berth_api::crds().unwrap() {
         cluster.apply_object(crd).await.unwrap();
     }
+    // The lists of a new kind are refused with 429 until the server's cache has begun.
+    let ledger = open(cluster, "default").await;
+    for _ in 0..200 {
+        match ledger.pools().await {
+            Err(error) if error.is_passing() => {
+                tokio::time::sleep(Duration::from_millis(100)).await
+            }
+            listed => {
+                listed.unwrap();
+                return;
+            }
+        }
+    }
+    panic!("the API server does not list the pools after 20 s");
 }
 
 fn mk_connect(cluster: &Cluster, namespace: &str) -> Connect {

@@ -44,6 +44,9 @@ pub struct PodNetwork {
     pub overlap_checks: bool,
     /// The prefix length of a node's slice; none for a range that all nodes share.
     pub node_slice_size: Option<u8>,
+    /// `fast_ipam`: a node may claim slices by itself. Without a size, such a network is a plain range
+    /// to everyone who does not know slices.
+    pub fast_ipam: bool,
     pub kubeconfig: Option<PathBuf>,
     pub settings: Settings,
     pub compatible: Compatible,
@@ -133,6 +136,7 @@ impl PodNetwork {
                 .inline_flag("enable_overlapping_ranges")?
                 .unwrap_or(true),
             node_slice_size: settings::node_slice_size(&source)?,
+            fast_ipam: source.flag("fast_ipam")?.unwrap_or(false),
             kubeconfig: settings::kubeconfig(&source)?,
             settings,
             compatible: settings::compatible(&source)?,

@@ -75,13 +75,11 @@ pub(super) fn compatible(source: &Source<'_>) -> Result<Compatible, ConfigError>
     })
 }
 
-/// `node_slice_size` switches slices on; so does `fast_ipam`, then with slices of /26 in IPv4 and /122 in IPv6.
+/// `node_slice_size` switches slices of that size on.
 pub(super) fn node_slice_size(source: &Source<'_>) -> Result<Option<u8>, ConfigError> {
     let text = source.text("node_slice_size")?;
     if text.is_empty() {
-        // A length that serves either family is chosen where the range is known.
-        let fast = source.flag("fast_ipam")?.unwrap_or(false);
-        return Ok(fast.then_some(FAST_IPAM_SLICE));
+        return Ok(None);
     }
     let digits = text.strip_prefix('/').unwrap_or(&text);
     match digits.parse::<u8>() {
@@ -93,9 +91,6 @@ pub(super) fn node_slice_size(source: &Source<'_>) -> Result<Option<u8>, ConfigE
         }),
     }
 }
-
-/// What `fast_ipam: true` means where no size is given: 62 addresses for a node.
-pub const FAST_IPAM_SLICE: u8 = 26;
 
 pub(super) fn kubeconfig(source: &Source<'_>) -> Result<Option<PathBuf>, ConfigError> {
     let path = Path::Root("kubernetes");

@@ -320,16 +320,22 @@ fn small_networks_are_served_behind_their_setting() {
 }
 
 #[test]
-fn slices_are_switched_on_by_size_or_by_fast_ipam() {
+fn slices_are_switched_on_by_their_size() {
     let size = |ipam| read(ipam).unwrap().node_slice_size;
     assert_eq!(size(json!({"node_slice_size": "/22"})), Some(22));
     assert_eq!(size(json!({"node_slice_size": "22"})), Some(22));
-    assert_eq!(size(json!({"fast_ipam": true})), Some(26));
-    assert_eq!(
-        size(json!({"fast_ipam": true, "node_slice_size": "/22"})),
-        Some(22)
-    );
-    assert_eq!(size(json!({"fast_ipam": false})), None);
+    let both = read(json!({"fast_ipam": true, "node_slice_size": "/22"})).unwrap();
+    assert_eq!((both.fast_ipam, both.node_slice_size), (true, Some(22)));
+}
+
+/// Nobody ever built `fast_ipam`: a manifest that has it must go on working as the plain range that
+/// it is.
+#[test]
+fn fast_ipam_is_accepted() {
+    let network = read(json!({"fast_ipam": true})).unwrap();
+    assert_eq!((network.fast_ipam, network.node_slice_size), (true, None));
+    assert!(!read(json!({})).unwrap().fast_ipam);
+    assert!(read(json!({"fast_ipam": "yes"})).is_err());
 }
 
 #[test]

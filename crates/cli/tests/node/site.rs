@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use berth_testkit::{Account, Node, NodeOptions, Process};
-use serde_json::json;
 use tokio::sync::{Mutex, OnceCell, RwLock};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -109,26 +108,43 @@ fn plugin() -> PathBuf {
     Path::new(BERTH).with_file_name("berth-cni")
 }
 
-/// What an administrator applies: the definitions, and the account that Berth acts as.
+/// What an administrator applies: the definitions, and the account that Berth acts as with its rights.
 async fn deploy(node: &Node) -> Account {
-    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
-    for entry in fs::read_dir(crds).unwrap() {
-        let manifest = fs::read_to_string(entry.unwrap().path()).unwrap();
-        node.cluster().apply(&manifest).await.unwrap();
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let crds = fs::read_dir(deploy.join("crds")).unwrap();
+    let mut manifests: Vec<PathBuf> = crds.map(|entry| entry.unwrap().path()).collect();
+    manifests.push(deploy.join("agent/rbac.yaml"));
+    for manifest in manifests {
+        let documents = fs::read_to_string(manifest).unwrap();
+        node.cluster().apply(&documents).await.unwrap();
     }
-    let rules = json!([
-        {
-            "apiGroups": ["whereabouts.cni.cncf.io"],
-            "resources": ["ippools", "overlappingrangeipreservations"],
-            "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"],
-        },
-        { "apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"] },
-        { "apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"] },
-    ]);
-    node.cluster()
-        .service_account(HOME, "berth", rules)
-        .await
-        .unwrap()
+    let account = node.cluster().account(HOME, "berth-agent").await.unwrap();
+    in_force(node).await;
+    account
+}
+
+/// The API server's authorizer learns of a binding by watch.
+async fn in_force(node: &Node) {
+    let account = format!("--as=system:serviceaccount:{HOME}:berth-agent");
+    let right = [
+        "auth",
+        "can-i",
+        "create",
+        "ippools.whereabouts.cni.cncf.io",
+        "--namespace",
+        HOME,
+        &account,
+    ];
+    let begun = Instant::now();
+    loop {
+        let output = node.kubectl(&right).unwrap();
+        if output.status.success() {
+            return;
+        }
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(60), "{waited:?}: {output:?}");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
 }
 
 /// `berth install`, with the service account's files as a kubelet mounts them.

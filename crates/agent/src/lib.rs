@@ -13,6 +13,7 @@
     )
 )]
 
+mod collectors;
 mod metrics;
 mod once;
 mod routes;
@@ -20,5 +21,6 @@ mod serve;
 mod socket;
 mod stores;
 
+pub use berth_pods::garbage::{GarbageSettings, Patience};
 pub use once::{OnceConfig, once};
 pub use serve::{AgentConfig, AgentError, serve};

@@ -11,12 +11,14 @@ use axum::Router;
 use berth_desk::DeskMetrics;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::Connect;
+use berth_pods::garbage::{GarbageMetrics, GarbageSettings};
 use berth_pods::{Front, Stores};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::collectors::Collectors;
 use crate::metrics::Metrics;
 use crate::routes::{Desk, on_network, on_socket};
 use crate::socket::Socket;
@@ -43,6 +45,8 @@ pub struct AgentConfig {
     pub listen: Option<SocketAddr>,
     /// Where the flat file is looked for; none for the places that whereabouts has.
     pub flat_places: Option<Vec<PathBuf>>,
+    /// How addresses of pods that are gone are collected.
+    pub garbage: GarbageSettings,
     /// The VM pools, if this node has any.
     pub vms: Option<berth_vms::Setup>,
 }
@@ -81,10 +85,20 @@ pub async fn serve(
     let metrics = Metrics::register(&mut registry);
     let desk_metrics = DeskMetrics::default();
     desk_metrics.register(&mut registry);
+    let stop = CancellationToken::new();
+    let collectors = Collectors {
+        node: config.node.clone(),
+        settings: garbage(&config),
+        metrics: GarbageMetrics::default(),
+        stop: stop.clone(),
+        tasks: TaskTracker::new(),
+    };
+    collectors.metrics.register(&mut registry);
+    let collecting = collectors.tasks.clone();
     let stores = Arc::new(NodeStores::new(
         config.database.clone(),
         config.cluster.clone(),
-        Lifetime::Daemon,
+        Lifetime::Daemon(collectors),
         desk_metrics.clone(),
     ));
     stores.open().await.map_err(AgentError::Store)?;
@@ -92,7 +106,6 @@ pub async fn serve(
     if let Some(places) = &config.flat_places {
         front = front.with_flat_places(places.clone());
     }
-    let stop = CancellationToken::new();
     let vms = match config.vms.clone() {
         Some(setup) => {
             let fleet = berth_vms::start(setup, desk_metrics, &mut registry, stop.clone()).await?;
@@ -129,12 +142,23 @@ pub async fn serve(
     told.abort();
     desk.calls.close();
     let _ = tokio::time::timeout(STOP_LIMIT, desk.calls.wait()).await;
+    collecting.close();
+    let _ = tokio::time::timeout(STOP_LIMIT, collecting.wait()).await;
     drop(socket);
     if let Some(network) = network {
         network.abort();
     }
     tracing::info!("the agent has stopped");
     ended
+}
+
+/// The collectors read the networks as the front does.
+fn garbage(config: &AgentConfig) -> GarbageSettings {
+    let mut settings = config.garbage.clone();
+    if let Some(places) = &config.flat_places {
+        settings.flat_places.clone_from(places);
+    }
+    settings
 }
 
 /// Completes when the time for stopping is over.

@@ -18,6 +18,9 @@ use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, S
 use berth_pods::journal::Journal;
 use berth_pods::{PodNetwork, Store, Stores};
 use tokio::sync::{Mutex, OnceCell};
+use tokio_util::sync::DropGuard;
+
+use crate::collectors::Collectors;
 
 /// The stores of one node.
 #[derive(Debug)]
@@ -28,16 +31,23 @@ pub(crate) struct NodeStores {
     metrics: DeskMetrics,
     local: OnceCell<SharedLedger>,
     standalone: OnceCell<Arc<Store>>,
-    told: OnceCell<Arc<Store>>,
+    told: OnceCell<Connected>,
     /// Clusters that networks name, by kubeconfig.
-    named: Mutex<HashMap<PathBuf, (Stamp, Arc<Store>)>>,
+    named: Mutex<HashMap<PathBuf, (Stamp, Connected)>>,
+}
+
+/// A cluster's store and the collector of its garbage, which ends when the store is replaced.
+#[derive(Debug)]
+struct Connected {
+    store: Arc<Store>,
+    _collector: Option<DropGuard>,
 }
 
 /// How long the process lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Lifetime {
-    /// A daemon: copies of pools are kept up to date, the node's journal is kept.
-    Daemon,
+    /// A daemon: copies of pools are kept up to date, the node's journal is kept, garbage is collected.
+    Daemon(Collectors),
     /// One call: neither would pay.
     Call,
 }
@@ -108,36 +118,48 @@ impl NodeStores {
 
     async fn told(&self, connect: &Connect) -> Result<Arc<Store>, LedgerError> {
         let open = async || self.connect(connect).await;
-        self.told.get_or_try_init(open).await.cloned()
+        let connected = self.told.get_or_try_init(open).await?;
+        Ok(Arc::clone(&connected.store))
     }
 
     async fn named(&self, kubeconfig: &Path) -> Result<Arc<Store>, LedgerError> {
         let stamp = Stamp::of(kubeconfig);
         let mut named = self.named.lock().await;
-        if let Some((seen, store)) = named.get(kubeconfig)
+        if let Some((seen, connected)) = named.get(kubeconfig)
             && *seen == stamp
         {
-            return Ok(Arc::clone(store));
+            return Ok(Arc::clone(&connected.store));
         }
         let connect = Connect {
             kubeconfig: Some(kubeconfig.to_owned()),
             ..Connect::default()
         };
-        let store = self.connect(&connect).await?;
-        named.insert(kubeconfig.to_owned(), (stamp, Arc::clone(&store)));
+        let connected = self.connect(&connect).await?;
+        let store = Arc::clone(&connected.store);
+        named.insert(kubeconfig.to_owned(), (stamp, connected));
         Ok(store)
     }
 
-    async fn connect(&self, connect: &Connect) -> Result<Arc<Store>, LedgerError> {
-        let ledger = Arc::new(KubeLedger::new(connect.open().await?));
+    async fn connect(&self, connect: &Connect) -> Result<Connected, LedgerError> {
+        let connection = connect.open().await?;
+        let ledger: SharedLedger = Arc::new(KubeLedger::new(connection.clone()));
         let metrics = self.metrics.clone();
-        Ok(Arc::new(match self.lifetime {
-            Lifetime::Call => Store::cluster_once(ledger, metrics),
-            Lifetime::Daemon => {
-                let journal = Journal::new(SharedLedger::clone(self.local().await?));
-                Store::cluster(ledger, metrics).with_journal(Arc::new(journal))
+        Ok(match &self.lifetime {
+            Lifetime::Call => Connected {
+                store: Arc::new(Store::cluster_once(ledger, metrics)),
+                _collector: None,
+            },
+            Lifetime::Daemon(collectors) => {
+                let journal = Arc::new(Journal::new(SharedLedger::clone(self.local().await?)));
+                let store = Store::cluster(SharedLedger::clone(&ledger), metrics)
+                    .with_journal(Arc::clone(&journal));
+                let collector = collectors.start(connection, ledger, journal);
+                Connected {
+                    store: Arc::new(store),
+                    _collector: Some(collector),
+                }
             }
-        }))
+        })
     }
 }
 
@@ -176,7 +198,7 @@ mod tests {
         let stores = NodeStores::new(
             database.clone(),
             None,
-            Lifetime::Daemon,
+            Lifetime::Call,
             DeskMetrics::default(),
         );
         stores.open().await.unwrap();

@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
-use berth_agent::AgentConfig;
+use berth_agent::{AgentConfig, GarbageSettings, Patience};
 use berth_cni::wire::DEFAULT_SOCKET;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,10 +26,39 @@ pub struct AgentArgs {
     listen: Option<SocketAddr>,
     #[command(flatten)]
     cluster: ClusterArgs,
+    #[command(flatten)]
+    garbage: GarbageArgs,
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
     #[command(flatten)]
     vms: VmFlags,
+}
+
+/// When addresses of pods that are gone are freed.
+#[derive(Debug, clap::Args)]
+struct GarbageArgs {
+    /// Seconds that a pod must have been gone before its addresses are freed.
+    #[arg(long, env = "BERTH_GARBAGE_GRACE", default_value_t = 30)]
+    garbage_grace: u64,
+    /// The same for pods whose node was deleted.
+    #[arg(long, env = "BERTH_GARBAGE_NODE_GRACE", default_value_t = 120)]
+    garbage_node_grace: u64,
+    /// About how many seconds lie between two looks at all pools of the cluster, by whichever agent.
+    #[arg(long, env = "BERTH_GARBAGE_INTERVAL", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    garbage_interval: u64,
+}
+
+impl GarbageArgs {
+    fn settings(&self) -> GarbageSettings {
+        GarbageSettings {
+            patience: Patience {
+                grace: Duration::from_secs(self.garbage_grace),
+                node_grace: Duration::from_secs(self.garbage_node_grace),
+            },
+            interval: Duration::from_secs(self.garbage_interval),
+            ..GarbageSettings::default()
+        }
+    }
 }
 
 impl AgentArgs {
@@ -43,6 +73,7 @@ impl AgentArgs {
             cluster,
             listen: self.listen,
             flat_places: None,
+            garbage: self.garbage.settings(),
             vms,
         };
         // Two workers: the agent waits for disks and servers, it does not compute.

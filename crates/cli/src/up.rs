@@ -87,6 +87,7 @@ impl Up {
             cluster: None,
             listen: None,
             flat_places: Some(Vec::new()),
+            garbage: Default::default(),
             vms: None,
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

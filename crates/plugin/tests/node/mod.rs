@@ -140,6 +140,7 @@ impl TestNode {
             cluster: None,
             listen: None,
             flat_places: Some(Vec::new()),
+            garbage: Default::default(),
             vms: None,
         };
         let (stop, stopped) = oneshot::channel();

@@ -1,0 +1,45 @@
+//! The garbage collectors of this node: one for every cluster that it keeps pools in.
+
+use std::sync::Arc;
+
+use berth_ledger::SharedLedger;
+use berth_ledger::kube::Connection;
+use berth_pods::boot;
+use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings};
+use berth_pods::journal::Journal;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+/// Starts collectors, and stops them with the agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Collectors {
+    pub(crate) node: String,
+    pub(crate) settings: GarbageSettings,
+    pub(crate) metrics: GarbageMetrics,
+    pub(crate) stop: CancellationToken,
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Collectors {
+    /// Starts one; it stops when the guard is dropped.
+    pub(crate) fn start(
+        &self,
+        connection: Connection,
+        ledger: SharedLedger,
+        journal: Arc<Journal>,
+    ) -> DropGuard {
+        let stop = self.stop.child_token();
+        let collector = Collector::new(
+            connection,
+            ledger,
+            &self.node,
+            boot::current(),
+            self.settings.clone(),
+            self.metrics.clone(),
+        )
+        .with_journal(journal);
+        self.tasks
+            .spawn(collector.run(stop.clone().cancelled_owned()));
+        stop.drop_guard()
+    }
+}

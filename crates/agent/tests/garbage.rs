@@ -1,0 +1,73 @@
+//! An agent that is told its cluster collects that cluster's garbage, and stops when it is told to.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::{Duration, Instant};
+
+use berth_agent::{AgentConfig, GarbageSettings, Patience, serve};
+use berth_api::whereabouts::IPPool;
+use berth_ledger::kube::Connect;
+use berth_testkit::Cluster;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
+    let cluster = Cluster::shared().await;
+    for crd in berth_api::crds().unwrap() {
+        cluster.apply_object(crd).await.unwrap();
+    }
+    let namespace = cluster.namespace("agent").await.unwrap();
+    let pools: Api<IPPool> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
+    let pool = json!({
+        "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": "10.0.0.0-24" },
+        "spec": { "range": "10.0.0.0/24", "allocations": {
+            "7": { "id": "c1", "podref": format!("{namespace}/nobody"), "ifname": "net1" },
+        } },
+    });
+    let pool = serde_json::from_value(pool).unwrap();
+    pools.create(&PostParams::default(), &pool).await.unwrap();
+
+    let dir = tempfile::tempdir().unwrap();
+    let config = AgentConfig {
+        socket: dir.path().join("berth.sock"),
+        database: dir.path().join("berth.db"),
+        node: "node-1".to_owned(),
+        cluster: Some(Connect {
+            kubeconfig: Some(cluster.kubeconfig()),
+            namespace: Some(namespace.clone()),
+            ..Connect::default()
+        }),
+        listen: None,
+        flat_places: Some(Vec::new()),
+        garbage: GarbageSettings {
+            patience: Patience {
+                grace: Duration::from_millis(300),
+                node_grace: Duration::from_millis(300),
+            },
+            interval: Duration::from_secs(1),
+            ..GarbageSettings::default()
+        },
+        vms: None,
+    };
+    let (stop, told) = oneshot::channel::<()>();
+    let agent = tokio::spawn(serve(config, async {
+        told.await.ok();
+    }));
+    let begun = Instant::now();
+    while !pools
+        .get("10.0.0.0-24")
+        .await
+        .unwrap()
+        .spec
+        .allocations
+        .is_empty()
+    {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never collected");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    stop.send(()).unwrap();
+    agent.await.unwrap().unwrap();
+}

@@ -37,7 +37,7 @@ pub fn run() -> Result<()> {
     })?;
     step("plugin", plugin)?;
     step("build", || cargo(&["build", "--workspace"]))?;
-    step("test", || cargo(&["test", "--workspace"]))
+    step("test", || cargo(&["test", "--workspace", "--no-fail-fast"]))
 }
 
 /// Builds `berth-cni` into `target/x86_64-unknown-linux-musl/plugin/`.

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::plan::Selector;
-use berth_core::{Address, Claim, Handle, Prefix, Record, Release, Request, Space, Want};
+use berth_core::{
+    Address, Answer, Claim, Handle, Prefix, Record, Refusal, Release, Request, Space, Want,
+};
 use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger};
 
@@ -51,8 +53,26 @@ impl Journal {
             record,
             wants: wants.collect(),
         };
-        if let Err(error) = self.ask(network, Request::Claim(claim)).await {
-            tracing::warn!(network, %error, "the node's journal misses an ADD; GC leaves it to the sweep");
+        // The pool has just given these addresses: whoever the journal still has at one of them is history.
+        for _ in 0..=given.len() {
+            match self.ask(network, Request::Claim(claim.clone())).await {
+                Ok(Answer::Refused(Refusal::Held { address, .. })) => {
+                    self.forget_at(network, address).await;
+                }
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::warn!(network, %error, "the node's journal misses an ADD; GC leaves it to the sweep");
+                    return;
+                }
+            }
+        }
+        tracing::warn!(network, owner = %claim.record.owner, "the node's journal misses an ADD; GC leaves it to the sweep");
+    }
+
+    async fn forget_at(&self, network: &str, address: Address) {
+        let now = self.desks.ledger().load(&pool(network)).await;
+        if let Some(stale) = now.ok().and_then(|now| now.pool.get(address).cloned()) {
+            self.forget_one(network, address, &stale).await;
         }
     }
 
@@ -112,9 +132,8 @@ impl Journal {
         Ok(now.pool.records().filter_map(entry).collect())
     }
 
-    async fn ask(&self, network: &str, request: Request) -> Result<(), DeskError> {
-        self.desks.of(&pool(network)).submit(request).await?;
-        Ok(())
+    async fn ask(&self, network: &str, request: Request) -> Result<Answer, DeskError> {
+        self.desks.of(&pool(network)).submit(request).await
     }
 }
 
@@ -180,5 +199,26 @@ mod tests {
         assert_eq!(journal.entries("blue").await.unwrap().len(), 2);
         journal.forget("blue", &Handle::new("c1"), "net1").await;
         assert_eq!(journal.entries("blue").await.unwrap(), []);
+    }
+
+    /// A DEL that never came must not keep the next holder's ADD out of the journal.
+    #[tokio::test]
+    async fn the_newest_holder_of_an_address_is_the_one_that_is_noted() {
+        let journal = Journal::new(Arc::new(MemoryLedger::new()));
+        let pool = PoolKey::of_network("10.0.0.0-24", "10.0.0.0/24".parse().unwrap());
+        let given = [
+            (pool.clone(), "10.0.0.1".parse().unwrap()),
+            (pool, "10.0.0.2".parse().unwrap()),
+        ];
+        let record = |pod: &str| Record::new(Owner::new(pod, "net1"), Handle::new(pod));
+        journal.note("blue", &record("ns/old"), &given[..1]).await;
+        journal.note("blue", &record("ns/older"), &given[1..]).await;
+        journal.note("blue", &record("ns/new"), &given).await;
+        let noted = journal.all().await.unwrap();
+        assert_eq!(noted.len(), 2);
+        for (network, entry) in noted {
+            assert_eq!(network, "blue");
+            assert_eq!(entry.record.owner.subject, "ns/new");
+        }
     }
 }

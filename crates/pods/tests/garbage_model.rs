@@ -1,7 +1,7 @@
 //! Random lives of pods against the plan: whoever lives keeps its address whatever collectors saw, whenever they saw it,
 //! and however late they act; and when all is quiet, nothing is left of those who are gone.
 //!
-//! The model is naive on purpose: pods are a map, the pool is a map, an observation is a copy of both.
+//! The model is naive on purpose: pods are a map, the pool is a map, an observation is a copy of either.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -30,8 +30,10 @@ enum Action {
     Add(usize),
     /// The DEL of some container that once was, whoever holds its address by now.
     LateDel(usize),
-    /// A collector observes the world and keeps what it saw.
-    Observe(usize),
+    /// A collector looks at the pool, and keeps what it saw.
+    LookAtPool(usize),
+    /// The same for the pods: what it knows of them may be older than what it knows of the pool, and newer.
+    LookAtPods(usize),
     /// It thinks about what it saw last, be it old.
     Think(usize),
     /// It carries out one of the steps that it thought of, be that long ago.
@@ -46,7 +48,8 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
         1 => (0..NAMES).prop_map(Action::Finish),
         4 => (0..NAMES).prop_map(Action::Add),
         1 => (0..20usize).prop_map(Action::LateDel),
-        3 => (0..COLLECTORS).prop_map(Action::Observe),
+        3 => (0..COLLECTORS).prop_map(Action::LookAtPool),
+        2 => (0..COLLECTORS).prop_map(Action::LookAtPods),
         4 => (0..COLLECTORS).prop_map(Action::Think),
         4 => (0..COLLECTORS, 0..8usize).prop_map(|(who, which)| Action::Act(who, which)),
         3 => (1..60_000u64).prop_map(Action::Pass),
@@ -123,7 +126,7 @@ impl World {
         (0..NAMES).map(sight).collect()
     }
 
-    fn observe(&self) -> Observed {
+    fn held(&self) -> Vec<Held> {
         let held = self.pool.iter().map(|(offset, entry)| Held {
             pool: PoolKey::of_network("10.0.0.0-24", "10.0.0.0/24".parse().unwrap()),
             address: address(*offset),
@@ -136,11 +139,7 @@ impl World {
                 ..Note::default()
             },
         });
-        Observed {
-            held: held.collect(),
-            pods: self.sights(),
-            ..Observed::default()
-        }
+        held.collect()
     }
 
     fn run(&mut self, action: &Action) {
@@ -171,7 +170,8 @@ impl World {
                     }
                 }
             }
-            Action::Observe(who) => self.collectors[who].seen = self.observe(),
+            Action::LookAtPool(who) => self.collectors[who].seen.held = self.held(),
+            Action::LookAtPods(who) => self.collectors[who].seen.pods = self.sights(),
             Action::Think(who) => {
                 let now = Moment(self.now);
                 let collector = &mut self.collectors[who];
@@ -260,7 +260,8 @@ impl World {
             *collector = Collector::default();
         }
         for _ in 0..2 {
-            self.run(&Action::Observe(0));
+            self.run(&Action::LookAtPool(0));
+            self.run(&Action::LookAtPods(0));
             self.run(&Action::Think(0));
             while !self.collectors[0].steps.is_empty() {
                 self.run(&Action::Act(0, 0));

@@ -15,6 +15,8 @@ use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
 use berth_ledger::kube::Connect;
 use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, SqliteLedger};
+use berth_pods::boot;
+use berth_pods::garbage::reboot;
 use berth_pods::journal::Journal;
 use berth_pods::{PodNetwork, Store, Stores};
 use tokio::sync::{Mutex, OnceCell};
@@ -80,7 +82,12 @@ impl NodeStores {
 
     /// Opens what an agent needs whatever is asked of it, so that it fails at its start if it must.
     pub(crate) async fn open(&self) -> Result<(), LedgerError> {
-        self.local().await?;
+        let local = self.local().await?;
+        // Before anything is served: a container of this boot may need what one of the last has left.
+        let freed = reboot::sweep(local, &boot::current()).await?;
+        if !freed.is_empty() {
+            tracing::info!(?freed, "a reboot left these addresses");
+        }
         if let Some(connect) = &self.cluster {
             self.told(connect).await?;
         }

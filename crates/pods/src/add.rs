@@ -19,6 +19,7 @@ use std::time::Duration;
 use crate::attachment::{Attachment, Place};
 use crate::config::PodNetwork;
 use crate::error::PodError;
+use crate::garbage::reboot;
 use crate::layout::{Layout, PoolWants};
 use crate::reserve::Reservations;
 use crate::store::Store;
@@ -50,6 +51,14 @@ pub async fn add(
         record,
     };
     let held = addition.settle().await?;
+    if !store.in_cluster {
+        let before: Vec<(PoolKey, Address)> = held
+            .iter()
+            .filter(|held| !held.granted.fresh)
+            .map(|held| (held.pool.clone(), held.granted.address))
+            .collect();
+        reboot::renew(store, &before, &addition.record).await?;
+    }
     if let Some(journal) = &store.journal {
         let given: Vec<(PoolKey, Address)> = held
             .iter()

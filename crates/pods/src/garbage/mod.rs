@@ -16,6 +16,7 @@
 //! | `witness`, `watch`, `terms` | what the API server says of pods, nodes and networks |
 //! | `local` | looks at this node's pods, on events |
 //! | `sweep`, [`turn`] | looks at all pools, one agent at a time |
+//! | [`reboot`] | what a machine by itself does at its start |
 //! | `hands`, `events` | the last look, the deed, the news of it |
 
 mod clock;
@@ -27,6 +28,7 @@ mod local;
 mod metrics;
 mod pairing;
 pub mod plan;
+pub mod reboot;
 mod sweep;
 mod terms;
 pub mod turn;

@@ -13,14 +13,8 @@ pub struct StoreArgs {
     /// The SQLite file; by default that of `berth up`.
     #[arg(long, global = true, value_name = "FILE", env = "BERTH_DATABASE")]
     database: Option<PathBuf>,
-    /// Work on the IPPool objects of the cluster that this kubeconfig reaches, not on a file.
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "BERTH_KUBECONFIG",
-        conflicts_with = "database"
-    )]
+    /// Work on the IPPool objects of the cluster that this kubeconfig reaches, not on the file.
+    #[arg(long, global = true, value_name = "FILE", env = "BERTH_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// The namespace of those objects [default: the kubeconfig context's, else kube-system].
     #[arg(long, global = true, requires = "kubeconfig")]

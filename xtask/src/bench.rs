@@ -20,6 +20,8 @@ enum Subject {
     EngineKube,
     /// The pods front against whereabouts and host-local.
     Pods,
+    /// Processes that share one ConfigMap of VMs.
+    Vms,
 }
 
 impl Bench {
@@ -37,6 +39,10 @@ impl Bench {
                     cargo(&["build", "--release", "--package", "berth"])
                 })?;
                 "pods"
+            }
+            Subject::Vms => {
+                parts::ensure()?;
+                "vms"
             }
         };
         step("plugin", test::plugin)?;

@@ -11,6 +11,7 @@ mod engine_kube;
 mod figure;
 mod pods;
 mod shared;
+mod vms;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,11 @@ enum Bench {
     EngineKube(engine_kube::EngineKube),
     /// The pods front against whereabouts and host-local, whole processes, on a real API server.
     Pods(pods::Pods),
+    /// Processes that share one ConfigMap of VMs, against get-update-retry.
+    Vms(vms::Vms),
+    /// One of those processes.
+    #[command(hide = true)]
+    VmsWorker(vms::VmsWorker),
 }
 
 #[tokio::main]
@@ -37,6 +43,11 @@ async fn main() -> Result<ExitCode> {
         Bench::Engine => engine::run().await?,
         Bench::EngineKube(bench) => bench.run().await?,
         Bench::Pods(bench) => bench.run().await?,
+        Bench::Vms(bench) => bench.run().await?,
+        Bench::VmsWorker(worker) => {
+            println!("{}", serde_json::to_string(&worker.run().await?)?);
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     println!("{}", figure::table(&figures));
     let holds = figures.iter().all(figure::Figure::holds);

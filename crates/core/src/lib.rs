@@ -38,7 +38,7 @@ mod space;
 pub use address::{Address, Family};
 pub use dialect::Dialect;
 pub use offset::Offset;
-pub use order::Order;
+pub use order::{Order, hash_index};
 pub use plan::{Answer, Claim, Granted, Refusal, Release, Request, Want, plan};
 pub use pool::{Change, Pool, Rest, Stray};
 pub use prefix::Prefix;

@@ -48,7 +48,11 @@ async fn a_deleted_pods_address_is_freed_on_the_event_and_told() {
         })
         .await;
     assert_eq!(world.events("stays").await, []);
-    assert_eq!(agent.journalled().await, 1);
+    world
+        .until("one note in the journal", async || {
+            agent.journalled().await == 1
+        })
+        .await;
     running.stop().await;
 }
 

@@ -18,6 +18,7 @@ use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, S
 use berth_pods::boot;
 use berth_pods::garbage::reboot;
 use berth_pods::journal::Journal;
+use berth_pods::sticky::Sticky;
 use berth_pods::{PodNetwork, Store, Stores};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::DropGuard;
@@ -151,15 +152,17 @@ impl NodeStores {
         let connection = connect.open().await?;
         let ledger: SharedLedger = Arc::new(KubeLedger::new(connection.clone()));
         let metrics = self.metrics.clone();
+        let sticky = Sticky::new(connection.client.clone(), connection.timeout);
         Ok(match &self.lifetime {
             Lifetime::Call => Connected {
-                store: Arc::new(Store::cluster_once(ledger, metrics)),
+                store: Arc::new(Store::cluster_once(ledger, metrics).with_sticky(sticky)),
                 _collector: None,
             },
             Lifetime::Daemon(collectors) => {
                 let journal = Arc::new(Journal::new(SharedLedger::clone(self.local().await?)));
                 let store = Store::cluster(SharedLedger::clone(&ledger), metrics)
-                    .with_journal(Arc::clone(&journal));
+                    .with_journal(Arc::clone(&journal))
+                    .with_sticky(sticky);
                 let collector = collectors.start(connection, ledger, journal);
                 Connected {
                     store: Arc::new(store),

@@ -22,6 +22,8 @@ pub struct NetConf {
     pub runtime_ips: Vec<String>,
     /// `args.cni.ips`: the older way to ask for the same.
     pub arg_ips: Vec<String>,
+    /// `allowPersistentIPs`: pods may refer to claims whose addresses outlive them.
+    pub persistent_ips: bool,
     /// On GC the attachments that live. `None` where the configuration does not say: then nothing may be freed.
     pub valid_attachments: Option<Vec<Attachment>>,
 }
@@ -56,6 +58,7 @@ impl NetConf {
             prev_result: fields.get("prevResult").cloned(),
             runtime_ips: runtime_ips(&fields)?,
             arg_ips: arg_ips(&fields)?,
+            persistent_ips: fields.flag("allowPersistentIPs")?.unwrap_or(false),
             valid_attachments: valid_attachments(&fields)?,
         })
     }

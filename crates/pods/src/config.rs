@@ -122,7 +122,7 @@ impl PodNetwork {
             });
         }
         let mut warnings = Vec::new();
-        let settings = settings::read(&source)?;
+        let settings = settings::read(&source, conf)?;
         let ranges = ranges::read(&source, &settings, &mut warnings)?;
         let mut network = PodNetwork {
             name: conf.name.clone(),

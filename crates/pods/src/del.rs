@@ -11,6 +11,7 @@ use crate::config::PodNetwork;
 use crate::error::PodError;
 use crate::layout::Layout;
 use crate::release::{free, release};
+use crate::sticky::Wishes;
 use crate::store::Store;
 
 /// Frees the addresses of `ifname` of the container `handle`; gives back which they were.
@@ -49,7 +50,7 @@ async fn del_in(
     handle: &Handle,
     ifname: &str,
 ) -> Result<Vec<Address>, PodError> {
-    if network.overlap_checks {
+    if network.overlap_checks || Wishes::from(&network.settings).any() {
         let now = store.look(pool).await?;
         let held: Vec<(Address, Record)> = now
             .pool

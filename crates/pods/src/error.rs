@@ -5,6 +5,8 @@ use berth_core::{Address, Refusal};
 use berth_desk::DeskError;
 use berth_ledger::LedgerError;
 
+use crate::garbage::witness::Blind;
+
 /// A failed verb. The variants differ in what the runtime and the user can do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum PodError {
@@ -20,6 +22,9 @@ pub enum PodError {
     /// The desk gave no answer.
     #[error("error at storage engine: {0}")]
     Desk(DeskError),
+    /// An address that outlives its pod can't be given now.
+    #[error("{0}")]
+    Sticky(String),
     /// CHECK found the record and the container apart.
     #[error("{0}")]
     Mismatch(String),
@@ -37,6 +42,12 @@ impl From<LedgerError> for PodError {
     }
 }
 
+impl From<Blind> for PodError {
+    fn from(blind: Blind) -> PodError {
+        PodError::Sticky(blind.to_string())
+    }
+}
+
 impl From<DeskError> for PodError {
     fn from(error: DeskError) -> PodError {
         PodError::Desk(error)
@@ -48,7 +59,7 @@ impl PodError {
     pub fn is_passing(&self) -> bool {
         let passing = |error: &LedgerError| error.is_passing() || error.needs_reload();
         match self {
-            PodError::NoAddress(_) | PodError::Named { .. } => true,
+            PodError::NoAddress(_) | PodError::Named { .. } | PodError::Sticky(_) => true,
             PodError::Store(error) => passing(error),
             PodError::Desk(DeskError::Ledger(error)) => passing(error),
             PodError::Desk(_) => true,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_cni::call::{Call, Target};
+use berth_cni::result::IpamResult;
 use berth_cni::version::version_answer;
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{Args, CniError, Code, NetConf};
@@ -13,6 +14,8 @@ use berth_core::Handle;
 
 use crate::attachment::{Attachment, Place};
 use crate::config::{PodNetwork, flat};
+use crate::error::PodError;
+use crate::sticky;
 use crate::store::{Store, Stores};
 use crate::turns::Turns;
 use crate::{add, boot, check, del, gc, status};
@@ -156,10 +159,35 @@ impl Front {
     ) -> Result<String, CniError> {
         let who = Attachment::of(target, store.in_cluster)?;
         let _turn = self.turns.take(&who.owner).await;
-        let result = add::add(store, network, &who, &self.place).await?;
+        let result = self.give(store, &who, network.clone()).await?;
         let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
         tracing::info!(owner = %who.owner, handle = %who.handle, network = %network.name, ?given, "ADD");
         result.render(conf.version)
+    }
+
+    /// Gives addresses: those of the claim that the pod refers to, if it refers to one.
+    async fn give(
+        &self,
+        store: &Store,
+        who: &Attachment,
+        mut network: PodNetwork,
+    ) -> Result<IpamResult, PodError> {
+        let sticky = store.sticky.as_ref();
+        let Some(sticky) = sticky.filter(|_| network.settings.persistent_ips) else {
+            return add::add(store, &network, who, &self.place).await;
+        };
+        let record = who.record(&network.name, &self.place);
+        let adoption = sticky::adopt(store, sticky, &mut network, who, &record).await?;
+        let result = add::add(store, &network, who, &self.place).await?;
+        let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
+        if let Some(adoption) = adoption
+            && let Err(error) = sticky::settle(sticky, &adoption, &given).await
+        {
+            // What a claim does not record is not kept by it: nothing is left behind.
+            del::del(store, &network, &who.handle, &who.owner.part).await?;
+            return Err(error);
+        }
+        Ok(result)
     }
 
     fn warn(&self, network: &PodNetwork) {

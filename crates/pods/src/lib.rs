@@ -15,6 +15,7 @@
 //! | [`store`] | where pools are kept |
 //! | [`journal`] | what this node was given |
 //! | [`boot`] | which boot the node is in |
+//! | [`sticky`] | addresses that outlive their pod |
 //! | [`garbage`] | pods that are gone lose their addresses |
 #![cfg_attr(
     test,
@@ -42,6 +43,7 @@ pub mod layout;
 mod release;
 pub mod reserve;
 pub mod status;
+pub mod sticky;
 pub mod store;
 mod turns;
 

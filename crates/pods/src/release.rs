@@ -13,7 +13,9 @@ use futures::future::join_all;
 
 use crate::config::PodNetwork;
 use crate::error::PodError;
+use crate::garbage::facts::PodRef;
 use crate::reserve::Reservations;
+use crate::sticky::Wishes;
 use crate::store::Store;
 
 /// Frees each of `held`, whose holders were read from the pool; gives back what was freed.
@@ -25,6 +27,7 @@ pub(crate) async fn free(
     pool: &PoolKey,
     held: Vec<(Address, Record)>,
 ) -> Result<Vec<Address>, PodError> {
+    let held = unkept(store, network, held).await?;
     let all = held
         .iter()
         .map(|(address, record)| free_one(store, network, pool, *address, record));
@@ -40,6 +43,29 @@ pub(crate) async fn free(
         Some(error) => Err(error),
         None => Ok(freed),
     }
+}
+
+/// Those that nobody keeps beyond their pod.
+async fn unkept(
+    store: &Store,
+    network: &PodNetwork,
+    held: Vec<(Address, Record)>,
+) -> Result<Vec<(Address, Record)>, PodError> {
+    let wishes = Wishes::from(&network.settings);
+    let Some(sticky) = store.sticky.as_ref().filter(|_| wishes.any()) else {
+        return Ok(held);
+    };
+    let mut free = Vec::with_capacity(held.len());
+    for (address, record) in held {
+        let kept = match PodRef::parse(&record.owner.subject) {
+            Some(pod) => sticky.keeps(wishes, &pod, address).await?,
+            None => false,
+        };
+        if !kept {
+            free.push((address, record));
+        }
+    }
+    Ok(free)
 }
 
 async fn free_one(

@@ -12,6 +12,7 @@ use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
 use crate::config::PodNetwork;
 use crate::foreign::Foreign;
 use crate::journal::Journal;
+use crate::sticky::Sticky;
 
 /// Finds the store that keeps a network's pools.
 #[async_trait]
@@ -36,6 +37,8 @@ pub struct Store {
     pub(crate) in_cluster: bool,
     /// What this node was given of a cluster's pools.
     pub(crate) journal: Option<Arc<Journal>>,
+    /// Who keeps addresses beyond their pods; none where no API server is known.
+    pub(crate) sticky: Option<Sticky>,
     /// Where others' reservations were met lately.
     pub(crate) foreign: Foreign,
 }
@@ -71,6 +74,7 @@ impl Store {
             ledger,
             in_cluster,
             journal: None,
+            sticky: None,
             foreign: Foreign::default(),
         }
     }
@@ -79,6 +83,13 @@ impl Store {
     #[must_use]
     pub fn with_journal(mut self, journal: Arc<Journal>) -> Store {
         self.journal = Some(journal);
+        self
+    }
+
+    /// Minds the cluster's StatefulSets and IPAMClaims, for networks that ask for it.
+    #[must_use]
+    pub fn with_sticky(mut self, sticky: Sticky) -> Store {
+        self.sticky = Some(sticky);
         self
     }
 

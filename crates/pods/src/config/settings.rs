@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use berth_cni::NetConf;
 use berth_cni::fields::Path;
 
 use super::ConfigError;
@@ -19,6 +20,9 @@ pub struct Settings {
     pub cooldown: Duration,
     /// `sticky_statefulset`, default false: a StatefulSet's pod keeps its addresses while it is made again.
     pub sticky_statefulset: bool,
+    /// `allowPersistentIPs`, beside `ipam` or in it, default false: a pod that refers to an IPAMClaim gets the claim's
+    /// addresses, and they outlive it.
+    pub persistent_ips: bool,
     /// `probe`, default false: look by ARP or ND whether somebody uses an address before it is given.
     pub probe: bool,
     /// `check_addresses`, default true: a static address is recorded and refused to a second pod.
@@ -36,7 +40,7 @@ pub struct Compatible {
     pub reconciler_cron_expression: String,
 }
 
-pub(super) fn read(source: &Source<'_>) -> Result<Settings, ConfigError> {
+pub(super) fn read(source: &Source<'_>, conf: &NetConf) -> Result<Settings, ConfigError> {
     let cooldown = source.integer("cooldown_seconds")?.unwrap_or(0);
     let cooldown = u64::try_from(cooldown).map_err(|_| ConfigError::Value {
         field: "cooldown_seconds".to_owned(),
@@ -48,6 +52,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Settings, ConfigError> {
         tiny_networks: source.flag("enable_l3")?.unwrap_or(false),
         cooldown: Duration::from_secs(cooldown),
         sticky_statefulset: source.flag("sticky_statefulset")?.unwrap_or(false),
+        persistent_ips: conf.persistent_ips || source.flag("allowPersistentIPs")?.unwrap_or(false),
         probe: source.flag("probe")?.unwrap_or(false),
         check_addresses: source.flag("check_addresses")?.unwrap_or(true),
     })

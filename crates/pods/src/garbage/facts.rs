@@ -112,6 +112,8 @@ pub struct Observed {
     pub pods: HashMap<PodRef, Sight>,
     /// Nodes that were looked for: whether they are there.
     pub nodes: HashMap<String, bool>,
+    /// Entries, by pool and address, that stay though their pod is gone.
+    pub kept: HashSet<(String, Address)>,
     /// Pools whose networks are known to want a reservation for every entry.
     pub overlap_checked: HashSet<String>,
 }

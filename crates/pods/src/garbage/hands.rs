@@ -27,6 +27,7 @@ use super::metrics::GarbageMetrics;
 use super::plan::Step;
 use super::terms::Terms;
 use super::witness::{Blind, Witness};
+use crate::sticky::Sticky;
 
 /// Steps under way together: enough to fill a desk's commit, too few to trouble an API server.
 const AT_ONCE: usize = 16;
@@ -63,6 +64,7 @@ pub(super) struct Hands {
     /// Desks of the collector's own: they hold no copies of pools that this node does not use.
     pub desks: Desks,
     pub recorder: Recorder,
+    pub sticky: Sticky,
     pub metrics: GarbageMetrics,
 }
 
@@ -146,6 +148,11 @@ impl Hands {
             return Ok(Outcome::Spared);
         };
         let of_pool = terms.of(&held.pool.name);
+        if let (Some(terms), Some(pod)) = (of_pool, PodRef::parse(&owner.subject))
+            && self.sticky.keeps(terms.wishes, &pod, held.address).await?
+        {
+            return Ok(Outcome::Spared);
+        }
         let release = Release {
             selector: Selector::Address {
                 address: held.address,

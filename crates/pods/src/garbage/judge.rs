@@ -40,6 +40,8 @@ impl fmt::Display for Reason {
 pub enum Verdict {
     Alive,
     Gone(Reason),
+    /// The pod is gone, and its address waits for the next of its name or its claim.
+    Kept,
     /// No proof either way: it stays.
     Unjudged,
 }

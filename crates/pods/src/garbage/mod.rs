@@ -33,7 +33,7 @@ mod sweep;
 mod terms;
 pub mod turn;
 mod watch;
-mod witness;
+pub(crate) mod witness;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -49,6 +49,7 @@ pub use plan::Patience;
 
 use crate::config::flat;
 use crate::journal::Journal;
+use crate::sticky::Sticky;
 use clock::Clock;
 use events::Recorder;
 use hands::Hands;
@@ -131,6 +132,7 @@ impl Collector {
             flat_places,
         } = self.settings;
         let witness = Witness::new(client.clone(), timeout);
+        let sticky = Sticky::new(client.clone(), timeout);
         let settings = DeskSettings::default();
         let hands = Arc::new(Hands {
             witness: witness.clone(),
@@ -141,12 +143,14 @@ impl Collector {
             ),
             ledger: SharedLedger::clone(&self.ledger),
             recorder: Recorder::new(client.clone(), &self.node, timeout),
+            sticky: sticky.clone(),
             metrics: self.metrics.clone(),
         });
         let clock = Clock::start();
         let sweep = Sweep {
             ledger: self.ledger,
             witness,
+            sticky,
             hands: Arc::clone(&hands),
             turn: Turn::new(client.clone(), &namespace, &self.node, interval, timeout),
             patience,

@@ -133,7 +133,7 @@ pub fn plan(observed: &Observed, memory: &Memory, patience: &Patience, now: Mome
             Verdict::Alive if observed.overlap_checked.contains(&held.pool.name) => {
                 planning.see_to_reservation(held, &pairing, observed, patience.grace);
             }
-            Verdict::Alive | Verdict::Unjudged => {}
+            Verdict::Alive | Verdict::Kept | Verdict::Unjudged => {}
         }
     }
     let gone: HashSet<usize> = freed.iter().map(|(place, _)| *place).collect();
@@ -156,7 +156,12 @@ pub fn plan(observed: &Observed, memory: &Memory, patience: &Patience, now: Mome
 /// The verdict on an entry's holder.
 pub fn verdict(held: &Held, observed: &Observed) -> Verdict {
     let subject = &held.record.owner.subject;
-    judge(subject, &held.note, &observed.pods, &observed.nodes)
+    let verdict = judge(subject, &held.note, &observed.pods, &observed.nodes);
+    let place = (held.pool.name.clone(), held.address);
+    match verdict {
+        Verdict::Gone(_) if observed.kept.contains(&place) => Verdict::Kept,
+        verdict => verdict,
+    }
 }
 
 struct Planning<'a> {

@@ -3,12 +3,13 @@
 //! One agent at a time does it ([`super::turn`]). Pools are read before pods: an entry was made for a pod that existed,
 //! so a pod that is missing from the later list has gone since.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Wall};
 
+use berth_core::Address;
 use berth_ledger::{ClaimKind, LedgerError, PoolKey, SharedLedger, Snapshot};
 use futures::StreamExt;
 use rand::RngExt;
@@ -17,11 +18,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::clock::Clock;
 use super::facts::{Held, Note, Observed, PodRef, Reservation, Sight};
 use super::hands::Hands;
+use super::judge::Verdict;
 use super::metrics::GarbageMetrics;
-use super::plan::{Memory, Patience, plan};
+use super::plan::{Memory, Patience, plan, verdict};
 use super::terms::{Terms, read_terms};
 use super::turn::Turn;
 use super::witness::{Blind, Witness};
+use crate::sticky::Sticky;
 
 /// Pools read at a time: each may have a megabyte.
 const AT_ONCE: usize = 4;
@@ -39,6 +42,7 @@ enum Broken {
 pub(super) struct Sweep {
     pub ledger: SharedLedger,
     pub witness: Witness,
+    pub sticky: Sticky,
     pub hands: Arc<Hands>,
     pub turn: Turn,
     pub patience: Patience,
@@ -114,15 +118,41 @@ impl Sweep {
         let pods = self.witness.pods(named).await?;
         let nodes = self.witness.nodes(bound_to(&pods)).await?;
         let terms = read_terms(&self.witness, &self.flat_places).await?;
-        let observed = Observed {
+        let mut observed = Observed {
             held,
             reservations,
             all_pools,
             pods,
             nodes,
             overlap_checked: terms.overlap_checked(),
+            ..Observed::default()
         };
+        observed.kept = self.kept(&observed, &terms).await?;
         Ok((observed, terms))
+    }
+
+    /// The entries of pods that are gone which a StatefulSet or a claim keeps all the same.
+    async fn kept(
+        &self,
+        observed: &Observed,
+        terms: &Terms,
+    ) -> Result<HashSet<(String, Address)>, Blind> {
+        let mut kept = HashSet::new();
+        for held in &observed.held {
+            let Some(wishes) = terms.of(&held.pool.name).map(|terms| terms.wishes) else {
+                continue;
+            };
+            let Some(pod) = PodRef::parse(&held.record.owner.subject) else {
+                continue;
+            };
+            if wishes.any()
+                && matches!(verdict(held, observed), Verdict::Gone(_))
+                && self.sticky.keeps(wishes, &pod, held.address).await?
+            {
+                kept.insert((held.pool.name.clone(), held.address));
+            }
+        }
+        Ok(kept)
     }
 
     /// Every entry of every pool, and whether that is all of them.

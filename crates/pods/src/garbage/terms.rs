@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::witness::{Blind, Witness};
 use crate::config::{PodNetwork, flat};
 use crate::layout::Layout;
+use crate::sticky::Wishes;
 
 /// The names that a network may call the plugin by.
 const PLUGINS: [&str; 2] = ["whereabouts", "berth"];
@@ -27,6 +28,8 @@ pub struct PoolTerms {
     pub overlap_checks: bool,
     /// How long a freed address rests (I10).
     pub cooldown: Duration,
+    /// Which addresses outlive their pods.
+    pub wishes: Wishes,
 }
 
 /// Terms by the pool's name.
@@ -57,6 +60,7 @@ impl Terms {
                 }
                 terms.overlap_checks |= network.overlap_checks;
                 terms.cooldown = terms.cooldown.max(network.settings.cooldown);
+                terms.wishes = terms.wishes.or(Wishes::from(&network.settings));
             }
         }
     }

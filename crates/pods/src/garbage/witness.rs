@@ -116,7 +116,7 @@ impl Witness {
     }
 
     /// All objects of a collection, some at a time.
-    pub(super) async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, Blind> {
+    pub(crate) async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, Blind> {
         let mut params = ListParams::default().limit(PAGE);
         let mut all = Vec::new();
         loop {
@@ -143,7 +143,7 @@ impl Witness {
     }
 
     /// The object; none only if the server says that this very object does not exist.
-    pub(super) async fn get<T: DeserializeOwned>(
+    pub(crate) async fn get<T: DeserializeOwned>(
         &self,
         path: &str,
         kind: &str,

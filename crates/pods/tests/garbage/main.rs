@@ -6,6 +6,7 @@
     clippy::indexing_slicing
 )]
 
+mod sticky;
 mod world;
 
 use std::sync::Arc;

@@ -15,6 +15,7 @@ use berth_ledger::kube::{Connect, Connection};
 use berth_ledger::{KubeLedger, MemoryLedger, SharedLedger};
 use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings, Patience};
 use berth_pods::journal::Journal;
+use berth_pods::sticky::Sticky;
 use berth_pods::{Front, Store};
 use berth_testkit::{Account, Cluster};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
@@ -54,6 +55,9 @@ fn rules() -> Value {
             &["network-attachment-definitions"],
             &["list"]
         ),
+        rule("apps", &["statefulsets"], &["get"]),
+        rule("k8s.cni.cncf.io", &["ipamclaims"], &["get", "list"]),
+        rule("k8s.cni.cncf.io", &["ipamclaims/status"], &["patch"]),
     ])
 }
 
@@ -128,7 +132,8 @@ impl World {
         let ledger: SharedLedger = Arc::new(KubeLedger::new(connection.clone()));
         let journal = Arc::new(Journal::new(local));
         let store = Store::cluster(SharedLedger::clone(&ledger), DeskMetrics::default())
-            .with_journal(Arc::clone(&journal));
+            .with_journal(Arc::clone(&journal))
+            .with_sticky(Sticky::new(connection.client.clone(), connection.timeout));
         let front = Front::new(Arc::new(Arc::new(store)), &node)
             .with_boot(boot)
             .with_flat_places(Vec::new());
@@ -163,8 +168,12 @@ impl World {
 
     /// A pod that runs on the agent's node; gives back its UID.
     pub async fn run_pod(&self, agent: &Agent, name: &str) -> String {
+        self.run_pod_with(agent, name, json!({})).await
+    }
+
+    pub async fn run_pod_with(&self, agent: &Agent, name: &str, annotations: Value) -> String {
         let pod: Pod = serde_json::from_value(json!({
-            "metadata": { "name": name },
+            "metadata": { "name": name, "annotations": annotations },
             "spec": {
                 "nodeName": agent.node,
                 "containers": [{ "name": "c", "image": "nothing" }],
@@ -310,11 +319,15 @@ impl World {
         }
     }
 
+    pub async fn apply(&self, object: Value) {
+        self.cluster.apply_object(object).await.unwrap();
+    }
+
     fn pods(&self) -> Api<Pod> {
         self.api()
     }
 
-    fn api<K>(&self) -> Api<K>
+    pub fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
         K::DynamicType: Default,
@@ -356,7 +369,12 @@ impl Agent {
         assert_eq!(answer.exit, 0, "{}", answer.stdout);
     }
 
-    async fn call(
+    pub async fn del_from(&self, world: &World, network: &Value, pod: &str, container: &str) {
+        let answer = self.call(world, "DEL", network, pod, "", container).await;
+        assert_eq!(answer.exit, 0, "{}", answer.stdout);
+    }
+
+    pub async fn call(
         &self,
         world: &World,
         command: &str,

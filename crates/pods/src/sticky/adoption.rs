@@ -1,0 +1,201 @@
+//! ADD with an IPAMClaim: the claim's addresses, and no others, once it has some.
+//!
+//! ```text
+//!   the claim has addresses -> take them over from the claim's last pod -> give exactly these
+//!   it has none yet         -> give as ever -> record them in the claim, unless somebody was quicker
+//! ```
+//! A claim's addresses are never changed: two pods that meet at a claim without any both get one set, the loser after a
+//! repeat. An address of the claim is taken from its holder only if that is the claim's last pod (a VM that
+//! migrates has two for a while) or a pod that is provably gone (I4); else the call fails and names the holder.
+
+use berth_core::{Address, Record, Request};
+use berth_ledger::PoolKey;
+use kube::api::{Patch, PatchParams};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::claim::{Claim, path, reference};
+use super::{Blind, Sticky};
+use crate::attachment::Attachment;
+use crate::config::PodNetwork;
+use crate::error::PodError;
+use crate::garbage::facts::{Phase, PodRef, Sight};
+use crate::layout::Layout;
+use crate::reserve::Reservations;
+use crate::store::Store;
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// A claim that an ADD is for.
+#[derive(Debug)]
+pub struct Adoption {
+    claim: Claim,
+    pod: PodRef,
+}
+
+#[derive(Deserialize)]
+struct Annotated {
+    metadata: Annotations,
+}
+
+#[derive(Deserialize)]
+struct Annotations {
+    #[serde(default)]
+    annotations: std::collections::BTreeMap<String, String>,
+}
+
+/// Finds the claim that the attachment refers to, takes its addresses over for it, and narrows the network to them.
+/// None if it refers to none.
+pub async fn adopt(
+    store: &Store,
+    sticky: &Sticky,
+    network: &mut PodNetwork,
+    who: &Attachment,
+    record: &Record,
+) -> Result<Option<Adoption>, PodError> {
+    let Some(pod) = PodRef::parse(&who.owner.subject) else {
+        return Ok(None);
+    };
+    let Some(name) = sticky.reference(&pod, &who.owner.part).await? else {
+        return Ok(None);
+    };
+    let claims = path(&pod.namespace);
+    let found: Option<Claim> = sticky.witness.get(&claims, "ipamclaims", &name).await?;
+    let Some(claim) = found else {
+        // It may be made a moment after the pod: the runtime comes back.
+        return Err(PodError::Sticky(format!(
+            "IPAMClaim {}/{name}, which the pod refers to, does not exist",
+            pod.namespace
+        )));
+    };
+    for address in claim.addresses() {
+        narrow(network, &name, address)?;
+        let layout = Layout::of(network);
+        let pools = layout.pools.iter().map(|pool| &pool.key);
+        let mut of_address = pools.filter(|key| key.network.is_some_and(|n| n.contains(address)));
+        if let Some(key) = of_address.next() {
+            take_over(store, sticky, network, key, address, &claim, record).await?;
+        }
+    }
+    Ok(Some(Adoption { claim, pod }))
+}
+
+/// Records what was given in a claim that had nothing, and which pod uses it.
+pub async fn settle(
+    sticky: &Sticky,
+    adoption: &Adoption,
+    given: &[String],
+) -> Result<(), PodError> {
+    let claim = &adoption.claim;
+    let mut status = json!({ "ownerPod": { "name": adoption.pod.name } });
+    if claim.status.ips.is_empty() {
+        status["ips"] = json!(given);
+    } else if claim.owner_pod() == Some(&adoption.pod.name) {
+        return Ok(());
+    }
+    // Exactly the claim that was read: nobody's addresses are overwritten.
+    let patch: Value = json!({
+        "metadata": { "resourceVersion": claim.metadata.resource_version },
+        "status": status,
+    });
+    sticky.patch_status(adoption, &patch).await
+}
+
+impl Sticky {
+    async fn reference(&self, pod: &PodRef, ifname: &str) -> Result<Option<String>, Blind> {
+        let path = format!("/api/v1/namespaces/{}/pods", pod.namespace);
+        let found: Option<Annotated> = self.witness.get(&path, "pods", &pod.name).await?;
+        let annotation = found.and_then(|pod| pod.metadata.annotations.get(NETWORKS).cloned());
+        Ok(annotation.and_then(|annotation| reference(&annotation, ifname)))
+    }
+
+    async fn patch_status(&self, adoption: &Adoption, patch: &Value) -> Result<(), PodError> {
+        let (namespace, name) = (&adoption.pod.namespace, &adoption.claim.metadata.name);
+        let failed = |why: String| PodError::Sticky(format!("IPAMClaim {namespace}/{name}: {why}"));
+        let claims: kube::Api<berth_api::cncf::IPAMClaim> =
+            kube::Api::namespaced(self.client.clone(), namespace);
+        let params = PatchParams::default();
+        let patch = Patch::Merge(patch);
+        let patched = claims.patch_status(name, &params, &patch);
+        match tokio::time::timeout(self.timeout, patched).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(failed(
+                "another pod recorded its addresses first; a repeat gets those".into(),
+            )),
+            Ok(Err(error)) => Err(failed(format!("its status can't be written: {error}"))),
+            Err(_) => Err(failed("no answer about its status".into())),
+        }
+    }
+}
+
+/// Has the range of an address give that address.
+fn narrow(network: &mut PodNetwork, claim: &str, address: Address) -> Result<(), PodError> {
+    let mut of_address = network
+        .ranges
+        .iter_mut()
+        .filter(|range| range.wanted.is_none() || range.wanted == Some(address))
+        .filter(|range| range.spec.prefix.contains(address));
+    match of_address.next() {
+        Some(range) => {
+            range.wanted = Some(address);
+            Ok(())
+        }
+        None => Err(PodError::Named {
+            address,
+            why: format!("IPAMClaim {claim} records it, and no range of the network has it"),
+        }),
+    }
+}
+
+async fn take_over(
+    store: &Store,
+    sticky: &Sticky,
+    network: &PodNetwork,
+    pool: &PoolKey,
+    address: Address,
+    claim: &Claim,
+    record: &Record,
+) -> Result<(), PodError> {
+    let now = store.look(pool).await?;
+    let Some(holder) = now.pool.get(address).cloned() else {
+        return Ok(());
+    };
+    if holder.owner == record.owner {
+        return Ok(());
+    }
+    let last = claim
+        .owner_pod()
+        .map(|name| format!("{}/{name}", claim.metadata.namespace));
+    let may = last.as_ref() == Some(&holder.owner.subject)
+        || is_gone(sticky, &holder.owner.subject).await?;
+    if !may {
+        return Err(PodError::Named {
+            address,
+            why: format!(
+                "IPAMClaim {} records it, and {} holds it",
+                claim.metadata.name, holder.owner
+            ),
+        });
+    }
+    let reown = Request::Reown {
+        address,
+        expected: holder.clone(),
+        record: record.clone(),
+    };
+    store.ask(pool, reown).await?;
+    if network.overlap_checks {
+        let reservations = Reservations::of(store, &network.network_name);
+        reservations.end(&holder.owner, &[address]).await?;
+    }
+    Ok(())
+}
+
+async fn is_gone(sticky: &Sticky, subject: &str) -> Result<bool, Blind> {
+    let Some(pod) = PodRef::parse(subject) else {
+        return Ok(false);
+    };
+    Ok(match sticky.witness.pod(&pod).await? {
+        Sight::Absent => true,
+        Sight::There(pod) => pod.phase != Phase::Open,
+    })
+}

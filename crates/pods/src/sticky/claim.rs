@@ -1,0 +1,108 @@
+//! An IPAMClaim, and which one a pod's interface refers to.
+
+use berth_core::Address;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A claim as it was read. Only its status is ever written, and by patches (I7).
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct Claim {
+    pub(super) metadata: Metadata,
+    #[serde(default)]
+    pub(super) status: Status,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Metadata {
+    pub name: String,
+    #[serde(default)]
+    pub namespace: String,
+    #[serde(default)]
+    pub resource_version: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Status {
+    #[serde(default)]
+    pub ips: Vec<String>,
+    #[serde(default)]
+    pub owner_pod: Option<OwnerPod>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+pub(super) struct OwnerPod {
+    #[serde(default)]
+    pub name: String,
+}
+
+impl Claim {
+    /// The addresses that the status records, with or without a prefix length.
+    pub fn addresses(&self) -> impl Iterator<Item = Address> {
+        let address = |text: &String| {
+            let bare = text.split('/').next().unwrap_or_default();
+            Address::parse_lenient(bare)
+        };
+        self.status.ips.iter().filter_map(address)
+    }
+
+    /// The pod that used the addresses last.
+    pub(super) fn owner_pod(&self) -> Option<&str> {
+        let owner = self.status.owner_pod.as_ref()?;
+        (!owner.name.is_empty()).then_some(owner.name.as_str())
+    }
+}
+
+pub(super) fn path(namespace: &str) -> String {
+    format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/{namespace}/ipamclaims")
+}
+
+/// The claim that the pod's annotation names for an interface. Multus calls the interface of the n-th element `netN`,
+/// unless the element says otherwise.
+pub(super) fn reference(annotation: &str, ifname: &str) -> Option<String> {
+    let elements: Vec<Value> = serde_json::from_str(annotation).ok()?;
+    let mine = |(place, element): (usize, &Value)| {
+        let named = element["interface"]
+            .as_str()
+            .filter(|name| !name.is_empty())
+            .map_or_else(|| format!("net{}", place + 1), str::to_owned);
+        (named == ifname).then(|| {
+            element["ipam-claim-reference"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        })
+    };
+    let found = elements.iter().enumerate().find_map(mine)?;
+    (!found.is_empty()).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_finds_the_claim_of_its_element() {
+        let annotation = r#"[{"name":"blue"},
+            {"name":"blue","ipam-claim-reference":"vm.second"},
+            {"name":"red","interface":"ext","ipam-claim-reference":"vm.ext"}]"#;
+        assert_eq!(reference(annotation, "net1"), None);
+        assert_eq!(reference(annotation, "net2").as_deref(), Some("vm.second"));
+        assert_eq!(reference(annotation, "ext").as_deref(), Some("vm.ext"));
+        assert_eq!(reference(annotation, "net3"), None);
+        // The short form has no room for a reference.
+        assert_eq!(reference("blue, red@ext", "net1"), None);
+    }
+
+    #[test]
+    fn a_claims_addresses_are_read_with_or_without_a_length() {
+        let claim: Claim = serde_json::from_str(
+            r#"{"metadata":{"name":"vm"},"status":{"ips":["10.0.0.5/24","fd00::5"],"ownerPod":{"name":"p"}}}"#,
+        )
+        .unwrap();
+        let read: Vec<String> = claim.addresses().map(|a| a.to_string()).collect();
+        assert_eq!(read, ["10.0.0.5", "fd00::5"]);
+        assert_eq!(claim.owner_pod(), Some("p"));
+    }
+}

@@ -22,6 +22,8 @@ pub struct NetConf {
     pub runtime_ips: Vec<String>,
     /// `args.cni.ips`: the older way to ask for the same.
     pub arg_ips: Vec<String>,
+    /// The host's interface that the container's hangs on: `master`, or `bridge`. Empty where it names none.
+    pub link: String,
     /// `allowPersistentIPs`: pods may refer to claims whose addresses outlive them.
     pub persistent_ips: bool,
     /// On GC the attachments that live. `None` where the configuration does not say: then nothing may be freed.
@@ -58,6 +60,7 @@ impl NetConf {
             prev_result: fields.get("prevResult").cloned(),
             runtime_ips: runtime_ips(&fields)?,
             arg_ips: arg_ips(&fields)?,
+            link: link(&fields)?,
             persistent_ips: fields.flag("allowPersistentIPs")?.unwrap_or(false),
             valid_attachments: valid_attachments(&fields)?,
         })
@@ -69,6 +72,14 @@ impl NetConf {
         let fields = Fields::of(&ROOT, &document).ok()?;
         Version::parse(fields.text("cniVersion").ok()?.unwrap_or_default()).ok()
     }
+}
+
+fn link(fields: &Fields<'_>) -> Result<String, CniError> {
+    let master = fields.text_or_empty("master")?;
+    Ok(match master.as_str() {
+        "" => fields.text_or_empty("bridge")?,
+        _ => master,
+    })
 }
 
 fn runtime_ips(fields: &Fields<'_>) -> Result<Vec<String>, CniError> {

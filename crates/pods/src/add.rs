@@ -21,6 +21,7 @@ use crate::config::PodNetwork;
 use crate::error::PodError;
 use crate::garbage::reboot;
 use crate::layout::{Layout, PoolWants};
+use crate::probe::{self, Link};
 use crate::reserve::Reservations;
 use crate::store::Store;
 
@@ -154,7 +155,7 @@ impl Addition<'_> {
             Err(error) => return Err((held, error.into())),
         };
         if taken.is_empty() {
-            return Ok(Some(held));
+            return self.probed(search, held).await;
         }
         let (lost, kept): (Vec<Held>, Vec<Held>) = held
             .into_iter()
@@ -177,6 +178,58 @@ impl Addition<'_> {
                 Err(error) => return Err((kept, error.into())),
             }
         }
+        Ok(None)
+    }
+
+    /// What is held, if nobody on the link uses any of it; nothing if somebody does: that is freed and avoided.
+    async fn probed(
+        &self,
+        search: &mut Search,
+        held: Vec<Held>,
+    ) -> Result<Option<Vec<Held>>, (Vec<Held>, PodError)> {
+        let fresh: Vec<Address> = held
+            .iter()
+            .map(|held| held.granted.address)
+            .filter(|address| search.ours.contains(address))
+            .collect();
+        if !self.network.settings.probe || fresh.is_empty() {
+            return Ok(Some(held));
+        }
+        if self.network.link.is_empty() {
+            let why = "the configuration names neither a master nor a bridge to ask on";
+            return Err((held, PodError::Probe(why.to_owned())));
+        }
+        let link = Link {
+            interface: self.network.link.clone(),
+            netns: None,
+        };
+        let used = match probe::in_use(link, fresh).await {
+            Ok(used) => used,
+            Err(error) => return Err((held, PodError::Probe(error.to_string()))),
+        };
+        let is_used = |held: &Held| used.contains(&held.granted.address);
+        let Some(first) = held.iter().find(|held| is_used(held)) else {
+            return Ok(Some(held));
+        };
+        if let Some(named) = held
+            .iter()
+            .find(|held| is_used(held) && self.is_named(held.slot))
+        {
+            let address = named.granted.address;
+            let why = "somebody on the link answers for it".to_owned();
+            return Err((held, PodError::Named { address, why }));
+        }
+        tracing::warn!(address = %first.granted.address, link = %self.network.link, "somebody on the link uses an address that its pool has free");
+        let lost: Vec<Held> = held.iter().filter(|held| is_used(held)).cloned().collect();
+        if self.network.overlap_checks
+            && let Err(error) = self.reservations().end(&self.record.owner, &used).await
+        {
+            return Err((held, error.into()));
+        }
+        if let Err(error) = self.free(&lost).await {
+            return Err((held, error));
+        }
+        search.proven.extend(used);
         Ok(None)
     }
 

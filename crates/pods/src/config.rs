@@ -48,6 +48,8 @@ pub struct PodNetwork {
     /// to everyone who does not know slices.
     pub fast_ipam: bool,
     pub kubeconfig: Option<PathBuf>,
+    /// The host's interface that the container's hangs on; empty where the configuration names none.
+    pub link: String,
     pub settings: Settings,
     pub compatible: Compatible,
     /// What was swallowed, for the log.
@@ -138,6 +140,7 @@ impl PodNetwork {
             node_slice_size: settings::node_slice_size(&source)?,
             fast_ipam: source.flag("fast_ipam")?.unwrap_or(false),
             kubeconfig: settings::kubeconfig(&source)?,
+            link: conf.link.clone(),
             settings,
             compatible: settings::compatible(&source)?,
             warnings,

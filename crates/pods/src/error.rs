@@ -25,6 +25,9 @@ pub enum PodError {
     /// An address that outlives its pod can't be given now.
     #[error("{0}")]
     Sticky(String),
+    /// Nobody could be asked whether an address is in use.
+    #[error("probe: {0}")]
+    Probe(String),
     /// CHECK found the record and the container apart.
     #[error("{0}")]
     Mismatch(String),
@@ -63,7 +66,10 @@ impl PodError {
             PodError::Store(error) => passing(error),
             PodError::Desk(DeskError::Ledger(error)) => passing(error),
             PodError::Desk(_) => true,
-            PodError::Mismatch(_) | PodError::Unknown(_) | PodError::Call(_) => false,
+            PodError::Probe(_)
+            | PodError::Mismatch(_)
+            | PodError::Unknown(_)
+            | PodError::Call(_) => false,
         }
     }
 }

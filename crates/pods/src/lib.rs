@@ -15,6 +15,7 @@
 //! | [`store`] | where pools are kept |
 //! | [`journal`] | what this node was given |
 //! | [`boot`] | which boot the node is in |
+//! | [`probe`] | does somebody on the link use an address |
 //! | [`sticky`] | addresses that outlive their pod |
 //! | [`garbage`] | pods that are gone lose their addresses |
 #![cfg_attr(
@@ -40,6 +41,7 @@ pub mod garbage;
 pub mod gc;
 pub mod journal;
 pub mod layout;
+pub mod probe;
 mod release;
 pub mod reserve;
 pub mod status;

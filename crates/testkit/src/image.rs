@@ -27,6 +27,16 @@ pub(crate) fn archive(dir: &Path) -> Result<PathBuf> {
     for applet in applets.lines().filter(|applet| *applet != "busybox") {
         symlink("busybox", bin.join(applet)).with_context(|| format!("link {applet}"))?;
     }
+    let command = [
+        "/bin/sh",
+        "-c",
+        "trap 'exit 0' TERM INT; sleep 2147483647 & wait",
+    ];
+    pack(dir, &[BUSYBOX, PAUSE], &command)
+}
+
+/// An archive of an image whose only layer is `layer` in `dir`.
+pub(crate) fn pack(dir: &Path, names: &[&str], command: &[&str]) -> Result<PathBuf> {
     tar(dir, "layer.tar", &["-C", "layer", "."])?;
     let sum = run(Command::new("sha256sum").arg(dir.join("layer.tar")))?;
     let digest = sum.split_whitespace().next().unwrap_or_default();
@@ -38,14 +48,11 @@ pub(crate) fn archive(dir: &Path) -> Result<PathBuf> {
     let config = json!({
         "architecture": architecture,
         "os": "linux",
-        "config": {
-            "Env": ["PATH=/bin"],
-            "Cmd": ["/bin/sh", "-c", "trap 'exit 0' TERM INT; sleep 2147483647 & wait"],
-        },
+        "config": { "Env": ["PATH=/bin"], "Cmd": command },
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
     });
     let manifest = json!([
-        { "Config": "config.json", "RepoTags": [BUSYBOX, PAUSE], "Layers": ["layer.tar"] }
+        { "Config": "config.json", "RepoTags": names, "Layers": ["layer.tar"] }
     ]);
     for (name, content) in [("config.json", config), ("manifest.json", manifest)] {
         fs::write(dir.join(name), content.to_string()).with_context(|| format!("write {name}"))?;

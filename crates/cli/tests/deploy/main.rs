@@ -34,12 +34,9 @@ async fn deployed() -> &'static Cluster {
     let cluster = Cluster::shared().await;
     DEPLOYED
         .get_or_init(|| async {
-            // What others bring: Multus its networks, a virtual machine's controller its claims.
-            for kind in ["network-attachment-definitions", "ipamclaims"] {
-                let file = deploy("crds").join(format!("k8s.cni.cncf.io_{kind}.yaml"));
-                kubectl(cluster, &["apply", "--filename", file.to_str().unwrap()]);
-            }
-            for part in ["", "controller"] {
+            let crds = deploy("crds");
+            kubectl(cluster, &["apply", "--filename", crds.to_str().unwrap()]);
+            for part in ["agent", "controller"] {
                 kubectl(cluster, &["apply", "-k", deploy(part).to_str().unwrap()]);
             }
         })

@@ -22,15 +22,11 @@ fn relative(from: &Path, to: &Path) -> String {
     )
 }
 
-/// What a user's own kustomization over deploy/ makes, by kind and name.
-fn build(lines: &str, components: &[&str]) -> Vec<Value> {
+/// What a user's own kustomization over one of ours makes.
+fn build(base: &str, lines: &str) -> Vec<Value> {
     let dir = tempfile::tempdir().unwrap();
-    let at = |path: &str| relative(dir.path(), &deploy(path));
-    let components: Vec<String> = components.iter().map(|path| at(path)).collect();
-    let text = format!(
-        "resources: [{}]\ncomponents: {components:?}\n{lines}\n",
-        at("")
-    );
+    let base = relative(dir.path(), &deploy(base));
+    let text = format!("resources: [{base}]\n{lines}\n");
     fs::write(dir.path().join("kustomization.yaml"), text).unwrap();
     let output = Command::new(Parts::find().unwrap().kubectl())
         .arg("kustomize")
@@ -49,11 +45,21 @@ fn find<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
         .unwrap()
 }
 
+/// All containers of the daemon set's pod.
+fn containers(pod: &Value) -> Vec<&Value> {
+    let lists = ["initContainers", "containers"].iter();
+    let all: Vec<&Value> = lists
+        .flat_map(|list| pod[*list].as_array().unwrap())
+        .collect();
+    assert_eq!(all.len(), 3);
+    all
+}
+
 #[tokio::test]
 async fn applied_twice_nothing_changes() {
     let cluster = deployed().await;
     // Without a flag kubectl refuses unknown and doubled fields.
-    let told = kubectl(cluster, &["apply", "-k", deploy("").to_str().unwrap()]);
+    let told = kubectl(cluster, &["apply", "-k", deploy("agent").to_str().unwrap()]);
     for line in told.lines() {
         assert!(line.ends_with("unchanged"), "{told}");
     }
@@ -76,7 +82,7 @@ async fn containers_have_no_more_than_they_need() {
     ];
     let set: Value = serde_json::from_str(&kubectl(cluster, &get)).unwrap();
     let pod = &set["spec"]["template"]["spec"];
-    for container in pod["containers"].as_array().unwrap() {
+    for container in containers(pod) {
         let security = &container["securityContext"];
         assert_eq!(security["allowPrivilegeEscalation"], false);
         assert_eq!(security["readOnlyRootFilesystem"], true);
@@ -143,7 +149,9 @@ spec: { podref: default/one, ifname: net1 }
     };
     let before = look();
     assert_eq!(before["items"].as_array().unwrap().len(), 2);
-    kubectl(&cluster, &["apply", "-k", deploy("").to_str().unwrap()]);
+    let (crds, agent) = (deploy("crds"), deploy("agent"));
+    kubectl(&cluster, &["apply", "--filename", crds.to_str().unwrap()]);
+    kubectl(&cluster, &["apply", "-k", agent.to_str().unwrap()]);
     assert_eq!(look()["items"], before["items"]);
     // Its daemon set is still there, and ours beside it: names do not clash.
     let sets = ["get", "daemonsets", "--namespace", HOME, "--output=name"];
@@ -151,11 +159,14 @@ spec: { podref: default/one, ifname: net1 }
         kubectl(&cluster, &sets),
         "daemonset.apps/berth-agent\ndaemonset.apps/whereabouts\n"
     );
+    // Taken away again, Berth leaves every pool: pods still have their addresses (I4).
+    kubectl(&cluster, &["delete", "-k", agent.to_str().unwrap()]);
+    assert_eq!(look()["items"], before["items"]);
 }
 
 #[test]
 fn another_namespace_takes_everything_along() {
-    let objects = build("namespace: networking", &[]);
+    let objects = build("agent", "namespace: networking");
     for kind in ["ServiceAccount", "Role", "RoleBinding", "DaemonSet"] {
         assert_eq!(find(&objects, kind)["metadata"]["namespace"], "networking");
     }
@@ -169,15 +180,18 @@ fn another_namespace_takes_everything_along() {
 #[test]
 fn on_k3s_paths_are_the_same_inside_and_outside() {
     let image = "images: [{ name: berth, newName: registry.example/berth }]";
-    let objects = build(image, &["k3s"]);
+    let objects = build("k3s", image);
     let pod = &find(&objects, "DaemonSet")["spec"]["template"]["spec"];
     let outside = |volume: &str| {
         let volumes = pod["volumes"].as_array().unwrap();
         let found = volumes.iter().find(|known| known["name"] == volume);
         found.unwrap()["hostPath"]["path"].as_str().unwrap()
     };
-    for (container, root) in [(0, "/host"), (1, "")] {
-        let container = &pod["containers"][container];
+    for container in containers(pod) {
+        let root = match container["name"] == "agent" {
+            true => "",
+            false => "/host",
+        };
         assert_eq!(container["image"], "registry.example/berth:0.1.0");
         for mount in container["volumeMounts"].as_array().unwrap() {
             let outside = outside(mount["name"].as_str().unwrap());

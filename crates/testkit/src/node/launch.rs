@@ -68,6 +68,16 @@ pub(super) fn containerd(
     Process::entered("containerd", command, &dir.join("logs"))
 }
 
+/// Gives containerd an image out of an archive.
+pub(super) fn import(parts: &Parts, dir: &Path, archive: &Path) -> Result<()> {
+    let mut import = ctr(parts, dir);
+    import
+        .args(["images", "import", "--local", "--snapshotter", "native"])
+        .arg(archive);
+    run(&mut import).with_context(|| format!("import {}", archive.display()))?;
+    Ok(())
+}
+
 /// Returns when containerd answers.
 pub(super) async fn await_containerd(
     parts: &Parts,

@@ -9,6 +9,7 @@ mod pods;
 mod settings;
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +25,7 @@ use tokio::time::sleep;
 use crate::capsule::Capsule;
 use crate::cluster::{Cluster, Options, PATIENCE};
 use crate::forward::Forward;
-use crate::image::{self, run};
+use crate::image;
 use crate::plane::Plane;
 use crate::process::Process;
 use crate::scratch::Scratch;
@@ -120,11 +121,7 @@ impl Node {
         let mut containerd = launch::containerd(&parts, &capsule, dir, &env)?;
         launch::await_containerd(&parts, dir, &mut containerd).await?;
         let archive = image::archive(&dir.join("image"))?;
-        let mut import = launch::ctr(&parts, dir);
-        import
-            .args(["images", "import", "--local", "--snapshotter", "native"])
-            .arg(&archive);
-        run(&mut import).context("import the test image")?;
+        launch::import(&parts, dir, &archive)?;
 
         let kubelet = launch::kubelet(&plane, &capsule, dir, &name, number)?;
         let node = Node {
@@ -222,6 +219,14 @@ impl Node {
 
     pub fn containerd_socket(&self) -> PathBuf {
         self.dir().join("containerd.sock")
+    }
+
+    /// Gives the node an image of the files below `root`, which pods can then run by `name`.
+    pub fn add_image(&self, name: &str, root: &Path, command: &[&str]) -> Result<()> {
+        let shop = tempfile::tempdir_in(self.dir()).context("create a directory for an image")?;
+        symlink(root, shop.path().join("layer")).context("link the image's files")?;
+        let archive = image::pack(shop.path(), &[name], command)?;
+        launch::import(&self.parts, self.dir(), &archive)
     }
 
     /// The node's network namespace, seen from outside.

@@ -251,6 +251,8 @@ impl Worker {
             self.metrics.batch.observe(pending.len() as f64);
             self.metrics.commits.inc();
             match self.ledger.commit(&self.pool, &base, &changes).await {
+                // Others wrote in between: the copy lacks that, and the next plan would run into it.
+                Ok(version) if version.is_merged() => self.copy = None,
                 Ok(version) => copy.version = version,
                 Err(error) => {
                     let uncertain = matches!(error, LedgerError::Uncertain { .. });

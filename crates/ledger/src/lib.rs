@@ -71,6 +71,11 @@ impl Version {
         Self(self.0 + "+")
     }
 
+    /// Whether others wrote between the caller's base and this commit.
+    pub fn is_merged(&self) -> bool {
+        self.0.ends_with('+')
+    }
+
     /// The store's own version, without that mark.
     pub fn stored(&self) -> &str {
         self.0.trim_end_matches('+')

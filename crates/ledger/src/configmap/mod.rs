@@ -11,12 +11,13 @@
 mod document;
 mod gojson;
 mod object;
+mod pace;
 mod salvage;
 mod state;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use berth_core::{Address, Change, Record};
@@ -27,9 +28,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 
-use crate::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, RetryPolicy, Snapshot, Version,
-};
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Version};
 
 pub use document::{Allocation, Document, DocumentError};
 pub use object::{COMPONENT_LABEL, MAX_DATA_BYTES, STATE_KEY};
@@ -38,16 +37,11 @@ pub use state::{Repairs, attribute};
 
 use crate::kube::status::{Ask, Failure, Verb};
 use object::Stored;
+use pace::Pace;
 use state::{Members, Obstacle};
 
-/// Tries of one commit on newer and newer states, before the desk has to plan again.
-const REBASE: RetryPolicy = RetryPolicy {
-    timeout: Duration::from_secs(10),
-    retries: 8,
-    base: Duration::from_millis(4),
-    factor: 1.6,
-    max: Duration::from_millis(120),
-};
+/// How long one commit is tried on newer and newer states, before the desk is told.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The pools of one namespace; a pool's name is its ConfigMap's.
 pub struct ConfigMapLedger {
@@ -59,6 +53,7 @@ pub struct ConfigMapLedger {
     /// What was last read or written: the base of the next commit, if its version still is.
     last: Mutex<BTreeMap<String, Arc<Stored>>>,
     conflicts: Mutex<BTreeMap<String, u64>>,
+    paces: Mutex<BTreeMap<String, Pace>>,
 }
 
 impl std::fmt::Debug for ConfigMapLedger {
@@ -83,6 +78,7 @@ impl ConfigMapLedger {
             members: Mutex::default(),
             last: Mutex::default(),
             conflicts: Mutex::default(),
+            paces: Mutex::default(),
         }
     }
 
@@ -116,7 +112,7 @@ impl ConfigMapLedger {
     /// What can't be made out is not free: nobody knows who has it (I4). See [`Salvage`].
     pub async fn set_aside(&self, pool: &PoolKey) -> Result<Option<Salvage>, LedgerError> {
         let members = self.members(pool);
-        let mut tries = REBASE.start();
+        let end = Instant::now() + PATIENCE;
         loop {
             let found = self.get(pool).await?;
             let Some((kept, text)) = object::unreadable(&found) else {
@@ -125,12 +121,8 @@ impl ConfigMapLedger {
             let now = Timestamp::now();
             let salvage = salvage::salvage(&text, &members, now);
             let next = object::with_set_aside(kept, text, &salvage.document, now)?;
-            match self.put(pool, next).await {
-                Ok(stored) => {
-                    self.remember(pool, stored);
-                    return Ok(Some(salvage));
-                }
-                Err(error) => self.pause_or(pool, &mut tries, error).await?,
+            if self.write(pool, next, end).await?.is_some() {
+                return Ok(Some(salvage));
             }
         }
     }
@@ -212,23 +204,52 @@ impl ConfigMapLedger {
         Ok(Arc::new(Stored::read(&self.target(pool), Some(written))?))
     }
 
-    /// Sleeps before the next try after a conflict; every other error, and one conflict too many,
-    /// is the caller's.
-    async fn pause_or(
+    /// Writes and remembers. `None`: another writer was first, and it is to be tried again on what
+    /// that one wrote; after `end` that is the caller's business.
+    async fn write(
         &self,
         pool: &PoolKey,
-        tries: &mut crate::Backoff,
-        error: LedgerError,
-    ) -> Result<(), LedgerError> {
-        if !matches!(error, LedgerError::Conflict { .. }) {
-            return Err(error);
+        next: ConfigMap,
+        end: Instant,
+    ) -> Result<Option<Version>, LedgerError> {
+        match self.put(pool, next).await {
+            Ok(stored) => {
+                self.pace(pool, Pace::succeeded);
+                let version = stored.version();
+                self.remember(pool, stored);
+                Ok(Some(version))
+            }
+            Err(LedgerError::Conflict { .. }) if Instant::now() < end => {
+                self.pace(pool, Pace::collided);
+                *lock(&self.conflicts).entry(pool.name.clone()).or_default() += 1;
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
-        *lock(&self.conflicts).entry(pool.name.clone()).or_default() += 1;
-        let Some(pause) = tries.pause(None) else {
-            return Err(error);
-        };
-        tokio::time::sleep(pause).await;
-        Ok(())
+    }
+
+    fn pace<T>(&self, pool: &PoolKey, act: impl FnOnce(&mut Pace) -> T) -> T {
+        act(lock(&self.paces).entry(pool.name.clone()).or_default())
+    }
+
+    /// The state to begin with: the one that the caller knows, unless others write too. Then that
+    /// one is old by the time it is written, and holding back before reading is cheaper.
+    async fn current(
+        &self,
+        pool: &PoolKey,
+        base: Option<&Version>,
+    ) -> Result<Arc<Stored>, LedgerError> {
+        if let Some(pause) = self.pace(pool, |pace| pace.pause()) {
+            tokio::time::sleep(pause).await;
+            return self.fetch(pool).await;
+        }
+        let last = lock(&self.last).get(&pool.name).cloned();
+        let is_base =
+            |last: &Arc<Stored>| base.is_some_and(|base| base.stored() == last.version().0);
+        match last.filter(is_base) {
+            Some(last) => Ok(last),
+            None => self.fetch(pool).await,
+        }
     }
 
     /// Edits the document of the newest state until a write gets through. `edit` says whether
@@ -239,30 +260,20 @@ impl ConfigMapLedger {
         base: Option<&Version>,
         edit: &mut (dyn FnMut(&Stored, &mut Document) -> Result<bool, LedgerError> + Send),
     ) -> Result<Version, LedgerError> {
-        let mut tries = REBASE.start();
-        let last = lock(&self.last).get(&pool.name).cloned();
-        let is_base =
-            |last: &Arc<Stored>| base.is_some_and(|base| base.stored() == last.version().0);
-        let mut current = match last.filter(is_base) {
-            Some(last) => last,
-            None => self.fetch(pool).await?,
-        };
+        let end = Instant::now() + PATIENCE;
+        let mut base_of_try = base;
         loop {
+            let current = self.current(pool, base_of_try).await?;
             let mut document = current.document().clone();
             if !edit(&current, &mut document)? {
                 return Ok(current.version());
             }
             let exact = base.is_none_or(|base| *base == current.version());
             let next = current.with(&self.target(pool), &pool.name, &document)?;
-            match self.put(pool, next).await {
-                Ok(stored) => {
-                    let version = stored.version();
-                    self.remember(pool, stored);
-                    return Ok(if exact { version } else { version.merged() });
-                }
-                Err(error) => self.pause_or(pool, &mut tries, error).await?,
+            if let Some(version) = self.write(pool, next, end).await? {
+                return Ok(if exact { version } else { version.merged() });
             }
-            current = self.fetch(pool).await?;
+            base_of_try = None;
         }
     }
 

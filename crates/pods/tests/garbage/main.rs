@@ -22,6 +22,7 @@ use world::{GRACE, NODE_GRACE, POOL, World, network};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_pods_address_is_freed_on_the_event_and_told() {
     let world = World::new("deleted").await;
+    world.put_network("blue", &network()).await;
     let agent = world.agent("n1").await;
     let stays = world.run_pod(&agent, "stays").await;
     let goes = world.run_pod(&agent, "goes").await;
@@ -37,10 +38,10 @@ async fn a_deleted_pods_address_is_freed_on_the_event_and_told() {
             world.reservations().await == [("10.0.0.1".into(), "stays".into())]
         })
         .await;
-    // The sweep at the start and the pod's event race for it; the sweep may know the pool's name only.
+    // The sweep at the start and the pod's event race for it; both know the network.
     let told = |(reason, message): &(String, String)| {
         reason == "IPAddressGarbageCollected"
-            && message.starts_with("successful cleanup of IP address [10.0.0.2] from network ")
+            && message == "successful cleanup of IP address [10.0.0.2] from network blue"
     };
     world
         .until("told", async || {

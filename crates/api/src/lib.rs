@@ -11,6 +11,7 @@ pub mod berth;
 pub mod cncf;
 mod crds;
 pub mod names;
+pub mod slices;
 pub mod whereabouts;
 
 pub use crds::{crds, file_name};

@@ -30,6 +30,20 @@ pub fn slice(network: &str, slice: Prefix) -> String {
     join(&[network, &plain(&slice.to_string())])
 }
 
+/// The NodeSlicePool of a network's first range: its `network_name`, else its CNI name. A further range
+/// has one of its own, with the range in its name; whereabouts knows none of those.
+pub fn slice_pool(network: &str, cni_name: &str, further: Option<Prefix>) -> String {
+    let name = if network.is_empty() {
+        cni_name
+    } else {
+        network
+    };
+    match further {
+        None => name.to_owned(),
+        Some(range) => join(&[name, &plain(&range.to_string())]),
+    }
+}
+
 fn join(parts: &[&str]) -> String {
     let named: Vec<&str> = parts
         .iter()
@@ -89,6 +103,14 @@ mod tests {
         ] {
             assert_eq!(reservation(network, address.parse().unwrap()), name);
         }
+    }
+
+    #[test]
+    fn slice_pools_are_named_after_the_network() {
+        assert_eq!(slice_pool("", "cni", None), "cni");
+        assert_eq!(slice_pool("blue", "cni", None), "blue");
+        let further = Some("fd00::/64".parse().unwrap());
+        assert_eq!(slice_pool("blue", "cni", further), "blue-fd00---64");
     }
 
     #[test]

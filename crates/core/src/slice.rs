@@ -5,6 +5,9 @@
 //! is the same every time. Cutting costs nothing: a range of 2^64 slices is arithmetic, not a list.
 //! Who is provably gone is the caller's to know; a table only takes back what it is told to.
 
+pub mod assigned;
+pub mod proof;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -123,6 +126,21 @@ impl Cut {
             .contains(address)
             .then(|| Prefix::containing(address, self.size))
             .flatten()
+    }
+
+    /// Whether that is one of the slices.
+    pub fn has(self, slice: Prefix) -> bool {
+        slice.length() == self.size && self.range.covers(slice)
+    }
+
+    /// Which one it is, counted from 0.
+    pub fn index(self, slice: Prefix) -> Option<u128> {
+        if !self.has(slice) {
+            return None;
+        }
+        let distance = slice.network().distance_from(self.range.network())?;
+        let step = u32::from(self.range.family().bits() - self.size);
+        Some(distance.checked_shr(step).unwrap_or(0))
     }
 
     /// Where a node's own search for a free slice begins, so that nodes which start at once rarely
@@ -264,9 +282,7 @@ impl SliceTable {
     }
 
     fn index(&self, slice: Prefix) -> Option<u128> {
-        let distance = slice.network().distance_from(self.cut.range.network())?;
-        let step = u32::from(self.cut.range.family().bits() - self.cut.size);
-        Some(distance.checked_shr(step).unwrap_or(0))
+        self.cut.index(slice)
     }
 
     fn free_from(&self, start: u128, usable: &Space) -> Option<Prefix> {

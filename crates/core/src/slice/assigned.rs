@@ -1,0 +1,224 @@
+//! Slices that are assigned: the table behind a NodeSlicePool.
+//!
+//! Promises: the same table and the same nodes give the same assignment; holdings stay where they are,
+//! whoever made them and in whatever order; a slice is assigned only if every network that shares the
+//! range has an address to give in it; a slice that is taken back has a new epoch from then on (I8).
+//!
+//! Unlike a slice that a node claims for itself, one that is assigned for the first time is at epoch 0: a
+//! table that another program made knows no epochs, and must mean the same here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Cut, Epoch, Holding, NodeName, SliceError};
+use crate::{Address, Prefix, Space};
+
+/// Who has which slice of one range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignments {
+    cut: Cut,
+    held: BTreeMap<Prefix, NodeName>,
+    epochs: BTreeMap<Prefix, Epoch>,
+}
+
+/// What an assignment changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assigned {
+    pub fresh: Vec<Holding>,
+    /// Nodes that no slice was left for.
+    pub unserved: Vec<NodeName>,
+}
+
+/// A table under another cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recut {
+    pub table: Assignments,
+    /// What the new cut has no place for.
+    pub dropped: Vec<Holding>,
+}
+
+/// An address of a slice that somebody uses.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LiveClaim {
+    pub pod: String,
+    /// None: the pod asks for the network on that node; which address it has is not known.
+    pub address: Option<Address>,
+}
+
+impl Assignments {
+    pub fn new(cut: Cut) -> Self {
+        Self {
+            cut,
+            held: BTreeMap::new(),
+            epochs: BTreeMap::new(),
+        }
+    }
+
+    pub const fn cut(&self) -> Cut {
+        self.cut
+    }
+
+    /// Takes in a holding as it was read. One that meets another node's stays out, and is named.
+    pub fn restore(&mut self, slice: Prefix, node: NodeName) -> Result<(), SliceError> {
+        if let Some((met, holder)) = self.overlapping(slice) {
+            if met == slice && *holder == node {
+                return Ok(());
+            }
+            return Err(SliceError::Foreign {
+                slice: met,
+                holder: holder.clone(),
+                epoch: self.epoch(met),
+                node,
+            });
+        }
+        self.held.insert(slice, node);
+        Ok(())
+    }
+
+    pub fn restore_epoch(&mut self, slice: Prefix, epoch: Epoch) {
+        let known = self.epochs.entry(slice).or_default();
+        *known = epoch.max(*known);
+    }
+
+    pub fn holder(&self, slice: Prefix) -> Option<&NodeName> {
+        self.held.get(&slice)
+    }
+
+    pub fn epoch(&self, slice: Prefix) -> Epoch {
+        self.epochs.get(&slice).copied().unwrap_or_default()
+    }
+
+    /// All epochs above 0.
+    pub fn epochs(&self) -> impl Iterator<Item = (Prefix, Epoch)> {
+        self.epochs
+            .iter()
+            .filter(|(_, epoch)| epoch.0 > 0)
+            .map(|(slice, epoch)| (*slice, *epoch))
+    }
+
+    pub fn holdings(&self) -> impl Iterator<Item = Holding> {
+        self.held.iter().map(|(slice, node)| Holding {
+            slice: *slice,
+            node: node.clone(),
+            epoch: self.epoch(*slice),
+        })
+    }
+
+    pub fn nodes(&self) -> BTreeSet<&NodeName> {
+        self.held.values().collect()
+    }
+
+    /// One slice for each node that has none, in the order of their names, the lowest free one first.
+    pub fn assign(&mut self, nodes: &BTreeSet<NodeName>, usable: &[&Space]) -> Assigned {
+        let served: BTreeSet<NodeName> = self.held.values().cloned().collect();
+        let mut assigned = Assigned::default();
+        // The next search goes on behind the slice that was found: n nodes cost n steps, not n².
+        let mut from = Some(0);
+        for node in nodes.difference(&served) {
+            let found = from.and_then(|from| self.free_from(from, usable));
+            let Some((n, slice)) = found else {
+                from = None;
+                assigned.unserved.push(node.clone());
+                continue;
+            };
+            from = n.checked_add(1);
+            self.held.insert(slice, node.clone());
+            assigned.fresh.push(Holding {
+                slice,
+                node: node.clone(),
+                epoch: self.epoch(slice),
+            });
+        }
+        assigned
+    }
+
+    /// Takes a slice from a node that is gone; the epoch that it has from now on (I6, I8).
+    pub fn reclaim(&mut self, slice: Prefix, node: &NodeName) -> Result<Epoch, SliceError> {
+        match self.held.get(&slice) {
+            None => return Err(SliceError::Free { slice }),
+            Some(holder) if holder != node => {
+                return Err(SliceError::Foreign {
+                    slice,
+                    holder: holder.clone(),
+                    epoch: self.epoch(slice),
+                    node: node.clone(),
+                });
+            }
+            Some(_) => {}
+        }
+        self.held.remove(&slice);
+        Ok(self.advance(slice))
+    }
+
+    /// The table under another range or size: holdings that are slices of the new cut stay.
+    pub fn recut(&self, cut: Cut) -> Recut {
+        let mut table = Self {
+            cut,
+            held: BTreeMap::new(),
+            epochs: self.epochs.clone(),
+        };
+        let mut dropped = Vec::new();
+        for holding in self.holdings() {
+            if cut.has(holding.slice) {
+                table.held.insert(holding.slice, holding.node);
+            } else {
+                table.advance(holding.slice);
+                dropped.push(holding);
+            }
+        }
+        Recut { table, dropped }
+    }
+
+    fn advance(&mut self, slice: Prefix) -> Epoch {
+        let epoch = self.epochs.entry(slice).or_default();
+        epoch.0 = epoch.0.saturating_add(1);
+        *epoch
+    }
+
+    fn free_from(&self, from: u128, usable: &[&Space]) -> Option<(u128, Prefix)> {
+        let mut n = from;
+        loop {
+            let slice = self.cut.nth(n)?;
+            // Over a large excluded block in one step: to the slice of the address that is furthest off.
+            let mut furthest = slice.network();
+            for space in usable {
+                furthest = furthest.max(space.at_or_after(slice.network())?);
+            }
+            if !slice.contains(furthest) {
+                n = self.cut.index(self.cut.of(furthest)?)?;
+                continue;
+            }
+            if self.overlapping(slice).is_none() {
+                return Some((n, slice));
+            }
+            n = n.checked_add(1)?;
+        }
+    }
+
+    /// Holdings are apart, so one that overlaps is a neighbour in their order.
+    fn overlapping(&self, slice: Prefix) -> Option<(Prefix, &NodeName)> {
+        let before = self.held.range(..slice).next_back();
+        let after = self.held.range(slice..).next();
+        before
+            .into_iter()
+            .chain(after)
+            .find(|(held, _)| held.overlaps(slice))
+            .map(|(held, node)| (*held, node))
+    }
+}
+
+impl Recut {
+    /// What the change would take an address from. Empty: nothing is lost by it.
+    pub fn stranded<'a>(
+        &'a self,
+        live: &'a BTreeMap<Prefix, Vec<LiveClaim>>,
+    ) -> impl Iterator<Item = (&'a Holding, &'a LiveClaim)> {
+        self.dropped.iter().flat_map(|holding| {
+            let claims = live.get(&holding.slice).into_iter().flatten();
+            claims.map(move |claim| (holding, claim))
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "assigned_tests.rs"]
+mod tests;

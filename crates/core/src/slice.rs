@@ -16,6 +16,8 @@ use thiserror::Error;
 
 use crate::{Address, Prefix, Space};
 
+pub mod elastic;
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeName(String);

@@ -134,18 +134,29 @@ impl Space {
     /// The same space less what lies outside `within`: the part of a range that a slice covers.
     #[must_use]
     pub fn clipped(&self, within: Prefix) -> Self {
-        let within = within.block();
-        let clip = |blocks: &[Block]| {
-            blocks
-                .iter()
-                .filter(|block| block.first() <= within.last() && within.first() <= block.last())
-                .map(|block| {
-                    Block::new(
-                        block.first().max(within.first()),
-                        block.last().min(within.last()),
-                    )
+        self.clipped_to(&[within])
+    }
+
+    /// The same space less what lies outside all of `within`, which are apart from each other: what the slices of
+    /// one node cover.
+    #[must_use]
+    pub fn clipped_to(&self, within: &[Prefix]) -> Self {
+        let clip = |blocks: &[Block]| -> Vec<Block> {
+            let parts = blocks.iter().flat_map(|block| {
+                within.iter().filter_map(move |part| {
+                    let part = part.block();
+                    let overlap = block.first() <= part.last() && part.first() <= block.last();
+                    overlap.then(|| {
+                        Block::new(
+                            block.first().max(part.first()),
+                            block.last().min(part.last()),
+                        )
+                    })
                 })
-                .collect()
+            });
+            let mut parts: Vec<Block> = parts.collect();
+            parts.sort_unstable();
+            parts
         };
         Self {
             blocks: clip(&self.blocks),

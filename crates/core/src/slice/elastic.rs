@@ -1,0 +1,394 @@
+//! Slices that nodes claim by themselves: where a node looks, how much it wants, what it can spare, and what a claim that
+//! was read means for it.
+//!
+//! Every decision of the protocol (docs/decisions/0006-slices.md) is a function here, without I/O, so that the
+//! agent and the model of the protocol run the same code.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Cut, Epoch, NodeName};
+use crate::{Address, Block, Family, Pool, Prefix, Space};
+
+/// A part of a slice that its node has surrendered to another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Offer {
+    pub range: Prefix,
+    pub node: NodeName,
+}
+
+/// A claim as it was read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Claimed {
+    pub range: Prefix,
+    /// Empty: its node was lost while parts of it were others'.
+    pub node: NodeName,
+    pub node_uid: String,
+    pub epoch: Epoch,
+    pub offers: Vec<Offer>,
+    /// Who asks for a part of it.
+    pub wants: Vec<NodeName>,
+}
+
+impl Claimed {
+    /// Whether the object may go. With an offer it may not: its name would be free while a part of it is another's.
+    pub fn may_go(&self) -> bool {
+        self.offers.is_empty()
+    }
+
+    /// Whether `taker` may hold `child`, whose claim it has made **before** this was read.
+    pub fn lets(&self, child: Prefix, taker: &NodeName) -> bool {
+        self.range.covers(child)
+            && self
+                .offers
+                .iter()
+                .any(|offer| offer.range == child && offer.node == *taker)
+    }
+
+    /// What its node may give of it: the range less what is offered.
+    pub fn is_free_of_offers(&self, part: Prefix) -> bool {
+        self.range.covers(part) && !self.offers.iter().any(|offer| offer.range.overlaps(part))
+    }
+}
+
+/// What a node knows of a slice that it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Known {
+    pub range: Prefix,
+    pub node_uid: String,
+    pub epoch: Epoch,
+}
+
+/// What the API server's word means for a holding (I8).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Standing {
+    Ours,
+    /// It may not be given from any more; who has it now, if anybody.
+    Lost {
+        to: Option<NodeName>,
+        epoch: Epoch,
+    },
+}
+
+/// Compares a holding with its claim as it was read; none: there is no such claim.
+pub fn standing(me: &NodeName, known: &Known, claim: Option<&Claimed>) -> Standing {
+    match claim {
+        Some(claim)
+            if claim.node == *me
+                && claim.epoch == known.epoch
+                && claim.range == known.range
+                && claim.node_uid == known.node_uid =>
+        {
+            Standing::Ours
+        }
+        Some(claim) => Standing::Lost {
+            to: (!claim.node.as_str().is_empty()).then(|| claim.node.clone()),
+            epoch: claim.epoch,
+        },
+        None => Standing::Lost {
+            to: None,
+            epoch: known.epoch,
+        },
+    }
+}
+
+/// The slots of a cut in the order in which one node tries them: each once, from a place of its own, by a
+/// stride of its own, so that nodes that start at once rarely meet and go different ways when they do.
+#[derive(Clone, Debug)]
+pub struct Walk {
+    cut: Cut,
+    at: u128,
+    stride: u128,
+    mask: u128,
+    left: u128,
+}
+
+impl Walk {
+    pub fn of(cut: Cut, node: &NodeName, network: &str) -> Self {
+        let count = cut.count();
+        // The number of slots is a power of two, but for the one that does not fit the type.
+        let mask = if count.is_power_of_two() {
+            count - 1
+        } else {
+            u128::MAX
+        };
+        let whole = u128::from(u32::MAX);
+        let seed =
+            |salt: &str| crate::order::hash_index(&format!("{node}/{network}/{salt}"), whole);
+        Self {
+            cut,
+            at: (seed("start") << 16 ^ seed("more")) & mask,
+            // Odd: prime to a power of two, so the walk meets every slot before it meets one again.
+            stride: (seed("stride") << 1 | 1) & mask | 1,
+            mask,
+            left: count,
+        }
+    }
+}
+
+impl Iterator for Walk {
+    type Item = Prefix;
+
+    fn next(&mut self) -> Option<Prefix> {
+        self.left = self.left.checked_sub(1)?;
+        let slot = self.cut.nth(self.at);
+        self.at = self.at.wrapping_add(self.stride) & self.mask;
+        slot
+    }
+}
+
+/// The size of slices where nobody has set one: half of the range's bits, and no more than 64 addresses of IPv4
+/// (256 of IPv6), so that a small range serves several nodes and a large one needs few claims.
+pub fn usual_size(range: Prefix) -> u8 {
+    let most = match range.family() {
+        Family::V4 => 6,
+        Family::V6 => 8,
+    };
+    range.family().bits() - (range.host_bits() / 2).min(most)
+}
+
+/// How many addresses a node should hold that has `used` of them, in slices of `batch`: always `reserve` more than
+/// it needs, in whole slices.
+pub fn wanted(used: u128, batch: u128, reserve: u128) -> u128 {
+    let batch = batch.max(1);
+    used.saturating_add(reserve)
+        .div_ceil(batch)
+        .saturating_mul(batch)
+}
+
+/// No part has more addresses: each is a row in the donor's pool.
+const LARGEST_PART_BITS: u32 = 8;
+
+/// The part of a slice that its node can spare: the largest aligned one in which nothing is held or rests, and not
+/// more than half of what is free, but for the last address.
+pub fn spare(slice: Prefix, usable: &Space, pool: &Pool) -> Option<Prefix> {
+    let within = slice.block();
+    let taken = pool
+        .records()
+        .map(|(address, _)| address)
+        .chain(pool.rests().map(|(address, _)| address))
+        .filter(|address| within.contains(*address))
+        .map(Block::single)
+        .collect::<Vec<_>>();
+    let free: Vec<Block> = usable
+        .clipped(slice)
+        .listed()
+        .flat_map(|block| block.without(taken.clone()))
+        .flat_map(|space| space.blocks().to_vec())
+        .collect();
+    let count = free
+        .iter()
+        .fold(0u128, |sum, block| sum.saturating_add(block.count()));
+    let most = count.div_ceil(2).max(1);
+    let bits = most.ilog2().min(LARGEST_PART_BITS);
+    (0..=bits).rev().find_map(|bits| {
+        // From the end: the lowest addresses are what a person expects to be given first.
+        free.iter()
+            .rev()
+            .find_map(|block| aligned(*block, bits, slice))
+    })
+}
+
+/// The last aligned part of 2^bits addresses inside a block, if there is one.
+fn aligned(block: Block, bits: u32, slice: Prefix) -> Option<Prefix> {
+    let size = 1u128.checked_shl(bits)?;
+    if block.count() < size {
+        return None;
+    }
+    let length = slice
+        .family()
+        .bits()
+        .checked_sub(u8::try_from(bits).ok()?)?;
+    if length <= slice.length() {
+        return None;
+    }
+    let last_start = block.last().bits().checked_sub(size - 1)?;
+    let start = Address::new(slice.family(), last_start)?;
+    let part = Prefix::containing(start, length)?;
+    (part.network() >= block.first() && part.last() <= block.last()).then_some(part)
+}
+
+/// What the plain pool of a range says about its slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Mark {
+    pub state: MarkState,
+    /// The length of every slice of this range, whatever a node's settings say: claims by name never overlap.
+    pub size: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MarkState {
+    /// Addresses are given from slices.
+    Sliced,
+    /// On the way back: nobody claims, everybody gives up.
+    Leaving,
+}
+
+impl Mark {
+    pub const fn sliced(size: u8) -> Self {
+        Self {
+            state: MarkState::Sliced,
+            size,
+        }
+    }
+
+    /// Whether a claim that was made before this was read may stand.
+    pub fn confirms(self, size: u8) -> bool {
+        self == Self::sliced(size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::dialect::WHEREABOUTS;
+    use crate::{Handle, Owner, RangeSpec, Record};
+
+    fn prefix(text: &str) -> Prefix {
+        text.parse().unwrap()
+    }
+
+    fn node(name: &str) -> NodeName {
+        NodeName::new(name)
+    }
+
+    fn usable(range: &str) -> Space {
+        Space::build(&RangeSpec::parse(range).unwrap(), WHEREABOUTS)
+            .unwrap()
+            .0
+    }
+
+    fn holding(addresses: &[&str]) -> Pool {
+        let mut pool = Pool::new();
+        for address in addresses {
+            let record = Record::new(Owner::new("ns/p", "net1"), Handle::new("c"));
+            pool.restore(address.parse().unwrap(), record);
+        }
+        pool
+    }
+
+    #[test]
+    fn a_walk_visits_every_slot_once_from_a_place_of_its_own() {
+        let cut = Cut::new(prefix("10.0.0.0/16"), 26).unwrap();
+        let walk = |name: &str| Walk::of(cut, &node(name), "blue").collect::<Vec<_>>();
+        for name in ["a", "b", "node-17"] {
+            let slots = walk(name);
+            assert_eq!(slots.len(), 1024);
+            assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), 1024);
+        }
+        let firsts: BTreeSet<Prefix> = (0..200).map(|n| walk(&format!("n{n}"))[0]).collect();
+        assert!(firsts.len() > 150, "{} of 200", firsts.len());
+        assert_ne!(walk("a")[..8], walk("b")[..8]);
+        let whole = Cut::new(prefix("::/0"), 128).unwrap();
+        assert!(Walk::of(whole, &node("a"), "").take(9).count() == 9);
+        let one = Cut::new(prefix("10.0.0.0/24"), 24).unwrap();
+        assert_eq!(Walk::of(one, &node("a"), "").count(), 1);
+    }
+
+    #[test]
+    fn sizes_leave_a_small_range_to_several_nodes() {
+        for (range, size) in [
+            ("10.0.0.0/8", 26),
+            ("10.0.0.0/24", 28),
+            ("10.0.0.0/29", 31),
+            ("10.0.0.0/32", 32),
+            ("fd00::/64", 120),
+        ] {
+            assert_eq!(usual_size(prefix(range)), size, "{range}");
+        }
+    }
+
+    #[test]
+    fn whole_slices_with_a_reserve() {
+        for (used, expected) in [(0, 16), (12, 16), (13, 32), (28, 32), (29, 48)] {
+            assert_eq!(wanted(used, 16, 4), expected, "{used}");
+        }
+        assert_eq!(wanted(5, 1, 1), 6);
+    }
+
+    #[test]
+    fn half_of_what_is_free_and_the_last_address_too() {
+        let space = usable("10.0.0.0/24");
+        let slice = prefix("10.0.0.16/28");
+        let spared = |held: &[&str]| spare(slice, &space, &holding(held)).map(|p| p.to_string());
+        assert_eq!(spared(&[]).as_deref(), Some("10.0.0.24/29"));
+        assert_eq!(spared(&["10.0.0.30"]).as_deref(), Some("10.0.0.16/29"));
+        let all: Vec<String> = (16..32).map(|n| format!("10.0.0.{n}")).collect();
+        let mut held: Vec<&str> = all.iter().map(String::as_str).collect();
+        assert_eq!(spared(&held), None);
+        held.retain(|address| *address != "10.0.0.21");
+        assert_eq!(spared(&held).as_deref(), Some("10.0.0.21/32"));
+    }
+
+    #[test]
+    fn the_last_address_of_a_range_is_nobodys() {
+        let slice = prefix("10.0.0.254/31");
+        let space = usable("10.0.0.0/24");
+        let spared = spare(slice, &space, &Pool::new());
+        assert_eq!(
+            spared.map(|p| p.to_string()).as_deref(),
+            Some("10.0.0.254/32")
+        );
+    }
+
+    #[test]
+    fn a_holding_is_ours_while_node_uid_and_epoch_agree() {
+        let known = Known {
+            range: prefix("10.0.0.0/28"),
+            node_uid: "u1".into(),
+            epoch: Epoch(1),
+        };
+        let claim = Claimed {
+            range: known.range,
+            node: node("a"),
+            node_uid: "u1".into(),
+            epoch: Epoch(1),
+            offers: Vec::new(),
+            wants: Vec::new(),
+        };
+        let stands =
+            |claim: Option<&Claimed>| standing(&node("a"), &known, claim) == Standing::Ours;
+        assert!(stands(Some(&claim)));
+        assert!(!stands(None));
+        for other in [
+            Claimed {
+                node: node("b"),
+                ..claim.clone()
+            },
+            Claimed {
+                epoch: Epoch(2),
+                ..claim.clone()
+            },
+            Claimed {
+                node_uid: "u2".into(),
+                ..claim.clone()
+            },
+        ] {
+            assert!(!stands(Some(&other)), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_child_needs_its_offer_and_its_parent_can_not_go() {
+        let child = prefix("10.0.0.8/29");
+        let parent = Claimed {
+            range: prefix("10.0.0.0/28"),
+            node: node("d"),
+            node_uid: String::new(),
+            epoch: Epoch(0),
+            offers: vec![Offer {
+                range: child,
+                node: node("t"),
+            }],
+            wants: Vec::new(),
+        };
+        assert!(parent.lets(child, &node("t")));
+        assert!(!parent.lets(child, &node("u")));
+        assert!(!parent.lets(prefix("10.0.0.0/29"), &node("t")));
+        assert!(!parent.may_go());
+        assert!(parent.is_free_of_offers(prefix("10.0.0.0/29")));
+        assert!(!parent.is_free_of_offers(prefix("10.0.0.12/30")));
+    }
+}

@@ -41,4 +41,19 @@ pub struct SliceClaimSpec {
     /// How often the slice has changed hands. A node that knows an older one has lost it (I8).
     #[schemars(range(min = 0))]
     pub epoch: i64,
+    /// Parts of it that are others' now. While there is one, the object is not deleted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offers: Vec<SliceOffer>,
+    /// Nodes that ask for a part of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wants: Vec<String>,
+}
+
+/// A part of a slice that its node has surrendered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SliceOffer {
+    /// The part as a CIDR.
+    pub range: String,
+    /// The node that may claim it.
+    pub node: String,
 }

@@ -16,6 +16,7 @@ mod retry;
 mod sqlite;
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -197,6 +198,12 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
 
     /// All claims of a kind.
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError>;
+
+    /// The names of pools whose truth is kept elsewhere and that are written by their keeper alone: a node's
+    /// slices. Others read them and free nothing in them.
+    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+        Ok(BTreeSet::new())
+    }
 }
 
 /// A ledger that many desks share.

@@ -13,6 +13,9 @@ use crate::Version;
 /// The annotation that keeps resting addresses: foreign programs leave annotations alone.
 pub(super) const RESTING: &str = "berth.dev/resting";
 
+/// The annotation of a pool whose range is given from node slices: nothing is claimed in the pool itself.
+pub(super) const SLICED: &str = "berth.dev/sliced";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Base {
     /// Not a version of this ledger: read first.
@@ -31,6 +34,8 @@ pub(super) struct Stamp {
     pub notes: Notes,
     /// Some entry has a key that means an address without being its plain offset (`007`).
     pub odd: bool,
+    /// The range is given from node slices.
+    pub sliced: bool,
 }
 
 /// What the object's annotations say about resting addresses.
@@ -69,6 +74,7 @@ impl Stamp {
             tracked,
             notes,
             odd: false,
+            sliced: metadata["annotations"].get(SLICED).is_some(),
         })
     }
 }
@@ -85,11 +91,16 @@ impl From<&Base> for Version {
             Base::Unknown => String::new(),
             Base::Absent => ABSENT.to_owned(),
             Base::At(stamp) => {
-                let flags = match (stamp.tracked, stamp.odd) {
-                    (false, false) => "plain",
-                    (true, false) => "tracked",
-                    (false, true) => "odd",
-                    (true, true) => "tracked+odd",
+                let set = [
+                    (stamp.tracked, "tracked"),
+                    (stamp.odd, "odd"),
+                    (stamp.sliced, "sliced"),
+                ];
+                let set: Vec<&str> = set.iter().filter(|(on, _)| *on).map(|(_, n)| *n).collect();
+                let flags = if set.is_empty() {
+                    "plain".to_owned()
+                } else {
+                    set.join("+")
                 };
                 let (notes, text) = match &stamp.notes {
                     Notes::Bare => ("bare", ""),
@@ -125,9 +136,10 @@ impl From<&Version> for Base {
         Self::At(Stamp {
             resource_version: resource_version.to_owned(),
             generation,
-            tracked: flags.starts_with("tracked"),
+            tracked: flags.split('+').any(|flag| flag == "tracked"),
             notes,
-            odd: flags.ends_with("odd"),
+            odd: flags.split('+').any(|flag| flag == "odd"),
+            sliced: flags.split('+').any(|flag| flag == "sliced"),
         })
     }
 }
@@ -152,6 +164,7 @@ mod tests {
                     tracked,
                     notes: notes.clone(),
                     odd,
+                    sliced: odd != tracked,
                 });
                 assert_eq!(Base::from(&Version::from(&base)), base);
                 assert_eq!(Base::from(&Version::from(&base).merged()), base);

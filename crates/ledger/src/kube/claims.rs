@@ -187,6 +187,8 @@ fn slice(record: &Record) -> Result<SliceClaimSpec, String> {
         epoch: epoch
             .parse()
             .map_err(|_| format!("the attribute epoch {epoch:?} is no number"))?,
+        offers: Vec::new(),
+        wants: Vec::new(),
     })
 }
 

@@ -10,16 +10,19 @@
 mod base;
 mod claims;
 mod connect;
+mod marks;
 mod object;
 mod pages;
 mod patch;
 pub(crate) mod resource;
 mod resting;
+mod slices;
 pub(crate) mod status;
 mod store;
 mod watch;
 mod wire;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use async_trait::async_trait;
@@ -31,6 +34,8 @@ use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version
 
 pub use claims::attribute;
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
+pub use marks::PUBLISHED;
+pub use slices::{Assigned, SliceObject};
 
 use base::Base;
 use object::Object;
@@ -53,6 +58,7 @@ pub struct KubeLedger {
     limit: usize,
     sizes: Sizes,
     paged: bool,
+    moves: bool,
 }
 
 impl fmt::Debug for KubeLedger {
@@ -74,7 +80,16 @@ impl KubeLedger {
             limit: ETCD_REQUEST_LIMIT,
             sizes: Sizes::default(),
             paged: false,
+            moves: false,
         }
+    }
+
+    /// Brings entries into plain pools whose ranges are given from node slices: what a range that goes back
+    /// to its plain pool needs, and nobody else may do.
+    #[must_use]
+    pub const fn into_marked_pools(mut self) -> Self {
+        self.moves = true;
+        self
     }
 
     /// Keeps each pool in pages, which bear any number of entries: see [`pages`]. Only for pools that
@@ -105,6 +120,7 @@ impl KubeLedger {
             network: pool.network,
             place: Place::Whole,
             marks: json!({}),
+            moves: self.moves,
         }
     }
 }
@@ -215,5 +231,9 @@ impl Ledger for KubeLedger {
 
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
         self.wire.claims(kind).await
+    }
+
+    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+        self.published().await
     }
 }

@@ -212,6 +212,7 @@ impl KubeLedger {
             network: pool.network,
             place,
             marks: marks(&pool.name, page),
+            moves: false,
         }
     }
 
@@ -435,6 +436,7 @@ mod tests {
                 tracked: false,
                 notes,
                 odd: false,
+                sliced: false,
             })
         };
         let bases = BTreeMap::from([

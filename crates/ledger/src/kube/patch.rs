@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use berth_core::{Address, Change, Prefix, Record};
 use serde_json::{Value, json};
 
-use super::base::{Notes, RESTING, Stamp};
+use super::base::{Notes, RESTING, SLICED, Stamp};
 use super::object::{entry, key, weight};
 use super::resting::Resting;
 
@@ -41,6 +41,12 @@ pub(super) fn alters(changes: &[Change]) -> bool {
         .any(|(before, after)| before.map(entry) != after.map(entry))
 }
 
+/// Whether a claim has to fail if the range was moved to node slices since the pool was read.
+fn guards_slices(stamp: &Stamp, changes: &[Change]) -> bool {
+    let claims = |change: &Change| matches!(change, Change::Claim { .. });
+    !stamp.sliced && changes.iter().any(claims)
+}
+
 /// The patch, or the address that can't be in a pool of that network.
 pub(super) fn by_address(
     network: Prefix,
@@ -53,6 +59,11 @@ pub(super) fn by_address(
         growth: 0,
     };
     patch.notes(&stamp.notes, rests);
+    // A pool without annotations is tested for that already.
+    if guards_slices(stamp, changes) && stamp.notes != Notes::Bare {
+        let path = format!("/metadata/annotations/{}", SLICED.replace('/', "~1"));
+        patch.push("test", &path, Value::Null);
+    }
     for change in changes {
         let key = key(network, change.address()).ok_or(change.address())?;
         patch.change(&key, change);
@@ -174,6 +185,7 @@ mod tests {
             tracked: false,
             notes,
             odd: false,
+            sliced: false,
         }
     }
 
@@ -286,5 +298,26 @@ mod tests {
         assert_eq!(last(&stamp), "/spec/allocations/5");
         stamp.tracked = true;
         assert_eq!(last(&stamp), "/metadata/managedFields");
+    }
+
+    #[test]
+    fn a_claim_fails_where_the_range_was_moved_to_slices() {
+        let tested = |notes: Notes, changes: &[Change]| {
+            let network = "10.0.0.0/24".parse().unwrap();
+            let patch = by_address(network, &mk_stamp(notes), None, changes).unwrap();
+            let test = json!({ "op": "test", "path": "/metadata/annotations/berth.dev~1sliced", "value": null });
+            patch.operations.contains(&test)
+        };
+        let release = Change::Release {
+            address: "10.0.0.5".parse().unwrap(),
+            expected: mk_record("c1", "ns/p", "net1"),
+            rest: None,
+        };
+        assert!(tested(Notes::Without, &[claim("10.0.0.5")]));
+        assert!(!tested(Notes::Without, &[release]));
+        assert!(
+            !tested(Notes::Bare, &[claim("10.0.0.5")]),
+            "there are no annotations at all"
+        );
     }
 }

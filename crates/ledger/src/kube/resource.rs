@@ -30,6 +30,13 @@ pub(super) const SLICES: Resource = Resource {
     kind: "SliceClaim",
 };
 
+pub(super) const SLICE_POOLS: Resource = Resource {
+    group: "whereabouts.cni.cncf.io",
+    version: "v1alpha1",
+    plural: "nodeslicepools",
+    kind: "NodeSlicePool",
+};
+
 impl Resource {
     pub fn api_version(&self) -> String {
         format!("{}/{}", self.group, self.version)
@@ -55,7 +62,7 @@ impl Resource {
 #[cfg(test)]
 mod tests {
     use berth_api::berth::SliceClaim;
-    use berth_api::whereabouts::{IPPool, OverlappingRangeIPReservation};
+    use berth_api::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
     use kube::Resource as _;
 
     use super::*;
@@ -77,6 +84,12 @@ mod tests {
             OverlappingRangeIPReservation::api_version(&()).into(),
             OverlappingRangeIPReservation::kind(&()).into(),
             OverlappingRangeIPReservation::plural(&()).into(),
+        );
+        same(
+            &SLICE_POOLS,
+            NodeSlicePool::api_version(&()).into(),
+            NodeSlicePool::kind(&()).into(),
+            NodeSlicePool::plural(&()).into(),
         );
         same(
             &SLICES,

@@ -55,6 +55,8 @@ pub(super) struct Store<'a> {
     pub place: Place,
     /// Labels and annotations of a new object.
     pub marks: Value,
+    /// Whether entries are brought into a pool whose range is given from node slices.
+    pub moves: bool,
 }
 
 /// A commit that is durable.
@@ -110,7 +112,7 @@ impl Store<'_> {
     pub async fn commit(&self, base: &Base, changes: &[Change]) -> Result<Written, LedgerError> {
         match (base, self.network) {
             (Base::Absent, _) => self.create(changes).await,
-            (Base::At(stamp), Some(network)) if !stamp.odd => {
+            (Base::At(stamp), Some(network)) if !(stamp.odd || stamp.sliced && claims(changes)) => {
                 match self.blind(stamp, network, changes).await {
                     Ok(written) => Ok(written),
                     Err(Hitch::Look) => self.careful(base, changes).await,
@@ -232,6 +234,12 @@ impl Store<'_> {
             {
                 return Err(self.outside(object.network, outside));
             }
+            if object.stamp.sliced && claims(changes) && !self.moves {
+                return Err(self.unfit(format!(
+                    "{} is given from node slices now; its plain pool gives nothing",
+                    object.network
+                )));
+            }
             let draft = Draft::of(&object, changes).map_err(|violated| self.conflict(violated))?;
             let resting: Vec<Address> = changes
                 .iter()
@@ -314,6 +322,11 @@ impl Store<'_> {
             rejection: Rejection::Invalid { code: 422, message },
         }
     }
+}
+
+fn claims(changes: &[Change]) -> bool {
+    let claims = |change: &Change| matches!(change, Change::Claim { .. });
+    changes.iter().any(claims)
 }
 
 /// Everything that the changes make different, on exactly the version that was read.

@@ -1,0 +1,129 @@
+//! Marks on pool objects: annotations that say what a pool is, written with the old value as precondition.
+
+use std::collections::BTreeSet;
+
+use berth_core::slice::elastic::Mark;
+use kube::api::Patch;
+use serde_json::{Value, json};
+
+use super::base::SLICED;
+use super::resource::POOLS;
+use super::status::{Failure, Verb};
+use super::{KubeLedger, PAGE};
+use crate::{LedgerError, PoolKey};
+
+/// The annotation of a slice's pool that a node publishes: its value is the node.
+pub const PUBLISHED: &str = "berth.dev/published-by";
+
+/// Writes that met another writer, before the caller has to look again.
+const TRIES: usize = 5;
+
+impl KubeLedger {
+    /// What a plain pool says about its range's slices.
+    pub async fn mark(&self, pool: &PoolKey) -> Result<Option<Mark>, LedgerError> {
+        let Some(found) = self.wire.get_metadata(&POOLS, &pool.name).await? else {
+            return Ok(None);
+        };
+        match &found.object["metadata"]["annotations"][SLICED] {
+            Value::Null => Ok(None),
+            text => text
+                .as_str()
+                .and_then(|text| serde_json::from_str(text).ok())
+                .map(Some)
+                .ok_or_else(|| LedgerError::Unreadable {
+                    target: self.wire.ask(Verb::Get, &POOLS, &pool.name).target(),
+                    why: format!("the annotation {SLICED} is {text}"),
+                }),
+        }
+    }
+
+    /// Changes a plain pool's mark if it is `from` now; says whether it was. The pool is made if it does not exist.
+    pub async fn set_mark(
+        &self,
+        pool: &PoolKey,
+        from: Option<Mark>,
+        to: Option<Mark>,
+    ) -> Result<bool, LedgerError> {
+        let text = |mark: Option<Mark>| match mark {
+            Some(mark) => serde_json::to_string(&mark).map(Some),
+            None => Ok(None),
+        };
+        let unfit = |error: serde_json::Error| LedgerError::Unreadable {
+            target: pool.name.clone(),
+            why: error.to_string(),
+        };
+        let (from, to) = (text(from).map_err(unfit)?, text(to).map_err(unfit)?);
+        self.annotate(pool, SLICED, |now| now == from.as_deref(), to.as_deref())
+            .await
+    }
+
+    /// Says on a slice's pool which node publishes it.
+    pub async fn publish_as(&self, pool: &PoolKey, node: &str) -> Result<(), LedgerError> {
+        self.annotate(pool, PUBLISHED, |now| now != Some(node), Some(node))
+            .await
+            .map(|_| ())
+    }
+
+    /// The pools that nodes publish.
+    pub(super) async fn published(&self) -> Result<BTreeSet<String>, LedgerError> {
+        let objects = self.wire.list(&POOLS, "", PAGE).await?;
+        let marked = objects
+            .iter()
+            .filter(|object| object["metadata"]["annotations"][PUBLISHED].is_string());
+        let name = |object: &Value| Some(object["metadata"]["name"].as_str()?.to_owned());
+        Ok(marked.filter_map(name).collect())
+    }
+
+    async fn annotate(
+        &self,
+        pool: &PoolKey,
+        key: &str,
+        applies: impl Fn(Option<&str>) -> bool,
+        to: Option<&str>,
+    ) -> Result<bool, LedgerError> {
+        for _ in 0..TRIES {
+            let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
+            let now = found
+                .as_ref()
+                .and_then(|found| found.object["metadata"]["annotations"][key].as_str());
+            if !applies(now) {
+                return Ok(false);
+            }
+            let (verb, written) = match &found {
+                None => {
+                    let Some(range) = pool.network else {
+                        return Ok(false);
+                    };
+                    let object = json!({
+                        "apiVersion": POOLS.api_version(),
+                        "kind": POOLS.kind,
+                        "metadata": { "name": pool.name, "annotations": { key: to } },
+                        "spec": { "range": range.to_string(), "allocations": {} },
+                    });
+                    (Verb::Create, self.wire.create(&POOLS, &object).await)
+                }
+                Some(found) => {
+                    let merge = json!({ "metadata": {
+                        "resourceVersion": found.object["metadata"]["resourceVersion"],
+                        "annotations": { key: to },
+                    } });
+                    let patch = Patch::Merge(merge);
+                    let patched = self.wire.patch(&POOLS, &pool.name, &patch).await;
+                    (Verb::Patch, patched)
+                }
+            };
+            match written {
+                Ok(_) => return Ok(true),
+                Err(Failure::Refused(refusal)) if refusal.code == 409 => {}
+                Err(Failure::Refused(refusal)) if refusal.is_absence_of(&pool.name) => {}
+                Err(failure) => {
+                    return Err(failure.into_error(self.wire.ask(verb, &POOLS, &pool.name)));
+                }
+            }
+        }
+        Err(LedgerError::Conflict {
+            pool: self.wire.ask(Verb::Patch, &POOLS, &pool.name).target(),
+            held: Vec::new(),
+        })
+    }
+}

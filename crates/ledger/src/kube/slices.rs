@@ -1,0 +1,365 @@
+//! Claims of slices with what the protocol of slices needs beyond a name (docs/decisions/0006-slices.md): guarded
+//! changes, a watch, and the slices that a controller has assigned.
+//!
+//! Every write names the version that it was planned on: one that lost the race changes nothing.
+
+use std::collections::BTreeMap;
+
+use berth_api::berth::{SliceClaim, SliceClaimSpec, SliceOffer};
+use berth_api::names;
+use berth_api::whereabouts::{NodeSlicePoolSpec, NodeSlicePoolStatus};
+use berth_core::Prefix;
+use berth_core::slice::elastic::{Claimed, Offer};
+use berth_core::slice::{Epoch, NodeName};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::api::{ApiResource, DynamicObject, Patch, Preconditions};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::KubeLedger;
+use super::pages::label;
+use super::resource::{SLICE_POOLS, SLICES};
+use super::status::{Failure, Verb};
+use crate::LedgerError;
+
+/// Claims in one answer of a list.
+const PAGE: u32 = 500;
+
+/// The label of a claim that says whose it is.
+const NODE: &str = "berth.dev/node";
+/// The label of a claim that says which range it is of.
+const RANGE: &str = "berth.dev/range";
+
+/// The annotation of a NodeSlicePool that has the epochs of its slices; absent ones are 0.
+const EPOCHS: &str = "berth.dev/epochs";
+/// The annotation of a NodeSlicePool of which the controller has proved that no other network overlaps it.
+const DISJOINT: &str = "berth.dev/disjoint";
+
+/// A claim and the version that it was read at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceObject {
+    pub name: String,
+    pub network: String,
+    pub claim: Claimed,
+    uid: String,
+    resource_version: String,
+}
+
+/// What a controller has assigned of one range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    pub range: Prefix,
+    pub size: u8,
+    pub slices: Vec<(Prefix, NodeName)>,
+    pub epochs: BTreeMap<Prefix, Epoch>,
+    /// No other network of the cluster overlaps this one.
+    pub disjoint: bool,
+}
+
+impl Assigned {
+    pub fn epoch(&self, slice: Prefix) -> Epoch {
+        self.epochs.get(&slice).copied().unwrap_or_default()
+    }
+}
+
+impl KubeLedger {
+    /// The claim of a sub-range, read so that a completed write is seen.
+    pub async fn slice(
+        &self,
+        network: &str,
+        range: Prefix,
+    ) -> Result<Option<SliceObject>, LedgerError> {
+        let name = names::slice(network, range);
+        match self.wire.get(&SLICES, &name).await? {
+            Some(fetched) => self.slice_of(&name, &fetched.object).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// All claims of a range, or of a node, or of both. One that can't be read is an error: it is somebody's (I5).
+    pub async fn slices(
+        &self,
+        of_range: Option<(&str, Prefix)>,
+        of_node: Option<&NodeName>,
+    ) -> Result<Vec<SliceObject>, LedgerError> {
+        let range = of_range.map(|(network, range)| (RANGE, names::pool(network, "", range)));
+        let node = of_node.map(|node| (NODE, node.to_string()));
+        let selector: Vec<String> = range
+            .into_iter()
+            .chain(node)
+            .map(|(key, value)| format!("{key}={}", label(&value)))
+            .collect();
+        let objects = self.wire.list(&SLICES, &selector.join(","), PAGE).await?;
+        objects
+            .iter()
+            .map(|object| {
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                self.slice_of(name, object)
+            })
+            .collect()
+    }
+
+    /// Makes a claim of a part of `whole`: the CREATE is the claim. None: the name is another's, or our own of another
+    /// epoch.
+    pub async fn claim_slice(
+        &self,
+        network: &str,
+        whole: Prefix,
+        claim: &Claimed,
+    ) -> Result<Option<SliceObject>, LedgerError> {
+        let name = names::slice(network, claim.range);
+        let spec = SliceClaimSpec {
+            network: network.to_owned(),
+            range: claim.range.to_string(),
+            node: claim.node.to_string(),
+            node_uid: claim.node_uid.clone(),
+            epoch: i64::try_from(claim.epoch.0).unwrap_or(i64::MAX),
+            offers: Vec::new(),
+            wants: Vec::new(),
+        };
+        let ask = self.wire.ask(Verb::Create, &SLICES, &name);
+        let mut object = serde_json::to_value(SliceClaim::new(&name, spec))
+            .map_err(|error| unreadable(ask.target(), &error.to_string()))?;
+        object["metadata"]["labels"] = json!({
+            NODE: label(claim.node.as_str()),
+            RANGE: label(&names::pool(network, "", whole)),
+        });
+        match self.wire.create(&SLICES, &object).await {
+            Ok(created) => self.slice_of(&name, &created).map(Some),
+            Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
+                let found = self.slice(network, claim.range).await?;
+                Ok(found.filter(|found| {
+                    found.claim.node == claim.node
+                        && found.claim.node_uid == claim.node_uid
+                        && found.claim.epoch == claim.epoch
+                }))
+            }
+            Err(failure) => Err(failure.into_error(ask)),
+        }
+    }
+
+    /// Writes holder, offers and wants of a claim, if it is still as it was read. None: it is not.
+    pub async fn amend_slice(
+        &self,
+        object: &SliceObject,
+        claim: &Claimed,
+    ) -> Result<Option<SliceObject>, LedgerError> {
+        let offers: Vec<SliceOffer> = claim
+            .offers
+            .iter()
+            .map(|offer| SliceOffer {
+                range: offer.range.to_string(),
+                node: offer.node.to_string(),
+            })
+            .collect();
+        let merge = json!({
+            "metadata": {
+                "resourceVersion": object.resource_version,
+                "labels": { NODE: label(claim.node.as_str()) },
+            },
+            "spec": {
+                "node": claim.node,
+                "nodeUID": claim.node_uid,
+                "epoch": claim.epoch.0,
+                "offers": offers,
+                "wants": claim.wants,
+            },
+        });
+        let patched = self
+            .wire
+            .patch(&SLICES, &object.name, &Patch::Merge(merge))
+            .await;
+        match patched {
+            Ok(patched) => {
+                let text = |field: &str| {
+                    let value = patched["metadata"][field].as_str();
+                    value.unwrap_or_default().to_owned()
+                };
+                Ok(Some(SliceObject {
+                    claim: claim.clone(),
+                    resource_version: text("resourceVersion"),
+                    ..object.clone()
+                }))
+            }
+            Err(Failure::Refused(refusal)) if refusal.code == 409 => Ok(None),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(&object.name) => Ok(None),
+            Err(failure) => {
+                Err(failure.into_error(self.wire.ask(Verb::Patch, &SLICES, &object.name)))
+            }
+        }
+    }
+
+    /// Ends a claim, if it is still as it was read. False: it is not. One that is gone already is no error.
+    pub async fn end_slice(&self, object: &SliceObject) -> Result<bool, LedgerError> {
+        let preconditions = Preconditions {
+            uid: Some(object.uid.clone()),
+            resource_version: Some(object.resource_version.clone()),
+        };
+        match self.wire.delete(&SLICES, &object.name, preconditions).await {
+            Ok(()) => Ok(true),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(&object.name) => Ok(true),
+            Err(Failure::Refused(refusal)) if refusal.code == 409 => Ok(false),
+            Err(failure) => {
+                Err(failure.into_error(self.wire.ask(Verb::Delete, &SLICES, &object.name)))
+            }
+        }
+    }
+
+    /// A word whenever a claim of the node may have changed. A hint to look, and nothing more.
+    pub fn watch_slices(&self, node: &NodeName) -> BoxStream<'static, ()> {
+        let kind = ApiResource {
+            group: SLICES.group.into(),
+            version: SLICES.version.into(),
+            api_version: SLICES.api_version(),
+            kind: SLICES.kind.into(),
+            plural: SLICES.plural.into(),
+        };
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.wire.client.clone(), &self.wire.namespace, &kind);
+        let selector = format!("{NODE}={}", label(node.as_str()));
+        watcher(api, watcher::Config::default().labels(&selector))
+            .default_backoff()
+            .touched_objects()
+            .filter_map(|event| async move {
+                match event {
+                    Ok(object) => {
+                        tracing::trace!(claim = %object.name_any(), "a slice was touched");
+                        Some(())
+                    }
+                    Err(_) => None,
+                }
+            })
+            .boxed()
+    }
+
+    /// What was assigned under a name: the network's, as whereabouts has it.
+    pub async fn assigned(&self, name: &str) -> Result<Option<Assigned>, LedgerError> {
+        match self.wire.get(&SLICE_POOLS, name).await? {
+            Some(fetched) => self.assigned_of(name, &fetched.object).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn assigned_of(&self, name: &str, object: &Value) -> Result<Assigned, LedgerError> {
+        read_assigned(object)
+            .map_err(|why| unreadable(self.wire.ask(Verb::Get, &SLICE_POOLS, name).target(), &why))
+    }
+
+    fn slice_of(&self, name: &str, object: &Value) -> Result<SliceObject, LedgerError> {
+        read_slice(name, object)
+            .map_err(|why| unreadable(self.wire.ask(Verb::Get, &SLICES, name).target(), &why))
+    }
+}
+
+fn unreadable(target: String, why: &str) -> LedgerError {
+    LedgerError::Unreadable {
+        target,
+        why: why.to_owned(),
+    }
+}
+
+fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
+    let spec = object.get("spec").cloned().unwrap_or_default();
+    let spec: SliceClaimSpec =
+        serde_json::from_value(spec).map_err(|error| format!("its spec: {error}"))?;
+    let range = |text: &str| -> Result<Prefix, String> {
+        text.parse().map_err(|_| format!("{text:?} is no CIDR"))
+    };
+    let mut offers = Vec::new();
+    for offer in &spec.offers {
+        offers.push(Offer {
+            range: range(&offer.range)?,
+            node: NodeName::new(&offer.node),
+        });
+    }
+    let text = |field: &str| {
+        let value = object["metadata"][field].as_str();
+        value.unwrap_or_default().to_owned()
+    };
+    Ok(SliceObject {
+        name: name.to_owned(),
+        network: spec.network,
+        claim: Claimed {
+            range: range(&spec.range)?,
+            node: NodeName::new(spec.node),
+            node_uid: spec.node_uid,
+            epoch: Epoch(u64::try_from(spec.epoch).unwrap_or_default()),
+            offers,
+            wants: spec.wants.into_iter().map(NodeName::new).collect(),
+        },
+        uid: text("uid"),
+        resource_version: text("resourceVersion"),
+    })
+}
+
+fn read_assigned(object: &Value) -> Result<Assigned, String> {
+    let part = |key: &str| object.get(key).cloned().unwrap_or_default();
+    let spec: NodeSlicePoolSpec =
+        serde_json::from_value(part("spec")).map_err(|error| format!("its spec: {error}"))?;
+    let status: NodeSlicePoolStatus = match part("status") {
+        Value::Null => NodeSlicePoolStatus::default(),
+        status => serde_json::from_value(status).map_err(|error| format!("its status: {error}"))?,
+    };
+    let prefix = |text: &str| -> Result<Prefix, String> {
+        text.parse().map_err(|_| format!("{text:?} is no CIDR"))
+    };
+    let size = spec.slice_size.trim_start_matches('/');
+    let mut slices = Vec::new();
+    for one in status.allocations {
+        if !one.node_name.is_empty() {
+            slices.push((prefix(&one.slice_range)?, NodeName::new(one.node_name)));
+        }
+    }
+    let annotations = &object["metadata"]["annotations"];
+    let epochs: BTreeMap<String, u64> = match annotations[EPOCHS].as_str() {
+        None => BTreeMap::new(),
+        Some(text) => serde_json::from_str(text).map_err(|error| format!("{EPOCHS}: {error}"))?,
+    };
+    let mut by_slice = BTreeMap::new();
+    for (slice, epoch) in epochs {
+        by_slice.insert(prefix(&slice)?, Epoch(epoch));
+    }
+    Ok(Assigned {
+        range: prefix(&spec.range)?,
+        size: size
+            .parse()
+            .map_err(|_| format!("spec.sliceSize {:?} is no length", spec.slice_size))?,
+        slices,
+        epochs: by_slice,
+        disjoint: annotations[DISJOINT]
+            .as_str()
+            .is_some_and(|text| !text.is_empty() && text != "false"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_assignment_reads_as_whereabouts_writes_it() {
+        let object = json!({
+            "metadata": { "name": "blue", "annotations": {
+                EPOCHS: r#"{"10.0.0.64/26":3}"#, DISJOINT: "true",
+            } },
+            "spec": { "range": "10.0.0.0/16", "sliceSize": "/26" },
+            "status": { "allocations": [
+                { "nodeName": "a", "sliceRange": "10.0.0.0/26" },
+                { "nodeName": "a", "sliceRange": "10.0.0.64/26" },
+                { "nodeName": "", "sliceRange": "10.0.0.128/26" },
+            ] },
+        });
+        let assigned = read_assigned(&object).unwrap();
+        assert_eq!((assigned.size, assigned.slices.len()), (26, 2));
+        assert_eq!(assigned.epoch("10.0.0.0/26".parse().unwrap()), Epoch(0));
+        assert_eq!(assigned.epoch("10.0.0.64/26".parse().unwrap()), Epoch(3));
+        assert!(assigned.disjoint);
+        let fresh =
+            json!({ "metadata": {}, "spec": { "range": "10.0.0.0/16", "sliceSize": "26" } });
+        assert!(read_assigned(&fresh).unwrap().slices.is_empty());
+        let broken = json!({ "metadata": {}, "spec": { "range": "x", "sliceSize": "26" } });
+        assert!(read_assigned(&broken).is_err());
+    }
+}

@@ -16,6 +16,7 @@ mod pages;
 mod patch;
 pub(crate) mod resource;
 mod resting;
+pub mod slicepools;
 mod slices;
 pub(crate) mod status;
 mod store;
@@ -25,6 +26,7 @@ mod wire;
 use std::collections::BTreeSet;
 use std::fmt;
 
+use ::kube::api::Preconditions;
 use async_trait::async_trait;
 use berth_core::{Change, Pool, Record};
 use futures::stream::BoxStream;
@@ -41,6 +43,7 @@ use base::Base;
 use object::Object;
 use pages::Place;
 use resource::POOLS;
+use status::{Failure, Verb};
 use store::{Sizes, Store};
 use wire::Wire;
 
@@ -105,6 +108,31 @@ impl KubeLedger {
     pub const fn with_limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
+    }
+
+    /// Deletes a pool that is exactly what was read at `version` still: nothing that was written since is
+    /// lost. One that does not exist is as deleted as asked.
+    pub async fn retire(&self, pool: &PoolKey, version: &Version) -> Result<(), LedgerError> {
+        let ask = self.wire.ask(Verb::Delete, &POOLS, &pool.name);
+        let stamp = match Base::from(version) {
+            Base::Absent => return Ok(()),
+            Base::At(stamp) if version.stored() == version.0 => stamp,
+            _ => {
+                return Err(LedgerError::Conflict {
+                    pool: ask.target(),
+                    held: Vec::new(),
+                });
+            }
+        };
+        let preconditions = Preconditions {
+            uid: None,
+            resource_version: Some(stamp.resource_version),
+        };
+        match self.wire.delete(&POOLS, &pool.name, preconditions).await {
+            Ok(()) => Ok(()),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(&pool.name) => Ok(()),
+            Err(failure) => Err(failure.into_error(ask)),
+        }
     }
 
     pub fn namespace(&self) -> &str {

@@ -1,0 +1,259 @@
+//! NodeSlicePools: which node has which slice of a range, as whereabouts has it.
+//!
+//! Promises: a write holds only for exactly the objects that were read (resourceVersion), so that of two
+//! controllers which write at once one has to look again (I1, I8); rows that can't be read, labels and
+//! annotations of others stay (I5, I7). One write carries everything that changed in an object, for however
+//! many nodes.
+//!
+//! ```text
+//!   slice        0 .. 8191    8192 .. 16383   ...
+//!   object       <name>       <name>--p1           a range of up to 8192 slices: one object that lists all
+//! ```
+//! A slice is on exactly one page by its place in the range, so pages are written one by one without a
+//! moment in which a slice could be had twice. The first page is written last: it alone says how the range is
+//! cut, and a reader who finds an older cut there does not look at the other pages.
+
+mod document;
+mod heads;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use berth_api::cncf::Condition;
+use berth_core::slice::assigned::Assignments;
+use futures::stream::BoxStream;
+use kube::api::{Patch, Preconditions};
+use serde_json::Value;
+
+use super::ETCD_REQUEST_LIMIT;
+use super::connect::Connection;
+use super::resource::SLICE_POOLS;
+use super::status::{Failure, Verb};
+use super::wire::Wire;
+use crate::LedgerError;
+use document::{Page, Rows};
+pub use heads::{Head, HeadEvent};
+
+/// What is told of a pool beside its slices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// A controller made it, and so may delete it.
+    pub managed: bool,
+    /// The definitions that share it, `namespace/name`, sorted.
+    pub networks: Vec<String>,
+    /// No other network has an address in its range.
+    pub disjoint: bool,
+    /// What is wrong.
+    pub conditions: Vec<Condition>,
+}
+
+/// A pool's slices and what is told of them: what a write makes true.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePool {
+    pub table: Assignments,
+    /// The slices' size as it is written, `/26` or `26`: whereabouts compares the text.
+    pub size_text: String,
+    pub marks: Marks,
+}
+
+/// A pool as it was read.
+#[derive(Clone, Debug)]
+pub struct StoredSlicePool {
+    pub name: String,
+    pub pool: SlicePool,
+    /// UIDs of the definitions that whereabouts' controller noted as owners.
+    pub owners: Vec<String>,
+    /// Rows that can't be used, each with its reason. They stay as they are.
+    pub strays: Vec<String>,
+    stray_rows: BTreeSet<(String, String)>,
+    pages: BTreeMap<u128, Page>,
+}
+
+/// The NodeSlicePools of one namespace.
+#[derive(Clone)]
+pub struct SlicePools {
+    wire: Wire,
+    limit: usize,
+}
+
+impl std::fmt::Debug for SlicePools {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SlicePools")
+            .field("namespace", &self.wire.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Pages in one answer of a list: each may have a megabyte.
+const LISTED: u32 = 4;
+
+impl SlicePools {
+    pub fn new(connection: &Connection) -> Self {
+        Self {
+            wire: Wire {
+                client: connection.client.clone(),
+                namespace: connection.namespace.clone(),
+                timeout: connection.timeout,
+            },
+            limit: ETCD_REQUEST_LIMIT,
+        }
+    }
+
+    /// What there is, now and after every change, without what it holds.
+    pub fn heads(&self) -> BoxStream<'static, HeadEvent> {
+        heads::follow(&self.wire)
+    }
+
+    /// The pool of that name, read so that every acknowledged write is seen.
+    pub async fn load(&self, name: &str) -> Result<Option<StoredSlicePool>, LedgerError> {
+        let Some(first) = self.wire.get(&SLICE_POOLS, name).await? else {
+            return Ok(None);
+        };
+        let unreadable = |object: &str, why: String| LedgerError::Unreadable {
+            target: self.wire.ask(Verb::Get, &SLICE_POOLS, object).target(),
+            why,
+        };
+        let first = Page::read(first.object).map_err(|why| unreadable(name, why))?;
+        let cut = first.cut().map_err(|why| unreadable(name, why))?;
+        let mut pages = BTreeMap::from([(0, first)]);
+        if document::page_count(cut) > 1 {
+            let selector = document::selector(name);
+            for object in self.wire.list(&SLICE_POOLS, &selector, LISTED).await? {
+                let Some(number) = document::page_in(&object, name).filter(|page| *page > 0) else {
+                    continue;
+                };
+                let target = berth_api::slices::slice_page(name, number);
+                let page = Page::read(object).map_err(|why| unreadable(&target, why))?;
+                pages.insert(number, page);
+            }
+        }
+        document::assemble(name, cut, pages)
+            .map(Some)
+            .map_err(|why| unreadable(name, why))
+    }
+
+    /// Makes `pool` true under that name, where `base` is what it was read as. Writes what differs and
+    /// nothing else; gives back how it stands then.
+    ///
+    /// [`LedgerError::Conflict`] and [`LedgerError::Uncertain`]: load again and plan again.
+    pub async fn write(
+        &self,
+        name: &str,
+        base: Option<&StoredSlicePool>,
+        pool: &SlicePool,
+    ) -> Result<StoredSlicePool, LedgerError> {
+        let none = BTreeMap::new();
+        let before = base.map_or(&none, |base| &base.pages);
+        let after = document::render(name, pool, base);
+        let mut stored = BTreeMap::new();
+        // What the new cut has no page for goes first: the first page, which tells of the cut, last.
+        for (number, page) in before.iter().rev() {
+            if !after.contains_key(number) {
+                self.delete(&berth_api::slices::slice_page(name, *number), page)
+                    .await?;
+            }
+        }
+        for (number, rows) in after.into_iter().rev() {
+            let object = berth_api::slices::slice_page(name, number);
+            let page = match before.get(&number) {
+                Some(page) if page.rows == rows => page.clone(),
+                Some(page) => self.patch(&object, page, rows).await?,
+                None => self.create(&object, name, number, rows).await?,
+            };
+            stored.insert(number, page);
+        }
+        let unreadable = |why| LedgerError::Unreadable {
+            target: self.wire.ask(Verb::Get, &SLICE_POOLS, name).target(),
+            why,
+        };
+        document::assemble(name, pool.table.cut(), stored).map_err(unreadable)
+    }
+
+    /// Deletes the pool if it still is exactly what was read.
+    pub async fn remove(&self, pool: &StoredSlicePool) -> Result<(), LedgerError> {
+        for (number, page) in pool.pages.iter().rev() {
+            let object = berth_api::slices::slice_page(&pool.name, *number);
+            self.delete(&object, page).await?;
+        }
+        Ok(())
+    }
+
+    async fn create(
+        &self,
+        object: &str,
+        pool: &str,
+        number: u128,
+        rows: Rows,
+    ) -> Result<Page, LedgerError> {
+        let document = rows.object(object);
+        self.check(object, &document)?;
+        match self.wire.create(&SLICE_POOLS, &document).await {
+            Ok(created) => Page::written(&created, rows).map_err(|why| self.unknown(object, why)),
+            Err(Failure::Refused(refusal)) if refusal.is_taken_name() && number > 0 => {
+                // A page that was made before its pool could tell of it: nobody reads it yet.
+                let found = self.wire.get(&SLICE_POOLS, object).await?;
+                let stale = found
+                    .filter(|found| document::page_in(&found.object, pool) == Some(number))
+                    .and_then(|found| Page::read(found.object).ok());
+                match stale {
+                    Some(page) => self.patch(object, &page, rows).await,
+                    None => Err(self.failed(Verb::Create, object, Failure::Refused(refusal))),
+                }
+            }
+            Err(failure) => Err(self.failed(Verb::Create, object, failure)),
+        }
+    }
+
+    async fn patch(&self, object: &str, page: &Page, rows: Rows) -> Result<Page, LedgerError> {
+        let merge = rows.merge(page);
+        self.check(object, &merge)?;
+        let patch = Patch::Merge(merge);
+        match self.wire.patch(&SLICE_POOLS, object, &patch).await {
+            Ok(patched) => Page::written(&patched, rows).map_err(|why| self.unknown(object, why)),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(object) => {
+                Err(LedgerError::Conflict {
+                    pool: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
+                    held: Vec::new(),
+                })
+            }
+            Err(failure) => Err(self.failed(Verb::Patch, object, failure)),
+        }
+    }
+
+    async fn delete(&self, object: &str, page: &Page) -> Result<(), LedgerError> {
+        let preconditions = Preconditions {
+            uid: Some(page.uid.clone()),
+            resource_version: Some(page.version.clone()),
+        };
+        match self.wire.delete(&SLICE_POOLS, object, preconditions).await {
+            Ok(()) => Ok(()),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(object) => Ok(()),
+            Err(failure) => Err(self.failed(Verb::Delete, object, failure)),
+        }
+    }
+
+    /// Refused before it is sent: an object that etcd does not take is told apart from other errors, with its size.
+    fn check(&self, object: &str, document: &Value) -> Result<(), LedgerError> {
+        let size = document.to_string().len();
+        if size > self.limit {
+            return Err(LedgerError::Full {
+                target: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
+                size,
+                limit: self.limit,
+                hint: "give fewer, larger slices (node_slice_size)".into(),
+            });
+        }
+        Ok(())
+    }
+
+    fn failed(&self, verb: Verb, object: &str, failure: Failure) -> LedgerError {
+        failure.into_error(self.wire.ask(verb, &SLICE_POOLS, object))
+    }
+
+    fn unknown(&self, object: &str, why: String) -> LedgerError {
+        LedgerError::Uncertain {
+            operation: Verb::Patch.name(),
+            target: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
+            why,
+        }
+    }
+}

@@ -1,0 +1,202 @@
+use berth_core::RangeSpec;
+use berth_core::Space;
+use berth_core::dialect::WHEREABOUTS;
+
+use super::*;
+
+fn mk_pool(range: &str, size: u8, nodes: &[&str]) -> SlicePool {
+    let mut table = Assignments::new(Cut::new(range.parse().unwrap(), size).unwrap());
+    let spec = RangeSpec::parse(range).unwrap();
+    let space = Space::build(&spec, WHEREABOUTS).unwrap().0;
+    table.assign(
+        &nodes.iter().map(|name| NodeName::new(*name)).collect(),
+        &[&space],
+    );
+    SlicePool {
+        table,
+        size_text: format!("/{size}"),
+        marks: Marks::default(),
+    }
+}
+
+/// As the API server would give it back.
+fn stored(mut object: Value) -> Value {
+    object["metadata"]["resourceVersion"] = json!("7");
+    object["metadata"]["uid"] = json!("u");
+    object
+}
+
+fn read(object: Value) -> StoredSlicePool {
+    let page = Page::read(object).unwrap();
+    let cut = page.cut().unwrap();
+    assemble("net", cut, BTreeMap::from([(0, page)])).unwrap()
+}
+
+fn rows(rows: &Rows) -> Vec<String> {
+    let row = |(node, slice): &(String, String)| format!("{slice} {node}");
+    rows.rows.iter().map(row).collect()
+}
+
+#[test]
+fn free_slices_are_listed_as_whereabouts_lists_them() {
+    let pool = mk_pool("10.0.0.0/8", 10, &["a", "b"]);
+    let object = render("net", &pool, None)[&0].object("net");
+    assert_eq!(
+        object["status"]["allocations"],
+        json!([
+            { "nodeName": "a", "sliceRange": "10.0.0.0/10" },
+            { "nodeName": "b", "sliceRange": "10.64.0.0/10" },
+            { "nodeName": "", "sliceRange": "10.128.0.0/10" },
+            { "nodeName": "", "sliceRange": "10.192.0.0/10" },
+        ])
+    );
+    assert_eq!(
+        object["spec"],
+        json!({ "range": "10.0.0.0/8", "sliceSize": "/10" })
+    );
+    assert_eq!(read(stored(object)).pool, pool);
+}
+
+/// What another controller wrote, in its own order, is written back as it was.
+#[test]
+fn a_foreign_document_keeps_its_order_and_what_can_not_be_read() {
+    let object = stored(json!({
+        "metadata": {
+            "annotations": { "theirs": "x" },
+            "ownerReferences": [
+                { "kind": "NetworkAttachmentDefinition", "name": "nad", "uid": "nad-uid" },
+                { "kind": "Other", "name": "o", "uid": "o-uid" },
+            ],
+        },
+        "spec": { "range": "10.0.0.0/24", "sliceSize": "26" },
+        "status": { "allocations": [
+            { "nodeName": "z", "sliceRange": "10.0.0.64/26" },
+            { "nodeName": "", "sliceRange": "10.0.0.0/26" },
+            { "nodeName": "y", "sliceRange": "nonsense" },
+            { "nodeName": "x", "sliceRange": "10.0.0.64/26" },
+            { "nodeName": "b", "sliceRange": "10.0.0.128/26" },
+        ]},
+    }));
+    let before = read(object);
+    assert_eq!(before.owners, ["nad-uid"]);
+    assert_eq!(before.strays.len(), 2, "{:?}", before.strays);
+    let mut pool = before.pool.clone();
+    pool.marks.disjoint = true;
+    let after = render("net", &pool, Some(&before));
+    let expected = [
+        "10.0.0.64/26 z",
+        "10.0.0.0/26 ",
+        "nonsense y",
+        "10.0.0.64/26 x",
+        "10.0.0.128/26 b",
+        "10.0.0.192/26 ",
+    ];
+    assert_eq!(rows(&after[&0]), expected);
+    let merge = after[&0].merge(&before.pages[&0]);
+    assert_eq!(merge["spec"]["sliceSize"], "26", "as it was written");
+    assert_eq!(
+        merge["metadata"]["annotations"],
+        json!({ DISJOINT: "true" })
+    );
+    assert_eq!(
+        merge["metadata"]["ownerReferences"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    assert_eq!(merge["metadata"]["resourceVersion"], "7");
+}
+
+#[test]
+fn epochs_and_marks_survive_and_go_when_they_are_no_longer_true() {
+    let mut pool = mk_pool("10.0.0.0/24", 26, &["a"]);
+    pool.table
+        .reclaim("10.0.0.0/26".parse().unwrap(), &NodeName::new("a"))
+        .unwrap();
+    pool.marks = Marks {
+        managed: true,
+        networks: vec!["ns/a".into(), "ns/b".into()],
+        disjoint: true,
+        conditions: vec![Condition::default()],
+    };
+    let object = render("net", &pool, None)[&0].object("net");
+    assert_eq!(
+        object["metadata"]["annotations"][EPOCHS],
+        r#"{"10.0.0.0/26":1}"#
+    );
+    let before = read(stored(object));
+    assert_eq!(before.pool, pool);
+    pool.marks = Marks::default();
+    let merge = render("net", &pool, Some(&before))[&0].merge(&before.pages[&0]);
+    let annotations = merge["metadata"]["annotations"].as_object().unwrap();
+    assert!(annotations[DISJOINT].is_null() && annotations[CONDITIONS].is_null());
+    assert!(merge.get("status").is_none(), "rows did not change");
+}
+
+#[test]
+fn a_large_range_lists_what_is_assigned_on_the_page_of_its_slice() {
+    let names: Vec<String> = (0..9_000).map(|n| format!("node-{n:05}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let pool = mk_pool("10.0.0.0/8", 24, &names);
+    let pages = render("net", &pool, None);
+    let sizes: Vec<usize> = pages.values().map(|rows| rows.rows.len()).collect();
+    assert_eq!(sizes, [8_192, 808]);
+    let object = pages[&1].object("net--p1");
+    assert_eq!(page_in(&object, "net"), Some(1));
+    assert_eq!(page_in(&object, "other"), None);
+    let read = |number: &u128| Page::read(stored(pages[number].object("x"))).unwrap();
+    let all = pages.keys().map(|number| (*number, read(number))).collect();
+    let again = assemble("net", pool.table.cut(), all).unwrap();
+    assert_eq!(again.pool, pool);
+    let same = render("net", &again.pool, Some(&again));
+    assert!(
+        same.iter()
+            .all(|(number, rows)| again.pages[number].rows == *rows)
+    );
+}
+
+/// The longest names that Kubernetes takes would not fit; the longest that clusters have do.
+#[test]
+fn a_full_page_stays_under_what_etcd_takes() {
+    let names: Vec<String> = (0..8_192).map(|n| format!("{n:0140}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let pool = mk_pool("10.0.0.0/8", 21, &names);
+    let object = render("net", &pool, None)[&0].object("net");
+    let size = object.to_string().len();
+    assert!(size < super::super::super::ETCD_REQUEST_LIMIT, "{size}");
+}
+
+#[test]
+fn what_is_no_pool_is_named_and_left() {
+    for (spec, word) in [
+        (json!({ "range": "x", "sliceSize": "/26" }), "spec.range"),
+        (
+            json!({ "range": "10.0.0.0/24", "sliceSize": "?" }),
+            "spec.sliceSize",
+        ),
+        (json!({ "range": "10.0.0.0/24", "sliceSize": "/8" }), "/8"),
+        (json!({}), "spec.range"),
+    ] {
+        let page = Page::read(stored(json!({ "metadata": {}, "spec": spec }))).unwrap();
+        let why = page.cut().unwrap_err();
+        assert!(why.contains(word), "{why}");
+    }
+}
+
+#[test]
+fn what_a_recut_dropped_is_not_listed_any_more() {
+    let before = read(stored(
+        render("net", &mk_pool("10.0.0.0/24", 26, &["a", "b"]), None)[&0].object("net"),
+    ));
+    let cut = Cut::new("10.0.0.0/24".parse().unwrap(), 25).unwrap();
+    let mut pool = before.pool.clone();
+    pool.table = pool.table.recut(cut).table;
+    pool.size_text = "/25".into();
+    let spec = RangeSpec::parse("10.0.0.0/24").unwrap();
+    let space = Space::build(&spec, WHEREABOUTS).unwrap().0;
+    let nodes = ["a", "b"].map(NodeName::new).into_iter().collect();
+    pool.table.assign(&nodes, &[&space]);
+    let after = render("net", &pool, Some(&before));
+    assert_eq!(rows(&after[&0]), ["10.0.0.0/25 a", "10.0.0.128/25 b"]);
+}

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`front`] | a call comes in, an answer goes out |
 //! | [`config`] | the `ipam` object |
+//! | [`definitions`] | the networks that NetworkAttachmentDefinitions describe |
 //! | [`attachment`] | who asks |
 //! | [`layout`] | which pools are asked for what |
 //! | [`add`], [`del`], [`check`], [`gc`], [`status`] | the verbs |
@@ -33,6 +34,7 @@ pub mod attachment;
 pub mod boot;
 pub mod check;
 pub mod config;
+pub mod definitions;
 pub mod del;
 mod error;
 mod foreign;

@@ -13,7 +13,7 @@
 //! | [`judge`] | whether one holder is gone |
 //! | [`plan`] | what a look leads to |
 //! | `pairing` | which reservation belongs to which entry |
-//! | `witness`, `watch`, `terms` | what the API server says of pods, nodes and networks |
+//! | [`witness`], `watch`, `terms` | what the API server says of pods, nodes and networks |
 //! | `local` | looks at this node's pods, on events |
 //! | `sweep`, [`turn`] | looks at all pools, one agent at a time |
 //! | [`reboot`] | what a machine by itself does at its start |
@@ -33,7 +33,7 @@ mod sweep;
 mod terms;
 pub mod turn;
 mod watch;
-pub(crate) mod witness;
+pub mod witness;
 
 use std::future::Future;
 use std::path::PathBuf;

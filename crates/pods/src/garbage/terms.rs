@@ -7,17 +7,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use berth_cni::{Args, NetConf};
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::witness::{Blind, Witness};
-use crate::config::{PodNetwork, flat};
+use crate::definitions;
 use crate::layout::Layout;
 use crate::sticky::Wishes;
-
-/// The names that a network may call the plugin by.
-const PLUGINS: [&str; 2] = ["whereabouts", "berth"];
 
 /// What is to be minded when an entry of a pool is freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,15 +43,15 @@ impl Terms {
 
     /// Takes in one definition; what is no network of ours, or can't be read, changes nothing.
     fn add(&mut self, definition: &Definition, flat_places: &[PathBuf]) {
-        for conf in confs(definition) {
-            let Some(network) = read(&conf, flat_places) else {
-                continue;
-            };
+        let Definition { metadata, spec } = definition;
+        let defined = definitions::read(&metadata.name, &spec.config, flat_places);
+        let networks = defined.networks.into_iter();
+        for network in networks.filter_map(|defined| defined.network.ok()) {
             for pool in Layout::of(&network).pools {
                 let terms = self.0.entry(pool.key.name).or_default();
                 // Networks may share a pool: the stricter wish holds.
                 if terms.network.is_empty() {
-                    terms.network.clone_from(&definition.metadata.name);
+                    terms.network.clone_from(&metadata.name);
                 }
                 terms.overlap_checks |= network.overlap_checks;
                 terms.cooldown = terms.cooldown.max(network.settings.cooldown);
@@ -101,39 +96,6 @@ struct Metadata {
 struct Spec {
     #[serde(default)]
     config: String,
-}
-
-/// The plugins' configurations: one, or those of a list, each as its plugin would get it.
-fn confs(definition: &Definition) -> Vec<Value> {
-    let Ok(document) = serde_json::from_str::<Value>(&definition.spec.config) else {
-        return Vec::new();
-    };
-    // Multus gives a configuration without a name the definition's.
-    let name = match document["name"].as_str() {
-        None | Some("") => json!(definition.metadata.name),
-        Some(name) => json!(name),
-    };
-    let plugins = match document.get("plugins") {
-        Some(Value::Array(plugins)) => plugins.clone(),
-        _ => vec![document.clone()],
-    };
-    let complete = |mut plugin: Value| {
-        let fields = plugin.as_object_mut()?;
-        fields.insert("name".into(), name.clone());
-        if let Some(version) = document.get("cniVersion") {
-            fields.insert("cniVersion".into(), version.clone());
-        }
-        Some(plugin)
-    };
-    plugins.into_iter().filter_map(complete).collect()
-}
-
-fn read(conf: &Value, flat_places: &[PathBuf]) -> Option<PodNetwork> {
-    let conf = NetConf::parse(&conf.to_string()).ok()?;
-    let kind = conf.ipam.as_ref()?.get("type")?.as_str()?;
-    let kind = PLUGINS.into_iter().find(|plugin| *plugin == kind)?;
-    let flat = flat::find(&conf, flat_places).ok()?;
-    PodNetwork::read(&conf, &Args::default(), kind, flat.as_ref()).ok()
 }
 
 #[cfg(test)]

@@ -195,6 +195,15 @@ fn is_absence(status: &kube::core::Status, kind: &str, name: &str) -> bool {
         && about.is_some_and(|about| about.name == name && about.kind == kind)
 }
 
+/// A pod of a node, and which networks it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundPod {
+    pub name: PodRef,
+    pub phase: Phase,
+    /// The texts by which it asks for networks, as they are written.
+    pub networks: String,
+}
+
 #[derive(Deserialize)]
 struct Page<T> {
     #[serde(default)]
@@ -218,6 +227,8 @@ struct Lean {
 struct LeanMetadata {
     name: String,
     #[serde(default)]
+    namespace: String,
+    #[serde(default)]
     uid: String,
     #[serde(default)]
     annotations: Option<LeanAnnotations>,
@@ -228,6 +239,10 @@ struct LeanAnnotations {
     /// The UID of a static pod, which its containers carry, on its mirror, which has another.
     #[serde(default, rename = "kubernetes.io/config.hash")]
     static_uid: Option<String>,
+    #[serde(default, rename = "k8s.v1.cni.cncf.io/networks")]
+    networks: String,
+    #[serde(default, rename = "v1.multus-cni.io/default-network")]
+    default_network: String,
 }
 
 /// What is read of a pod: a whole one has some ten kilobytes, and a sweep reads many.
@@ -250,6 +265,17 @@ struct LeanSpec {
 struct LeanStatus {
     #[serde(default)]
     phase: String,
+}
+
+impl From<LeanPod> for BoundPod {
+    fn from(pod: LeanPod) -> BoundPod {
+        let annotations = pod.metadata.annotations.unwrap_or_default();
+        BoundPod {
+            name: PodRef::new(pod.metadata.namespace, pod.metadata.name),
+            phase: Phase::read(&pod.status.phase),
+            networks: format!("{} {}", annotations.networks, annotations.default_network),
+        }
+    }
 }
 
 impl From<LeanPod> for Pod {

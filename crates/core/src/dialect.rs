@@ -6,8 +6,10 @@
 //!
 //! [`Space`]: crate::Space
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 /// Which of a network's own addresses are kept back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withheld {
     /// The first address of the prefix (in IPv6 the subnet-router anycast address).
     pub network: bool,
@@ -22,7 +24,7 @@ pub struct Withheld {
 }
 
 /// Prefixes that would have no address left (/31, /32, /127, /128).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tiny {
     Refuse,
     /// Every address counts: point-to-point links and single hosts.
@@ -30,7 +32,7 @@ pub enum Tiny {
 }
 
 /// What a bound outside the usable addresses means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bounds {
     Refuse,
     /// Passed over with a [`Warning`](crate::Warning): live clusters depend on it.
@@ -38,7 +40,7 @@ pub enum Bounds {
 }
 
 /// How an allocation's place is numbered where a front stores offsets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Numbering {
     /// Distance from the network address.
     FromNetwork,
@@ -46,7 +48,7 @@ pub enum Numbering {
     FromStart,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Dialect {
     pub name: &'static str,
     pub withheld: Withheld,
@@ -121,6 +123,37 @@ pub const GCP: Dialect = Dialect {
     excludes_may_overlap: false,
     numbering: Numbering::FromNetwork,
 };
+
+/// The dialects by their names.
+const ALL: [Dialect; 4] = [WHEREABOUTS, NODE_IP_POOL, VM_LIST, GCP];
+
+impl<'de> Deserialize<'de> for Dialect {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// The same fields; the name is still anyone's.
+        #[derive(Deserialize)]
+        struct Form {
+            name: String,
+            withheld: Withheld,
+            tiny: Tiny,
+            bounds: Bounds,
+            excludes_may_overlap: bool,
+            numbering: Numbering,
+        }
+        let form = Form::deserialize(deserializer)?;
+        let Some(named) = ALL.iter().find(|dialect| dialect.name == form.name) else {
+            let text = format!("dialect: `{}` is none of ours", form.name);
+            return Err(serde::de::Error::custom(text));
+        };
+        Ok(Self {
+            name: named.name,
+            withheld: form.withheld,
+            tiny: form.tiny,
+            bounds: form.bounds,
+            excludes_may_overlap: form.excludes_may_overlap,
+            numbering: form.numbering,
+        })
+    }
+}
 
 impl Dialect {
     /// The same dialect that also keeps the gateway back.

@@ -3,8 +3,9 @@
 //! Randomness comes in with the request as a `draw`, so that a plan can be replayed from a seed.
 
 use md5::{Digest, Md5};
+use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// The lowest free address: what a person expects to see.
     #[default]

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::pool::{Change, Mismatch, Pool, Rest};
@@ -17,8 +18,9 @@ use crate::{Address, Handle, Moment, Order, Owner, Record, Space};
 mod choice;
 
 /// One address that a claim asks for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Want {
+    #[serde(with = "crate::space::form::shared")]
     pub space: Arc<Space>,
     pub order: Order,
     /// This address and no other.
@@ -46,14 +48,14 @@ impl Want {
 }
 
 /// Addresses for one owner, all or none.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Claim {
     pub record: Record,
     pub wants: Vec<Want>,
 }
 
 /// Who gives back. Each form names a holder (I6).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Selector {
     /// Everything taken under the handle, of one part if given.
     Handle {
@@ -68,14 +70,14 @@ pub enum Selector {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Release {
     pub selector: Selector,
     /// How long the addresses rest before another owner gets them.
     pub rest: Duration,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     Claim(Claim),
     Release(Release),
@@ -87,14 +89,14 @@ pub enum Request {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
     pub address: Address,
     /// False if the owner held it before.
     pub fresh: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// One per want, in their order.
     Granted(Vec<Granted>),
@@ -105,7 +107,7 @@ pub enum Answer {
 }
 
 /// Why a request got nothing. Nothing was changed for it.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum Refusal {
     #[error("no free address: all {capacity} of {space} are held or resting")]
     Exhausted { space: String, capacity: u128 },

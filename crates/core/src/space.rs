@@ -4,6 +4,8 @@
 //! question (is it in, which is next, which is the n-th, what is its offset) is answered in the
 //! logarithm of the number of blocks. Knows nothing of what is taken.
 
+pub(crate) mod form;
+
 use crate::dialect::{Bounds, Dialect, Numbering, Tiny, VM_LIST};
 use crate::offset::{bits_without_octet_ends, ordinal_without_octet_ends};
 use crate::{Address, Block, Family, Offset, Prefix, RangeError, RangeSpec, Warning};

@@ -11,10 +11,12 @@
 //! - a conflict is met by loading and planning again, with a draw that parts those who collided;
 //! - the queue is bounded, every request has a deadline, and one that is given up leaves nothing
 //!   behind: what it was granted is released before anything else is planned;
-//! - one request that a ledger refuses does not take down the others of its batch.
+//! - one request that a ledger refuses does not take down the others of its batch;
+//! - where there is a common desk, it is asked first; whatever it does not answer is served here.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod batch;
+mod common;
 mod metrics;
 mod registry;
 mod worker;
@@ -27,6 +29,7 @@ use berth_ledger::{LedgerError, PoolKey, RetryPolicy, SharedLedger};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
+pub use common::{Away, CommonDesk};
 pub use metrics::{DeskMetrics, PoolMetrics};
 pub use registry::Desks;
 
@@ -40,6 +43,10 @@ pub struct DeskSettings {
     /// Whether the pool's copy in memory follows the ledger's watch. Without it the copy is loaded
     /// when it turns out to be old.
     pub watch: bool,
+    /// The desk that the requests of all processes meet in, if there is one.
+    pub common: Option<Arc<dyn CommonDesk>>,
+    /// How long an answer of the common desk is waited for before the request is served here.
+    pub common_patience: Duration,
 }
 
 impl Default for DeskSettings {
@@ -49,6 +56,8 @@ impl Default for DeskSettings {
             batch: 1024,
             retry: RetryPolicy::default(),
             watch: false,
+            common: None,
+            common_patience: Duration::from_secs(5),
         }
     }
 }
@@ -94,6 +103,17 @@ pub(crate) struct Ticket {
     reply: oneshot::Sender<Result<Answer, DeskError>>,
     /// What takes back the grants of a commit whose outcome is unknown, should the caller give up.
     unsure: Vec<Request>,
+    /// Who asks if nobody hears the answer.
+    asker: Asker,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A caller of this process: what it does not hear is taken back.
+    Here,
+    /// Another process. It may have found its grant in the ledger meanwhile and use it: what was granted stays,
+    /// and goes with its holder.
+    Elsewhere,
 }
 
 /// A handle to a pool's desk. Clones share it; the last one to go ends it, after what waits.
@@ -149,7 +169,36 @@ impl Desk {
         request: Request,
         limit: Duration,
     ) -> Result<Answer, DeskError> {
-        let name = || self.pool.name.clone();
+        let waiting = self.enqueue(request, limit, Asker::Here)?;
+        self.answer(waiting).await
+    }
+
+    /// Puts requests of another process in their order and waits for their answers. What is granted stays
+    /// granted, heard or not: that process may see it in the ledger.
+    pub async fn submit_for(
+        &self,
+        requests: Vec<Request>,
+        limit: Duration,
+    ) -> Vec<Result<Answer, DeskError>> {
+        let enqueue = |request| self.enqueue(request, limit, Asker::Elsewhere);
+        let waiting: Vec<_> = requests.into_iter().map(enqueue).collect();
+        let mut answers = Vec::with_capacity(waiting.len());
+        for ticket in waiting {
+            answers.push(match ticket {
+                Ok(ticket) => self.answer(ticket).await,
+                Err(error) => Err(error),
+            });
+        }
+        answers
+    }
+
+    fn enqueue(
+        &self,
+        request: Request,
+        limit: Duration,
+        asker: Asker,
+    ) -> Result<Waiting, DeskError> {
+        let pool = || self.pool.name.clone();
         let arrived = Instant::now();
         let (reply, answer) = oneshot::channel();
         let ticket = Ticket {
@@ -158,29 +207,51 @@ impl Desk {
             deadline: arrived + limit,
             reply,
             unsure: Vec::new(),
+            asker,
         };
         self.metrics.requests.inc();
         self.queue.try_send(ticket).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => DeskError::Busy {
-                pool: name(),
+                pool: pool(),
                 waiting: self.queue.max_capacity(),
             },
-            mpsc::error::TrySendError::Closed(_) => DeskError::Closed { pool: name() },
+            mpsc::error::TrySendError::Closed(_) => DeskError::Closed { pool: pool() },
         })?;
+        Ok(Waiting {
+            answer,
+            arrived,
+            limit,
+        })
+    }
+
+    async fn answer(&self, waiting: Waiting) -> Result<Answer, DeskError> {
+        let Waiting {
+            answer,
+            arrived,
+            limit,
+        } = waiting;
         // The worker keeps the deadline; the margin lets its better explained refusal win.
-        let margin = Duration::from_millis(250);
-        let outcome = tokio::time::timeout(limit + margin, answer).await;
+        let end = arrived + limit + Duration::from_millis(250);
+        let outcome = tokio::time::timeout_at(end.into(), answer).await;
         self.metrics
             .seconds
             .observe(arrived.elapsed().as_secs_f64());
+        let pool = || self.pool.name.clone();
         match outcome {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(DeskError::Closed { pool: name() }),
+            Ok(Err(_)) => Err(DeskError::Closed { pool: pool() }),
             Err(_) => Err(DeskError::Deadline {
-                pool: name(),
+                pool: pool(),
                 limit,
                 last: None,
             }),
         }
     }
+}
+
+/// A request in the queue, as its caller sees it.
+struct Waiting {
+    answer: oneshot::Receiver<Result<Answer, DeskError>>,
+    arrived: Instant,
+    limit: Duration,
 }

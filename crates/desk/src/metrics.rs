@@ -26,6 +26,8 @@ pub struct DeskMetrics {
     commits: Family<PoolLabel, Counter>,
     conflicts: Family<PoolLabel, Counter>,
     retries: Family<PoolLabel, Counter>,
+    common: Family<PoolLabel, Counter>,
+    alone: Family<PoolLabel, Counter>,
     batch: Family<PoolLabel, Histogram>,
     seconds: Family<PoolLabel, Histogram>,
 }
@@ -37,6 +39,8 @@ impl Default for DeskMetrics {
             commits: Family::default(),
             conflicts: Family::default(),
             retries: Family::default(),
+            common: Family::default(),
+            alone: Family::default(),
             batch: Family::new_with_constructor(sizes),
             seconds: Family::new_with_constructor(times),
         }
@@ -62,6 +66,16 @@ impl DeskMetrics {
             "Tries after a passing failure",
             self.retries.clone(),
         );
+        registry.register(
+            "common",
+            "Requests that the common desk answered",
+            self.common.clone(),
+        );
+        registry.register(
+            "alone",
+            "Requests that the common desk did not answer, served here",
+            self.alone.clone(),
+        );
         registry.register("batch_size", "Requests in one commit", self.batch.clone());
         registry.register(
             "seconds",
@@ -79,6 +93,8 @@ impl DeskMetrics {
             commits: self.commits.get_or_create(&label).clone(),
             conflicts: self.conflicts.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
+            common: self.common.get_or_create(&label).clone(),
+            alone: self.alone.get_or_create(&label).clone(),
             batch: self.batch.get_or_create(&label).clone(),
             seconds: self.seconds.get_or_create(&label).clone(),
         }
@@ -92,6 +108,10 @@ pub struct PoolMetrics {
     pub commits: Counter,
     pub conflicts: Counter,
     pub retries: Counter,
+    /// Answered by the common desk.
+    pub common: Counter,
+    /// Served here because it did not answer.
+    pub alone: Counter,
     pub batch: Histogram,
     pub seconds: Histogram,
 }

@@ -13,7 +13,7 @@ use futures::stream::BoxStream;
 use tokio::sync::mpsc;
 
 use crate::batch::{Planned, plan_tickets};
-use crate::{DeskError, DeskSettings, PoolMetrics, Ticket};
+use crate::{Asker, DeskError, DeskSettings, PoolMetrics, Ticket};
 
 /// Turns of the runtime without a new request before a commit begins.
 const QUIET_TURNS: u32 = 8;
@@ -76,7 +76,7 @@ impl Worker {
                 }
             }
             if !self.returns.is_empty() {
-                self.serve_batch(Vec::new()).await.ok();
+                self.serve(Vec::new()).await;
             }
         }
     }
@@ -131,9 +131,17 @@ impl Worker {
         }
     }
 
-    /// Serves tickets to their end. A batch that the ledger refuses is halved, so that one request
-    /// that can't be kept does not fail the others.
+    /// Serves tickets to their end: through the common desk, and here what that did not answer.
     async fn serve(&mut self, tickets: Vec<Ticket>) {
+        let left = self.put_to_common(tickets).await;
+        if !left.is_empty() || !self.returns.is_empty() {
+            self.serve_here(left).await;
+        }
+    }
+
+    /// A batch that the ledger refuses is halved, so that one request
+    /// that can't be kept does not fail the others.
+    async fn serve_here(&mut self, tickets: Vec<Ticket>) {
         let mut batches = VecDeque::from([tickets]);
         while let Some(batch) = batches.pop_front() {
             if let Err((mut tickets, error)) = self.serve_batch(batch).await {
@@ -151,6 +159,58 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Asks the common desk, returns first: an owner's own repeat must not find what is about to be taken away.
+    /// Gives back the tickets that it did not answer.
+    async fn put_to_common(&mut self, tickets: Vec<Ticket>) -> Vec<Ticket> {
+        let Some(common) = self.settings.common.clone() else {
+            return tickets;
+        };
+        let tickets = self.drop_expired(tickets, None);
+        let soonest = tickets.iter().map(|ticket| ticket.deadline).min();
+        let left = soonest.map(|end| end.saturating_duration_since(Instant::now()));
+        let limit = left.map_or(self.settings.common_patience, |left| {
+            left.min(self.settings.common_patience)
+        });
+        let mut requests = self.returns.clone();
+        requests.extend(tickets.iter().map(|ticket| ticket.request.clone()));
+        if requests.is_empty() {
+            return tickets;
+        }
+        // Whatever comes of it, others write this pool: a copy of before is worth nothing.
+        self.copy = None;
+        let answers = match common.put(&self.pool, &requests, limit).await {
+            Ok(answers) if answers.len() == requests.len() => answers,
+            Ok(answers) => {
+                let (got, put) = (answers.len(), requests.len());
+                tracing::warn!(pool = %self.pool, got, put, "the common desk answered another question");
+                return tickets;
+            }
+            Err(away) => {
+                self.metrics.alone.inc_by(tickets.len() as u64);
+                tracing::debug!(pool = %self.pool, %away, "served here");
+                return tickets;
+            }
+        };
+        let mut answers = answers.into_iter();
+        let returns = std::mem::take(&mut self.returns).into_iter();
+        self.returns = returns
+            .zip(answers.by_ref())
+            .filter_map(|(request, answer)| answer.is_none().then_some(request))
+            .collect();
+        let mut unanswered = Vec::new();
+        for (ticket, answer) in tickets.into_iter().zip(answers) {
+            match answer {
+                Some(answer) => {
+                    self.metrics.common.inc();
+                    self.answer(ticket, answer);
+                }
+                None => unanswered.push(ticket),
+            }
+        }
+        self.metrics.alone.inc_by(unanswered.len() as u64);
+        unanswered
     }
 
     async fn serve_batch(
@@ -259,7 +319,7 @@ impl Worker {
                     let mut kept = doubtful;
                     kept.extend(settled.into_iter().map(|(ticket, _)| ticket));
                     kept.extend(pending.into_iter().map(|(mut ticket, answer)| {
-                        if uncertain {
+                        if uncertain && ticket.asker == Asker::Here {
                             ticket.unsure.extend(undoing(&ticket.request, &answer));
                         }
                         ticket
@@ -278,7 +338,9 @@ impl Worker {
 
     fn answer(&mut self, ticket: Ticket, answer: Answer) {
         let request = ticket.request;
-        if let Err(Ok(unheard)) = ticket.reply.send(Ok(answer)) {
+        if let Err(Ok(unheard)) = ticket.reply.send(Ok(answer))
+            && ticket.asker == Asker::Here
+        {
             self.returns.extend(undoing(&request, &unheard));
             self.returns.extend(ticket.unsure);
         }

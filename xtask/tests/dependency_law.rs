@@ -84,6 +84,11 @@ const BANS: &[Ban] = &[
         reason: "one desk serves all fronts without a special case for any",
     },
     Ban {
+        package: "berth-gather",
+        never: &["berth-pods", "berth-vms", "berth-agent", "berth-cni"],
+        reason: "it carries requests from desk to desk; whose they are is nothing to it",
+    },
+    Ban {
         package: "berth-pods",
         never: &["berth-vms", "berth-agent", "russh"],
         reason: "fronts do not know each other",

@@ -21,6 +21,7 @@ mod serve;
 mod socket;
 mod stores;
 
+pub use berth_gather::GatherSettings;
 pub use berth_pods::garbage::{GarbageSettings, Patience};
 pub use once::{OnceConfig, once};
 pub use serve::{AgentConfig, AgentError, serve};

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use berth_desk::DeskMetrics;
+use berth_gather::GatherSettings;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::Connect;
 use berth_pods::garbage::{GarbageMetrics, GarbageSettings};
@@ -47,6 +48,8 @@ pub struct AgentConfig {
     pub flat_places: Option<Vec<PathBuf>>,
     /// How addresses of pods that are gone are collected.
     pub garbage: GarbageSettings,
+    /// How the claims of this node reach the leader's desk; none: this node writes shared pools itself.
+    pub gather: Option<GatherSettings>,
     /// The VM pools, if this node has any.
     pub vms: Option<berth_vms::Setup>,
 }
@@ -95,12 +98,15 @@ pub async fn serve(
     };
     collectors.metrics.register(&mut registry);
     let collecting = collectors.tasks.clone();
-    let stores = Arc::new(NodeStores::new(
-        config.database.clone(),
-        config.cluster.clone(),
-        Lifetime::Daemon(collectors),
-        desk_metrics.clone(),
-    ));
+    let stores = Arc::new(
+        NodeStores::new(
+            config.database.clone(),
+            config.cluster.clone(),
+            Lifetime::Daemon(collectors),
+            desk_metrics.clone(),
+        )
+        .with_gather(config.gather.clone()),
+    );
     stores.open().await.map_err(AgentError::Store)?;
     let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, &config.node);
     if let Some(places) = &config.flat_places {

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
+use berth_gather::{GatherSettings, Leader};
 use berth_ledger::kube::Connect;
 use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, SqliteLedger};
 use berth_pods::boot;
@@ -32,6 +33,8 @@ pub(crate) struct NodeStores {
     cluster: Option<Connect>,
     lifetime: Lifetime,
     metrics: DeskMetrics,
+    /// How the leader's desk is asked, if it is.
+    gather: Option<GatherSettings>,
     local: OnceCell<SharedLedger>,
     standalone: OnceCell<Arc<Store>>,
     told: OnceCell<Connected>,
@@ -74,11 +77,19 @@ impl NodeStores {
             cluster,
             lifetime,
             metrics,
+            gather: None,
             local: OnceCell::new(),
             standalone: OnceCell::new(),
             told: OnceCell::new(),
             named: Mutex::default(),
         }
+    }
+
+    /// Asks the leader's desk first, in a daemon.
+    #[must_use]
+    pub(crate) fn with_gather(mut self, gather: Option<GatherSettings>) -> NodeStores {
+        self.gather = gather;
+        self
     }
 
     /// Opens what an agent needs whatever is asked of it, so that it fails at its start if it must.
@@ -160,9 +171,19 @@ impl NodeStores {
             },
             Lifetime::Daemon(collectors) => {
                 let journal = Arc::new(Journal::new(SharedLedger::clone(self.local().await?)));
-                let store = Store::cluster(SharedLedger::clone(&ledger), metrics)
-                    .with_journal(Arc::clone(&journal))
-                    .with_sticky(sticky);
+                let shared = SharedLedger::clone(&ledger);
+                let store = match &self.gather {
+                    Some(settings) => {
+                        let leader = Leader::new(
+                            connection.client.clone(),
+                            &connection.namespace,
+                            settings.clone(),
+                        );
+                        Store::gathered(shared, metrics, Arc::new(leader))
+                    }
+                    None => Store::cluster(shared, metrics),
+                };
+                let store = store.with_journal(Arc::clone(&journal)).with_sticky(sticky);
                 let collector = collectors.start(connection, ledger, journal);
                 Connected {
                     store: Arc::new(store),

@@ -50,6 +50,7 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
             interval: Duration::from_secs(1),
             ..GarbageSettings::default()
         },
+        gather: None,
         vms: None,
     };
     let (stop, told) = oneshot::channel::<()>();

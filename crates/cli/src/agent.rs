@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use berth_agent::{AgentConfig, GarbageSettings, Patience};
+use berth_agent::{AgentConfig, GarbageSettings, GatherSettings, Patience};
 use berth_cni::wire::DEFAULT_SOCKET;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,6 +28,8 @@ pub struct AgentArgs {
     cluster: ClusterArgs,
     #[command(flatten)]
     garbage: GarbageArgs,
+    #[command(flatten)]
+    gather: GatherArgs,
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
     #[command(flatten)]
@@ -61,15 +63,39 @@ impl GarbageArgs {
     }
 }
 
+/// Where the claims of all nodes on a shared range meet.
+#[derive(Debug, clap::Args)]
+struct GatherArgs {
+    /// A token for the leader's desk (audience desk.berth.dev), as the kubelet projects it. Without one this node writes
+    /// shared pools itself.
+    #[arg(long, env = "BERTH_DESK_TOKEN_FILE")]
+    desk_token_file: Option<PathBuf>,
+    /// The Lease that tells who leads.
+    #[arg(long, env = "BERTH_DESK_LEASE", default_value = "berth-controller")]
+    desk_lease: String,
+}
+
+impl GatherArgs {
+    fn settings(self, node: &str) -> Option<GatherSettings> {
+        let file = self.desk_token_file?;
+        Some(GatherSettings {
+            lease: self.desk_lease,
+            ..GatherSettings::new(node, file)
+        })
+    }
+}
+
 impl AgentArgs {
     pub fn run(self, database: PathBuf) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         let cluster = self.cluster.connect();
         let vms = self.vms.setup(self.node.as_deref(), cluster.clone())?;
+        let node = node::name(self.node);
         let config = AgentConfig {
             socket: self.socket,
             database,
-            node: node::name(self.node),
+            gather: self.gather.settings(&node),
+            node,
             cluster,
             listen: self.listen,
             flat_places: None,

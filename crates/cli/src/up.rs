@@ -88,6 +88,7 @@ impl Up {
             listen: None,
             flat_places: Some(Vec::new()),
             garbage: Default::default(),
+            gather: None,
             vms: None,
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use berth_cni::CniError;
 use berth_core::{Answer, Request};
-use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
+use berth_desk::{CommonDesk, DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
 
 use crate::config::PodNetwork;
@@ -61,6 +61,20 @@ impl Store {
     /// The same for a process that serves one call: following a watch would cost more than it saves.
     pub fn cluster_once(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
         Store::new(ledger, DeskSettings::default(), metrics, true)
+    }
+
+    /// The same where the requests of all nodes meet in one desk. What that does not answer is served here, from a
+    /// pool that is read at that time: a copy that follows every write of a busy pool would cost more than it saves.
+    pub fn gathered(
+        ledger: SharedLedger,
+        metrics: DeskMetrics,
+        common: Arc<dyn CommonDesk>,
+    ) -> Store {
+        let settings = DeskSettings {
+            common: Some(common),
+            ..DeskSettings::default()
+        };
+        Store::new(ledger, settings, metrics, true)
     }
 
     fn new(

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule};
 use kube::api::{Api, ObjectMeta, PostParams};
 use serde_json::{Value, json};
@@ -137,21 +137,11 @@ impl Cluster {
 
     /// A token and a kubeconfig of a service account that exists, from a manifest under test for one.
     pub async fn account(&self, namespace: &str, name: &str) -> Result<Account> {
-        let request = TokenRequest {
-            spec: Some(TokenRequestSpec {
-                expiration_seconds: Some(4 * 3600),
-                ..TokenRequestSpec::default()
-            }),
-            ..TokenRequest::default()
+        let spec = TokenRequestSpec {
+            expiration_seconds: Some(4 * 3600),
+            ..TokenRequestSpec::default()
         };
-        let answer = Api::<ServiceAccount>::namespaced(self.client().await?, namespace)
-            .create_token_request(name, &PostParams::default(), &request)
-            .await
-            .with_context(|| format!("ask for a token of {namespace}/{name}"))?;
-        let token = answer
-            .status
-            .and_then(|status| status.token)
-            .with_context(|| format!("no token came for {namespace}/{name}"))?;
+        let token = self.token(namespace, name, spec).await?;
         let kubeconfig = self
             .dir()
             .join(format!("{namespace}-{name}-{}.kubeconfig", self.serial()));
@@ -168,6 +158,52 @@ impl Cluster {
             token,
             kubeconfig,
         })
+    }
+}
+
+impl Cluster {
+    /// A token for `audience` as the kubelet of `node` would project it into a pod there: bound to that pod, which is
+    /// made.
+    pub async fn pod_token(&self, account: &Account, node: &str, audience: &str) -> Result<String> {
+        let (namespace, name) = (&account.namespace, &account.name);
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "name": format!("{name}-{node}") },
+            "spec": {
+                "serviceAccountName": name,
+                "nodeName": node,
+                "containers": [{ "name": "c", "image": "nothing" }],
+            },
+        }))?;
+        let pod = Api::<Pod>::namespaced(self.client().await?, namespace)
+            .create(&PostParams::default(), &pod)
+            .await
+            .with_context(|| format!("create a pod of {namespace}/{name} on {node}"))?;
+        let spec = TokenRequestSpec {
+            audiences: Some(vec![audience.to_owned()]),
+            bound_object_ref: Some(BoundObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                name: pod.metadata.name,
+                uid: pod.metadata.uid,
+            }),
+            ..TokenRequestSpec::default()
+        };
+        self.token(namespace, name, spec).await
+    }
+
+    async fn token(&self, namespace: &str, name: &str, spec: TokenRequestSpec) -> Result<String> {
+        let request = TokenRequest {
+            spec: Some(spec),
+            ..TokenRequest::default()
+        };
+        let answer = Api::<ServiceAccount>::namespaced(self.client().await?, namespace)
+            .create_token_request(name, &PostParams::default(), &request)
+            .await
+            .with_context(|| format!("ask for a token of {namespace}/{name}"))?;
+        answer
+            .status
+            .and_then(|status| status.token)
+            .with_context(|| format!("no token came for {namespace}/{name}"))
     }
 }
 

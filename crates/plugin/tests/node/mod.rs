@@ -141,6 +141,7 @@ impl TestNode {
             listen: None,
             flat_places: Some(Vec::new()),
             garbage: Default::default(),
+            gather: None,
             vms: None,
         };
         let (stop, stopped) = oneshot::channel();

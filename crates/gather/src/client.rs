@@ -1,0 +1,251 @@
+//! The agent's side: finds the leader, asks it, and leaves it alone for a while when it fails.
+//!
+//! A leader that does not answer costs one request its patience, and the others nothing: until the pause is over
+//! they are served by their own desks at once.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use axum::body::Bytes;
+use axum::http::{Method, Request as Http, StatusCode, header};
+use berth_core::{Answer, Request};
+use berth_desk::{Away, CommonDesk};
+use berth_ledger::PoolKey;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client};
+use rustls::pki_types::ServerName;
+
+use crate::Notice;
+use crate::identity::{NAME, trusting};
+use crate::wire::{Batch, MAX_BODY, PATH, Replies};
+
+/// How an agent asks the leader.
+#[derive(Clone, Debug)]
+pub struct GatherSettings {
+    /// The node that asks.
+    pub node: String,
+    /// The Lease that the leader holds.
+    pub lease: String,
+    /// A token for the common desk, rotated by the kubelet.
+    pub token_file: PathBuf,
+    /// How long a connection may take.
+    pub connect: Duration,
+    /// How long a leader that failed is left alone.
+    pub pause: Duration,
+    /// How long nobody is looked for after nobody was found.
+    pub look: Duration,
+}
+
+impl GatherSettings {
+    pub fn new(node: impl Into<String>, token_file: PathBuf) -> GatherSettings {
+        GatherSettings {
+            node: node.into(),
+            lease: "berth-controller".to_owned(),
+            token_file,
+            connect: Duration::from_secs(1),
+            pause: Duration::from_secs(5),
+            look: Duration::from_secs(2),
+        }
+    }
+}
+
+type Https = HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// The leader, as far as this agent knows it.
+pub struct Leader {
+    leases: Api<Lease>,
+    settings: GatherSettings,
+    state: Mutex<State>,
+}
+
+#[derive(Clone)]
+enum State {
+    /// Nobody has been looked for.
+    Unknown,
+    Known(Arc<Known>),
+    /// To be left alone until then.
+    Away(Instant, String),
+}
+
+struct Known {
+    notice: Notice,
+    https: Https,
+}
+
+impl fmt::Debug for Leader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leader")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Leader {
+    /// Nobody is looked for before the first request.
+    pub fn new(client: Client, namespace: &str, settings: GatherSettings) -> Leader {
+        Leader {
+            leases: Api::namespaced(client, namespace),
+            settings,
+            state: Mutex::new(State::Unknown),
+        }
+    }
+
+    async fn find(&self) -> Result<Arc<Known>, Away> {
+        let state = {
+            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.clone()
+        };
+        match state {
+            State::Known(known) => return Ok(known),
+            State::Away(until, why) if Instant::now() < until => return Err(Away::Unheard(why)),
+            State::Away(..) | State::Unknown => {}
+        }
+        let looked = tokio::time::timeout(
+            self.settings.connect,
+            self.leases.get_opt(&self.settings.lease),
+        );
+        let lease = match looked.await {
+            Ok(Ok(lease)) => lease,
+            Ok(Err(error)) => return Err(self.lost(self.settings.look, error.to_string())),
+            Err(_) => {
+                return Err(self.lost(
+                    self.settings.look,
+                    "the API server does not answer".to_owned(),
+                ));
+            }
+        };
+        let notice = lease.and_then(|lease| Notice::read(&lease, Timestamp::now()));
+        let Some(notice) = notice else {
+            let why = format!("Lease {} names no leader with a desk", self.settings.lease);
+            return Err(self.lost(self.settings.look, why));
+        };
+        let https = match self.connector(&notice) {
+            Ok(https) => https,
+            Err(why) => return Err(self.lost(self.settings.pause, why)),
+        };
+        tracing::info!(address = %notice.address, "the common desk is asked");
+        let known = Arc::new(Known { notice, https });
+        self.turn(State::Known(Arc::clone(&known)));
+        Ok(known)
+    }
+
+    fn connector(&self, notice: &Notice) -> Result<Https, String> {
+        let config = trusting(notice.certificate.clone()).map_err(|error| error.to_string())?;
+        let name = ServerName::try_from(NAME).map_err(|error| error.to_string())?;
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(self.settings.connect));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(config)
+            .https_only()
+            .with_server_name_resolver(FixedServerNameResolver::new(name))
+            .enable_http1()
+            .wrap_connector(tcp);
+        Ok(HttpClient::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            // Below the leader's own limit: a connection that it has just closed is not used.
+            .pool_idle_timeout(Duration::from_secs(20))
+            .retry_canceled_requests(false)
+            .build(connector))
+    }
+
+    fn turn(&self, next: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+
+    /// Nobody got anything.
+    fn lost(&self, pause: Duration, why: String) -> Away {
+        self.turn(State::Away(Instant::now() + pause, why.clone()));
+        Away::Unheard(why)
+    }
+
+    async fn ask(&self, known: &Known, body: Bytes, limit: Duration) -> Result<Replies, Away> {
+        let token = tokio::fs::read_to_string(&self.settings.token_file)
+            .await
+            .map_err(|error| {
+                let file = self.settings.token_file.display();
+                self.lost(self.settings.pause, format!("the token {file}: {error}"))
+            })?;
+        let request = Http::builder()
+            .method(Method::POST)
+            .uri(format!("https://{}{PATH}", known.notice.address))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
+            .body(Full::new(body))
+            .map_err(|error| self.lost(self.settings.pause, error.to_string()))?;
+        let answered = tokio::time::timeout(limit, async {
+            let response = known.https.request(request).await.map_err(|error| {
+                let why = chain(&error);
+                match error.is_connect() {
+                    true => Away::Unheard(why),
+                    false => Away::Unsure(why),
+                }
+            })?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_BODY)
+                .collect()
+                .await
+                .map_err(|error| Away::Unsure(error.to_string()))?
+                .to_bytes();
+            Ok((status, body))
+        });
+        let (status, body) = match answered.await {
+            Ok(answered) => answered?,
+            Err(_) => return Err(Away::Unsure(format!("not within {} ms", limit.as_millis()))),
+        };
+        if status != StatusCode::OK {
+            let text = String::from_utf8_lossy(&body);
+            return Err(Away::Unheard(format!("{status}: {}", text.trim())));
+        }
+        serde_json::from_slice(&body).map_err(|error| Away::Unsure(error.to_string()))
+    }
+}
+
+#[async_trait]
+impl CommonDesk for Leader {
+    async fn put(
+        &self,
+        pool: &PoolKey,
+        requests: &[Request],
+        limit: Duration,
+    ) -> Result<Vec<Option<Answer>>, Away> {
+        let known = self.find().await?;
+        let batch = Batch {
+            node: self.settings.node.clone(),
+            pool: pool.clone(),
+            limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+            requests: requests.to_vec(),
+        };
+        let body = serde_json::to_vec(&batch).map_err(|error| Away::Unheard(error.to_string()))?;
+        match self.ask(&known, body.into(), limit).await {
+            Ok(replies) => Ok(replies.answers),
+            Err(away) => {
+                tracing::info!(address = %known.notice.address, %away, "the common desk is left alone for a while");
+                self.lost(self.settings.pause, away.to_string());
+                Err(away)
+            }
+        }
+    }
+}
+
+/// An error with what is behind it: the outermost says only that a request failed.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        next = error.source();
+    }
+    text
+}

@@ -1,0 +1,28 @@
+//! The common desk of a cluster: the claims of all nodes on a shared range meet in the leader's desk, which commits them
+//! together.
+//!
+//! ```text
+//!   agent: desk of a pool --POST /v1/desk (TLS, token)--> leader: desk of the pool --one write--> IPPool object
+//!                  \__ no leader, no answer: commits by itself, slower and just as safe
+//! ```
+//! Promises:
+//! - an agent trusts exactly the certificate that the leader wrote into its Lease, which only the controller may write;
+//! - the leader serves only service accounts that may write the pools themselves, and only for the node that their token
+//!   is bound to;
+//! - nothing but speed rests on any of it: every commit carries its preconditions, whoever makes it.
+//!
+//! Why a connection and not objects of the API: docs/decisions/0007.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod client;
+mod guard;
+mod identity;
+mod notice;
+mod server;
+mod wire;
+
+pub use client::{GatherSettings, Leader};
+pub use guard::{AUDIENCE, Guard};
+pub use identity::{Identity, IdentityError};
+pub use notice::Notice;
+pub use server::{Counter, serve};

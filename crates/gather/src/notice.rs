@@ -1,0 +1,104 @@
+//! Where the leader is: written by it on its Lease, read by every agent.
+//!
+//! On the Lease, because whoever leads writes that anyway: a notice can't outlive its leadership by more than the
+//! Lease does, and no second object can contradict it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use rustls::pki_types::CertificateDer;
+
+use crate::Identity;
+
+/// Where the leader listens: `address:port`.
+const ADDRESS: &str = "berth.dev/desk-address";
+/// The only certificate that it may show, DER in base64.
+const CERTIFICATE: &str = "berth.dev/desk-certificate";
+
+/// How far the clocks of two machines may be apart.
+const SKEW: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    pub address: SocketAddr,
+    pub certificate: CertificateDer<'static>,
+}
+
+impl Notice {
+    pub fn of(address: SocketAddr, identity: &Identity) -> Notice {
+        Notice {
+            address,
+            certificate: identity.certificate().clone(),
+        }
+    }
+
+    /// The annotations that say so.
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([
+            (ADDRESS.to_owned(), self.address.to_string()),
+            (CERTIFICATE.to_owned(), STANDARD.encode(&self.certificate)),
+        ])
+    }
+
+    /// Reads it back; none if nobody leads, the leader has no desk, or what is there can't be read.
+    pub fn read(lease: &Lease, now: Timestamp) -> Option<Notice> {
+        let spec = lease.spec.as_ref()?;
+        let holder = spec.holder_identity.as_deref().unwrap_or_default();
+        let lasts = Duration::from_secs(spec.lease_duration_seconds?.try_into().ok()?);
+        let end = spec.renew_time.as_ref()?.0.checked_add(lasts + SKEW).ok()?;
+        if holder.is_empty() || end < now {
+            return None;
+        }
+        let annotations = lease.metadata.annotations.as_ref()?;
+        let certificate = STANDARD.decode(annotations.get(CERTIFICATE)?).ok()?;
+        Some(Notice {
+            address: annotations.get(ADDRESS)?.parse().ok()?,
+            certificate: CertificateDer::from(certificate),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::coordination::v1::LeaseSpec;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+
+    use super::*;
+
+    fn mk_lease(holder: &str, renewed: Timestamp, notice: &Notice) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                annotations: Some(notice.annotations()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                lease_duration_seconds: Some(15),
+                renew_time: Some(MicroTime(renewed)),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn only_a_living_leaders_notice_counts() {
+        let identity = Identity::make().unwrap();
+        let notice = Notice::of("10.0.0.1:9444".parse().unwrap(), &identity);
+        let now = Timestamp::now();
+        let ago = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap();
+        let read = |lease: &Lease| Notice::read(lease, now);
+        assert_eq!(read(&mk_lease("one", now, &notice)), Some(notice.clone()));
+        assert_eq!(read(&mk_lease("one", ago(3600), &notice)), None);
+        assert_eq!(read(&mk_lease("", now, &notice)), None);
+        let mut torn = mk_lease("one", now, &notice);
+        let annotations = torn.metadata.annotations.as_mut().unwrap();
+        annotations.insert(ADDRESS.into(), "nowhere".into());
+        assert_eq!(read(&torn), None);
+        assert_eq!(read(&Lease::default()), None);
+    }
+}

@@ -1,0 +1,31 @@
+//! What agent and leader say to each other.
+//!
+//! A leader that is older than the agent answers 404 or 400, and the agent goes on alone: an upgrade needs no order.
+
+use berth_core::{Answer, Request};
+use berth_ledger::PoolKey;
+use serde::{Deserialize, Serialize};
+
+/// The version is part of the path: a form that old leaders can't read gets a new one.
+pub(crate) const PATH: &str = "/v1/desk";
+
+/// The longest body that is read. A batch of 1,024 claims with its ranges takes half of it.
+pub(crate) const MAX_BODY: usize = 4 << 20;
+
+/// Requests for one pool, in their order.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Batch {
+    /// The node that asks. Its token has to say the same.
+    pub node: String,
+    pub pool: PoolKey,
+    /// How long the agent waits.
+    pub limit_ms: u64,
+    pub requests: Vec<Request>,
+}
+
+/// One answer per request; none where the agent has to see to it itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Replies {
+    pub answers: Vec<Option<Answer>>,
+}

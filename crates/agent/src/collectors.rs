@@ -7,6 +7,8 @@ use berth_ledger::kube::Connection;
 use berth_pods::boot;
 use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings};
 use berth_pods::journal::Journal;
+use berth_slices::slices::Setup;
+use berth_slices::{SliceMetrics, SliceSettings, Slices};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -16,19 +18,40 @@ pub(crate) struct Collectors {
     pub(crate) node: String,
     pub(crate) settings: GarbageSettings,
     pub(crate) metrics: GarbageMetrics,
+    pub(crate) slice_settings: SliceSettings,
+    pub(crate) slice_metrics: SliceMetrics,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
 
 impl Collectors {
+    /// The node's slices of a cluster, kept until the token is cancelled.
+    pub(crate) fn slices(
+        &self,
+        connection: &Connection,
+        local: SharedLedger,
+    ) -> (Slices, CancellationToken) {
+        let stop = self.stop.child_token();
+        let slices = Slices::new(Setup {
+            connection: connection.clone(),
+            local,
+            node: self.node.clone(),
+            boot: boot::current(),
+            settings: self.slice_settings.clone(),
+            metrics: self.slice_metrics.clone(),
+            daemon: Some((self.tasks.clone(), stop.clone())),
+        });
+        (slices, stop)
+    }
+
     /// Starts one; it stops when the guard is dropped.
     pub(crate) fn start(
         &self,
         connection: Connection,
         ledger: SharedLedger,
         journal: Arc<Journal>,
+        stop: CancellationToken,
     ) -> DropGuard {
-        let stop = self.stop.child_token();
         let collector = Collector::new(
             connection,
             ledger,

@@ -23,5 +23,6 @@ mod stores;
 
 pub use berth_gather::GatherSettings;
 pub use berth_pods::garbage::{GarbageSettings, Patience};
+pub use berth_slices::SliceSettings;
 pub use once::{OnceConfig, once};
 pub use serve::{AgentConfig, AgentError, serve};

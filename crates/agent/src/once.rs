@@ -6,7 +6,7 @@ use std::sync::Arc;
 use berth_cni::wire::{Answer, Request};
 use berth_desk::DeskMetrics;
 use berth_ledger::kube::Connect;
-use berth_pods::Front;
+use berth_pods::{Front, Stores};
 
 use crate::stores::{Lifetime, NodeStores};
 
@@ -26,12 +26,17 @@ pub async fn once(config: OnceConfig, request: &Request) -> Answer {
     let stores = NodeStores::new(
         config.database,
         config.cluster,
-        Lifetime::Call,
+        Lifetime::Call {
+            node: config.node.clone(),
+        },
         DeskMetrics::default(),
     );
-    let mut front = Front::new(Arc::new(stores), config.node);
+    let stores = Arc::new(stores);
+    let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, config.node);
     if let Some(places) = config.flat_places {
         front = front.with_flat_places(places);
     }
-    front.answer(request).await
+    let answer = front.answer(request).await;
+    stores.finish().await;
+    answer
 }

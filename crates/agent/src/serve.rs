@@ -14,6 +14,7 @@ use berth_ledger::LedgerError;
 use berth_ledger::kube::Connect;
 use berth_pods::garbage::{GarbageMetrics, GarbageSettings};
 use berth_pods::{Front, Stores};
+use berth_slices::{SliceMetrics, SliceSettings};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +51,8 @@ pub struct AgentConfig {
     pub garbage: GarbageSettings,
     /// How the claims of this node reach the leader's desk; none: this node writes shared pools itself.
     pub gather: Option<GatherSettings>,
+    /// How this node keeps its slices.
+    pub slices: SliceSettings,
     /// The VM pools, if this node has any.
     pub vms: Option<berth_vms::Setup>,
 }
@@ -93,16 +96,19 @@ pub async fn serve(
         node: config.node.clone(),
         settings: garbage(&config),
         metrics: GarbageMetrics::default(),
+        slice_settings: config.slices.clone(),
+        slice_metrics: SliceMetrics::default(),
         stop: stop.clone(),
         tasks: TaskTracker::new(),
     };
     collectors.metrics.register(&mut registry);
+    collectors.slice_metrics.register(&mut registry);
     let collecting = collectors.tasks.clone();
     let stores = Arc::new(
         NodeStores::new(
             config.database.clone(),
             config.cluster.clone(),
-            Lifetime::Daemon(collectors),
+            Lifetime::Daemon(Box::new(collectors)),
             desk_metrics.clone(),
         )
         .with_gather(config.gather.clone()),

@@ -15,12 +15,14 @@ use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
 use berth_gather::{GatherSettings, Leader};
 use berth_ledger::kube::Connect;
-use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, SqliteLedger};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, SharedLedger, SqliteLedger};
 use berth_pods::boot;
 use berth_pods::garbage::reboot;
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{PodNetwork, Store, Stores};
+use berth_slices::slices::Setup;
+use berth_slices::{SliceMetrics, SliceSettings, Slices};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::DropGuard;
 
@@ -53,9 +55,9 @@ struct Connected {
 #[derive(Debug)]
 pub(crate) enum Lifetime {
     /// A daemon: copies of pools are kept up to date, the node's journal is kept, garbage is collected.
-    Daemon(Collectors),
+    Daemon(Box<Collectors>),
     /// One call: neither would pay.
-    Call,
+    Call { node: String },
 }
 
 /// What tells a kubeconfig that was rewritten (a token or a CA was rotated) from the one that was read.
@@ -104,6 +106,23 @@ impl NodeStores {
             self.told(connect).await?;
         }
         Ok(())
+    }
+
+    /// Publishes what a call has left to be published.
+    pub(crate) async fn finish(&self) {
+        let told = self
+            .told
+            .get()
+            .map(|connected| Arc::clone(&connected.store));
+        let named = self.named.lock().await;
+        let named = named.values().map(|(_, connected)| &connected.store);
+        for store in told.iter().chain(named) {
+            if let Some(slices) = store.slices()
+                && let Err(error) = slices.flush().await
+            {
+                tracing::warn!(%error, "slices were not published; the next call or the agent does it");
+            }
+        }
     }
 
     /// Whether addresses could be given now: a read of the store that matters.
@@ -161,17 +180,32 @@ impl NodeStores {
 
     async fn connect(&self, connect: &Connect) -> Result<Connected, LedgerError> {
         let connection = connect.open().await?;
-        let ledger: SharedLedger = Arc::new(KubeLedger::new(connection.clone()));
         let metrics = self.metrics.clone();
         let sticky = Sticky::new(connection.client.clone(), connection.timeout);
         Ok(match &self.lifetime {
-            Lifetime::Call => Connected {
-                store: Arc::new(Store::cluster_once(ledger, metrics).with_sticky(sticky)),
-                _collector: None,
-            },
+            Lifetime::Call { node } => {
+                let slices = Slices::new(Setup {
+                    connection,
+                    local: SharedLedger::clone(self.local().await?),
+                    node: node.clone(),
+                    boot: boot::current(),
+                    settings: SliceSettings::default(),
+                    metrics: SliceMetrics::default(),
+                    daemon: None,
+                });
+                let store = Store::cluster_once(slices.ledger(), metrics)
+                    .with_sticky(sticky)
+                    .with_slices(slices);
+                Connected {
+                    store: Arc::new(store),
+                    _collector: None,
+                }
+            }
             Lifetime::Daemon(collectors) => {
-                let journal = Arc::new(Journal::new(SharedLedger::clone(self.local().await?)));
-                let shared = SharedLedger::clone(&ledger);
+                let local = self.local().await?;
+                let journal = Arc::new(Journal::new(SharedLedger::clone(local)));
+                let (slices, guard) = collectors.slices(&connection, SharedLedger::clone(local));
+                slices.open().await?;
                 let store = match &self.gather {
                     Some(settings) => {
                         let leader = Leader::new(
@@ -179,12 +213,15 @@ impl NodeStores {
                             &connection.namespace,
                             settings.clone(),
                         );
-                        Store::gathered(shared, metrics, Arc::new(leader))
+                        Store::gathered(slices.ledger(), metrics, Arc::new(leader))
                     }
-                    None => Store::cluster(shared, metrics),
+                    None => Store::cluster(slices.ledger(), metrics),
                 };
-                let store = store.with_journal(Arc::clone(&journal)).with_sticky(sticky);
-                let collector = collectors.start(connection, ledger, journal);
+                let store = store
+                    .with_journal(Arc::clone(&journal))
+                    .with_sticky(sticky)
+                    .with_slices(slices.clone());
+                let collector = collectors.start(connection, slices.ledger(), journal, guard);
                 Connected {
                     store: Arc::new(store),
                     _collector: Some(collector),
@@ -229,7 +266,9 @@ mod tests {
         let stores = NodeStores::new(
             database.clone(),
             None,
-            Lifetime::Call,
+            Lifetime::Call {
+                node: "node-1".to_owned(),
+            },
             DeskMetrics::default(),
         );
         stores.open().await.unwrap();

@@ -51,6 +51,7 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
             ..GarbageSettings::default()
         },
         gather: None,
+        slices: Default::default(),
         vms: None,
     };
     let (stop, told) = oneshot::channel::<()>();

@@ -100,6 +100,7 @@ impl AgentArgs {
             listen: self.listen,
             flat_places: None,
             garbage: self.garbage.settings(),
+            slices: Default::default(),
             vms,
         };
         // Two workers: the agent waits for disks and servers, it does not compute.

@@ -89,6 +89,7 @@ impl Up {
             flat_places: Some(Vec::new()),
             garbage: Default::default(),
             gather: None,
+            slices: Default::default(),
             vms: None,
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

@@ -13,11 +13,13 @@ use berth_cni::result::IpamResult;
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Claim, Granted, Record, Refusal, Release, Request, Want};
 use berth_ledger::{LedgerError, PoolKey};
+use berth_slices::sliced::is_sliced;
 use futures::future::join_all;
 use std::time::Duration;
 
 use crate::attachment::{Attachment, Place};
 use crate::config::PodNetwork;
+use crate::cut;
 use crate::error::PodError;
 use crate::garbage::reboot;
 use crate::layout::{Layout, PoolWants};
@@ -61,11 +63,15 @@ pub async fn add(
         reboot::renew(store, &before, &addition.record).await?;
     }
     if let Some(journal) = &store.journal {
+        // A slice's own pool says all that the journal would.
         let given: Vec<(PoolKey, Address)> = held
             .iter()
+            .filter(|held| !is_sliced(&held.pool))
             .map(|held| (held.pool.clone(), held.granted.address))
             .collect();
-        journal.note(&network.name, &addition.record, &given).await;
+        if !given.is_empty() {
+            journal.note(&network.name, &addition.record, &given).await;
+        }
     }
     let mut ips = Vec::with_capacity(layout.slots.len());
     for (index, slot) in layout.slots.iter().enumerate() {
@@ -152,7 +158,7 @@ impl Addition<'_> {
         search.gain(&held);
         let taken = match self.taken(&held).await {
             Ok(taken) => taken,
-            Err(error) => return Err((held, error.into())),
+            Err(error) => return Err((held, self.unchecked(error))),
         };
         if taken.is_empty() {
             return self.probed(search, held).await;
@@ -269,7 +275,7 @@ impl Addition<'_> {
             record: self.record.clone(),
             wants: wants.collect(),
         };
-        let answer = self.store.ask(&pool.key, Request::Claim(claim)).await?;
+        let answer = cut::claim(self.store, pool, claim).await?;
         match answer {
             Answer::Granted(granted) => {
                 let held = pool
@@ -316,6 +322,20 @@ impl Addition<'_> {
             taken.extend(lost.map(|one| one.slot));
         }
         Ok(taken)
+    }
+
+    /// The address is this node's, and nobody can be asked whether another network has given it too.
+    fn unchecked(&self, error: LedgerError) -> PodError {
+        let sliced = self.layout.pools.iter().any(|pool| pool.sliced.is_some());
+        let away = matches!(
+            error,
+            LedgerError::Unavailable { .. } | LedgerError::Uncertain { .. }
+        );
+        if sliced && away {
+            PodError::Unchecked(error)
+        } else {
+            error.into()
+        }
     }
 
     /// Every address of our ranges that another has reserved, from one listing.

@@ -105,6 +105,17 @@ impl From<ConfigError> for CniError {
 }
 
 impl PodNetwork {
+    /// Whether its ranges are given from node slices.
+    pub fn is_sliced(&self) -> bool {
+        self.node_slice_size.is_some() || self.fast_ipam
+    }
+
+    /// The same network where there are no other nodes: a machine by itself has the whole range.
+    pub fn unsliced(&mut self) {
+        self.node_slice_size = None;
+        self.fast_ipam = false;
+    }
+
     /// Reads the `ipam` object of `conf`, completed by the flat file and by what this call asks for.
     ///
     /// `accepted` is the `ipam.type` that the plugin answers to.

@@ -4,6 +4,7 @@ use berth_cni::{CniError, Code};
 use berth_core::{Address, Refusal};
 use berth_desk::DeskError;
 use berth_ledger::LedgerError;
+use berth_slices::SliceError;
 
 use crate::garbage::witness::Blind;
 
@@ -25,6 +26,14 @@ pub enum PodError {
     /// An address that outlives its pod can't be given now.
     #[error("{0}")]
     Sticky(String),
+    /// This node has no slice to give from.
+    #[error("{0}")]
+    Slice(SliceError),
+    /// The address is there, and the API server is not, which alone knows whether an overlapping network has it.
+    #[error(
+        "the check for overlapping ranges can't be made: {0}; enable_overlapping_ranges: false does without it"
+    )]
+    Unchecked(LedgerError),
     /// Nobody could be asked whether an address is in use.
     #[error("probe: {0}")]
     Probe(String),
@@ -45,6 +54,16 @@ impl From<LedgerError> for PodError {
     }
 }
 
+impl From<SliceError> for PodError {
+    fn from(error: SliceError) -> PodError {
+        match error {
+            SliceError::Store(error) => PodError::Store(error),
+            SliceError::Desk(error) => PodError::Desk(error),
+            other => PodError::Slice(other),
+        }
+    }
+}
+
 impl From<Blind> for PodError {
     fn from(blind: Blind) -> PodError {
         PodError::Sticky(blind.to_string())
@@ -62,7 +81,12 @@ impl PodError {
     pub fn is_passing(&self) -> bool {
         let passing = |error: &LedgerError| error.is_passing() || error.needs_reload();
         match self {
-            PodError::NoAddress(_) | PodError::Named { .. } | PodError::Sticky(_) => true,
+            PodError::Slice(SliceError::Cut(_)) => false,
+            PodError::NoAddress(_)
+            | PodError::Named { .. }
+            | PodError::Sticky(_)
+            | PodError::Slice(_)
+            | PodError::Unchecked(_) => true,
             PodError::Store(error) => passing(error),
             PodError::Desk(DeskError::Ledger(error)) => passing(error),
             PodError::Desk(_) => true,

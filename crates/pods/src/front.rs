@@ -93,7 +93,7 @@ impl Front {
             _ => Args::default(),
         };
         let flat = flat::find(&conf, &self.flat_places)?;
-        let network = PodNetwork::read(&conf, &args, &request.plugin, flat.as_ref())?;
+        let mut network = PodNetwork::read(&conf, &args, &request.plugin, flat.as_ref())?;
         self.warn(&network);
         let limit = if matches!(call, Call::Del(_)) {
             DEL_LIMIT
@@ -102,7 +102,9 @@ impl Front {
         };
         let served = async {
             let store = self.stores.of(&network).await?;
-            refuse_slices(&store, &network)?;
+            if !store.in_cluster {
+                network.unsliced();
+            }
             self.dispatch(&store, &call, &conf, &network).await
         };
         match tokio::time::timeout(limit, served).await {
@@ -198,17 +200,6 @@ impl Front {
                 tracing::warn!("{text}");
             }
         }
-    }
-}
-
-/// A machine by itself has no slices: the whole range is its own. In a cluster the range is not.
-fn refuse_slices(store: &Store, network: &PodNetwork) -> Result<(), CniError> {
-    match network.node_slice_size {
-        Some(size) if store.in_cluster => Err(CniError::new(
-            Code::UnsupportedField,
-            format!("node_slice_size /{size}: node slices are not served yet"),
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -40,10 +40,11 @@ pub async fn gc(
                 let held = (entry.address, entry.record);
                 ours.entry(entry.pool).or_default().push(held);
             }
+            ours.extend(standalone(store, network, true).await?);
             ours
         }
         None if store.in_cluster => ByPool::new(),
-        None => standalone(store, network).await?,
+        None => standalone(store, network, false).await?,
     };
     let mut freed = Vec::new();
     let mut first = None;
@@ -72,9 +73,16 @@ pub async fn gc(
 }
 
 /// The records of this machine that were made for this network. What does not say so is somebody else's.
-async fn standalone(store: &Store, network: &PodNetwork) -> Result<ByPool, PodError> {
+async fn standalone(
+    store: &Store,
+    network: &PodNetwork,
+    only_slices: bool,
+) -> Result<ByPool, PodError> {
     let mut ours = ByPool::new();
     for pool in &Layout::of(network).pools {
+        if only_slices && pool.sliced.is_none() {
+            continue;
+        }
         let now = store.look(&pool.key).await?;
         let of_network = now.pool.records().filter(|(_, record)| {
             record.attribute(attribute::NETWORK) == Some(network.name.as_str())

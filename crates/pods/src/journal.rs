@@ -15,6 +15,7 @@ use berth_core::{
 };
 use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+use berth_slices::sliced::{is_sliced, plain_name};
 
 use crate::attachment::attribute;
 
@@ -115,6 +116,28 @@ impl Journal {
             };
             let entries = self.entries(network).await?;
             all.extend(entries.into_iter().map(|entry| (network.to_owned(), entry)));
+        }
+        Ok(all)
+    }
+
+    /// What this node has given from slices, or holds there for whoever gave it: their pools need no notes.
+    pub async fn of_slices(&self) -> Result<Vec<(String, Entry)>, LedgerError> {
+        let mut all = Vec::new();
+        for pool in self.desks.ledger().pools().await? {
+            if !is_sliced(&pool) {
+                continue;
+            }
+            let now = self.desks.ledger().load(&pool).await?;
+            let plain = plain_name(&pool.name).to_owned();
+            all.extend(now.pool.records().map(|(address, record)| {
+                let network = record.attribute(attribute::NETWORK).unwrap_or(&plain);
+                let entry = Entry {
+                    pool: pool.clone(),
+                    address,
+                    record: record.clone(),
+                };
+                (network.to_owned(), entry)
+            }));
         }
         Ok(all)
     }

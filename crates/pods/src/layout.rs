@@ -11,6 +11,7 @@ use berth_api::names;
 use berth_cni::result::IpConfig;
 use berth_core::{Address, Prefix, Space, Want};
 use berth_ledger::PoolKey;
+use berth_slices::{Mode, Sliced};
 use ipnet::IpNet;
 
 use crate::config::{PodNetwork, RangeConfig, StaticAddress};
@@ -30,6 +31,8 @@ pub struct PoolWants {
     /// Which slot each want fills. Named addresses come first: a free choice must not take what the owner holds
     /// by name.
     pub wants: Vec<(usize, Want)>,
+    /// The range, where its addresses are given from slices of this node.
+    pub sliced: Option<Arc<Sliced>>,
 }
 
 /// How an address is told to the container.
@@ -74,9 +77,8 @@ impl Layout {
             Some(address) => Want::exactly(space, address),
             None => Want::any(space),
         };
-        self.pool(network, range.spec.prefix)
-            .wants
-            .push((slot, want));
+        let pool = self.pool(network, range.spec.prefix);
+        pool.wants.push((slot, want));
     }
 
     fn add_static(&mut self, network: &PodNetwork, one: &StaticAddress) {
@@ -94,19 +96,50 @@ impl Layout {
     }
 
     fn pool(&mut self, network: &PodNetwork, prefix: Prefix) -> &mut PoolWants {
-        let key = PoolKey::of_network(names::pool(&network.network_name, "", prefix), prefix);
+        let sliced = sliced(network, prefix);
+        let key = match &sliced {
+            Some(sliced) => sliced.key(),
+            None => PoolKey::of_network(names::pool(&network.network_name, "", prefix), prefix),
+        };
         let place = match self.pools.iter().position(|pool| pool.key == key) {
             Some(place) => place,
             None => {
                 self.pools.push(PoolWants {
                     key,
                     wants: Vec::new(),
+                    sliced: sliced.map(Arc::new),
                 });
                 self.pools.len() - 1
             }
         };
         &mut self.pools[place]
     }
+}
+
+/// The range of that network, if it is given from slices. A static address of no range is not.
+fn sliced(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
+    if !network.is_sliced() {
+        return None;
+    }
+    let place = network
+        .ranges
+        .iter()
+        .position(|range| range.spec.prefix == prefix)?;
+    let further = (place > 0).then_some(prefix);
+    let mode = match network.node_slice_size {
+        Some(_) => Mode::Assigned,
+        None => Mode::Elastic {
+            size: network.settings.slice_size,
+            borrow: network.settings.slice_borrow,
+        },
+    };
+    Some(Sliced {
+        network: network.network_name.clone(),
+        slice_pool: names::slice_pool(&network.network_name, &network.name, further),
+        range: prefix,
+        usable: Arc::clone(&network.ranges.get(place)?.space),
+        mode,
+    })
 }
 
 impl Slot {

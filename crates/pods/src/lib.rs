@@ -12,6 +12,7 @@
 //! | [`attachment`] | who asks |
 //! | [`layout`] | which pools are asked for what |
 //! | [`add`], [`del`], [`check`], [`gc`], [`status`] | the verbs |
+//! | `cut` | what a claim may take of this node's slices |
 //! | [`reserve`] | one address across pools whose ranges overlap |
 //! | [`store`] | where pools are kept |
 //! | [`journal`] | what this node was given |
@@ -34,6 +35,7 @@ pub mod attachment;
 pub mod boot;
 pub mod check;
 pub mod config;
+mod cut;
 pub mod definitions;
 pub mod del;
 mod error;

@@ -8,6 +8,8 @@ use berth_cni::CniError;
 use berth_core::{Answer, Request};
 use berth_desk::{CommonDesk, DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
+use berth_slices::Slices;
+use berth_slices::sliced::is_sliced;
 
 use crate::config::PodNetwork;
 use crate::foreign::Foreign;
@@ -41,6 +43,8 @@ pub struct Store {
     pub(crate) sticky: Option<Sticky>,
     /// Where others' reservations were met lately.
     pub(crate) foreign: Foreign,
+    /// This node's slices of the cluster's networks, and their desks: no other node is asked for them.
+    pub(crate) slices: Option<(Slices, Desks)>,
 }
 
 impl Store {
@@ -90,7 +94,20 @@ impl Store {
             journal: None,
             sticky: None,
             foreign: Foreign::default(),
+            slices: None,
         }
+    }
+
+    /// Gives sliced networks from this node's slices. The store's ledger must be theirs.
+    #[must_use]
+    pub fn with_slices(mut self, slices: Slices) -> Store {
+        let desks = Desks::new(
+            slices.ledger(),
+            DeskSettings::default(),
+            DeskMetrics::default(),
+        );
+        self.slices = Some((slices, desks));
+        self
     }
 
     /// Keeps a journal of what this node is given: what CNI GC goes by in a cluster.
@@ -107,13 +124,21 @@ impl Store {
         self
     }
 
+    pub fn slices(&self) -> Option<&Slices> {
+        self.slices.as_ref().map(|(slices, _)| slices)
+    }
+
     pub fn ledger(&self) -> &SharedLedger {
         &self.ledger
     }
 
     /// Puts a request to the pool's desk; the answer is durable (I2).
     pub(crate) async fn ask(&self, pool: &PoolKey, request: Request) -> Result<Answer, DeskError> {
-        self.desks.of(pool).submit(request).await
+        let desks = match &self.slices {
+            Some((_, desks)) if is_sliced(pool) => desks,
+            _ => &self.desks,
+        };
+        desks.of(pool).submit(request).await
     }
 
     /// The pool as it stands durably.

@@ -43,8 +43,12 @@ const AGENT: &[Right] = &[
         &["get", "list", "create", "delete"],
         NONE,
     ),
-    Right("whereabouts.cni.cncf.io/nodeslicepools", NONE, NONE),
-    Right("berth.dev/sliceclaims", NONE, NONE),
+    Right("whereabouts.cni.cncf.io/nodeslicepools", READ, NONE),
+    Right(
+        "berth.dev/sliceclaims",
+        &["get", "list", "watch", "create", "patch", "delete"],
+        NONE,
+    ),
     Right(
         "coordination.k8s.io/leases=berth-sweep",
         &["get", "create", "update"],

@@ -62,6 +62,8 @@ pub struct KubeLedger {
     sizes: Sizes,
     paged: bool,
     moves: bool,
+    /// Labels and annotations of new pools.
+    new_pools: Value,
 }
 
 impl fmt::Debug for KubeLedger {
@@ -84,7 +86,15 @@ impl KubeLedger {
             sizes: Sizes::default(),
             paged: false,
             moves: false,
+            new_pools: json!({}),
         }
+    }
+
+    /// Says on every pool that it makes which node publishes it.
+    #[must_use]
+    pub fn publishing(mut self, node: &str) -> Self {
+        self.new_pools = json!({ "annotations": { PUBLISHED: node } });
+        self
     }
 
     /// Brings entries into plain pools whose ranges are given from node slices: what a range that goes back
@@ -147,7 +157,7 @@ impl KubeLedger {
             name: &pool.name,
             network: pool.network,
             place: Place::Whole,
-            marks: json!({}),
+            marks: self.new_pools.clone(),
             moves: self.moves,
         }
     }

@@ -16,7 +16,7 @@ mod home;
 mod node;
 mod outage;
 
-use home::home;
+use home::{home, home_with};
 use node::{TestNode, pod};
 use serde_json::json;
 
@@ -140,16 +140,16 @@ fn a_call_without_a_pod_is_refused() {
 }
 
 #[test]
-fn slices_are_refused_by_name_until_they_are_served() {
-    let node = on_cluster();
+fn a_node_without_a_slice_is_told_what_it_waits_for() {
+    let node = home_with(json!([{"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["nodeslicepools"], "verbs": ["get"]}])).node();
     let (code, message) = node
         .add(
             &pod("a"),
             json!({"range": "10.0.0.0/16", "node_slice_size": "/26"}),
         )
         .error();
-    assert_eq!(code, 2);
-    assert!(message.contains("node_slice_size"), "{message}");
+    assert_eq!(code, 11);
+    assert!(message.contains("NodeSlicePool net"), "{message}");
 }
 
 #[test]

@@ -142,6 +142,7 @@ impl TestNode {
             flat_places: Some(Vec::new()),
             garbage: Default::default(),
             gather: None,
+            slices: Default::default(),
             vms: None,
         };
         let (stop, stopped) = oneshot::channel();

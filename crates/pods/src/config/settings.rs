@@ -25,6 +25,11 @@ pub struct Settings {
     pub persistent_ips: bool,
     /// `probe`, default false: look by ARP or ND whether somebody uses an address before it is given.
     pub probe: bool,
+    /// `slice_size`: the length of slices that nodes claim by themselves; none: by the range's size.
+    pub slice_size: Option<u8>,
+    /// `slice_borrow`, default true: a node that finds no free slice asks others for parts of theirs. Off where
+    /// routes follow slices.
+    pub slice_borrow: bool,
     /// `check_addresses`, default true: a static address is recorded and refused to a second pod.
     pub check_addresses: bool,
 }
@@ -54,6 +59,8 @@ pub(super) fn read(source: &Source<'_>, conf: &NetConf) -> Result<Settings, Conf
         sticky_statefulset: source.flag("sticky_statefulset")?.unwrap_or(false),
         persistent_ips: conf.persistent_ips || source.flag("allowPersistentIPs")?.unwrap_or(false),
         probe: source.flag("probe")?.unwrap_or(false),
+        slice_size: length(source, "slice_size")?,
+        slice_borrow: source.flag("slice_borrow")?.unwrap_or(true),
         check_addresses: source.flag("check_addresses")?.unwrap_or(true),
     })
 }
@@ -82,7 +89,11 @@ pub(super) fn compatible(source: &Source<'_>) -> Result<Compatible, ConfigError>
 
 /// `node_slice_size` switches slices of that size on.
 pub(super) fn node_slice_size(source: &Source<'_>) -> Result<Option<u8>, ConfigError> {
-    let text = source.text("node_slice_size")?;
+    length(source, "node_slice_size")
+}
+
+fn length(source: &Source<'_>, field: &str) -> Result<Option<u8>, ConfigError> {
+    let text = source.text(field)?;
     if text.is_empty() {
         return Ok(None);
     }
@@ -90,7 +101,7 @@ pub(super) fn node_slice_size(source: &Source<'_>) -> Result<Option<u8>, ConfigE
     match digits.parse::<u8>() {
         Ok(length) if length <= 128 => Ok(Some(length)),
         _ => Err(ConfigError::Value {
-            field: "node_slice_size".to_owned(),
+            field: field.to_owned(),
             value: text,
             expected: "a prefix length such as /26",
         }),

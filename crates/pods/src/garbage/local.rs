@@ -83,7 +83,8 @@ impl Local {
     /// The journal's entries, as far as they are of pods.
     async fn journalled(&self) -> Result<Vec<Held>, LedgerError> {
         let mut held = Vec::new();
-        for (network, entry) in self.journal.all().await? {
+        let of_slices = self.journal.of_slices().await?;
+        for (network, entry) in self.journal.all().await?.into_iter().chain(of_slices) {
             let boot = entry.record.attribute(attribute::BOOT);
             let note = Note {
                 network: Some(network),

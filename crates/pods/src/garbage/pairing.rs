@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use berth_api::names;
 use berth_core::Owner;
+use berth_slices::sliced;
 
 use super::facts::{Held, Observed, Reservation};
 
@@ -94,7 +95,7 @@ fn same_owner(a: &Owner, b: &Owner) -> bool {
 /// from its range.
 pub(super) fn expected_name(held: &Held) -> Option<String> {
     let range = names::pool("", "", held.pool.network?);
-    let network = held.pool.name.strip_suffix(&range)?;
+    let network = sliced::plain_name(&held.pool.name).strip_suffix(&range)?;
     let network = match network {
         "" => "",
         named => named.strip_suffix('-')?,

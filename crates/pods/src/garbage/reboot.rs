@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use berth_api::names;
 use berth_core::{Address, Change, Pool, Record, Request};
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedLedger};
+use berth_slices::sliced;
 
 use super::facts::{Held, Note};
 use super::pairing::expected_name;
@@ -28,7 +29,10 @@ pub async fn sweep(ledger: &SharedLedger, boot: &str) -> Result<Vec<Address>, Le
     let mut freed = Vec::new();
     let mut kept = Kept::default();
     for pool in ledger.pools().await? {
-        if !pool.name.starts_with(journal::POOLS) {
+        // A cluster's pods are judged by the cluster.
+        let of_cluster =
+            pool.name.starts_with(sliced::POOLS) || pool.name.starts_with(sliced::HOLDINGS);
+        if !pool.name.starts_with(journal::POOLS) && !of_cluster {
             freed.extend(sweep_pool(ledger, &pool, boot, &mut kept).await?);
         }
     }

@@ -20,7 +20,7 @@ use super::facts::{Held, Note, Observed, PodRef, Reservation, Sight};
 use super::hands::Hands;
 use super::judge::Verdict;
 use super::metrics::GarbageMetrics;
-use super::plan::{Memory, Patience, plan, verdict};
+use super::plan::{Memory, Patience, Step, plan, verdict};
 use super::terms::{Terms, read_terms};
 use super::turn::Turn;
 use super::witness::{Blind, Witness};
@@ -95,12 +95,26 @@ impl Sweep {
             self.metrics.disputes.set(gauge(planned.disputes.len()));
             self.metrics.suspects.set(gauge(memory.len()));
             self.metrics.count_sweep(began.elapsed());
-            self.hands.persist(planned.steps, &terms).await;
+            let steps = self.without_views(planned.steps).await?;
+            self.hands.persist(steps, &terms).await;
             match planned.next.map(|due| self.clock.instant(due)) {
                 Some(due) if due < end => sleep_until(due).await,
                 _ => return Ok(()),
             }
         }
+    }
+
+    /// Less what would be freed in a node's published slices: only that node may, its ledger is the truth.
+    async fn without_views(&self, mut steps: Vec<Step>) -> Result<Vec<Step>, Broken> {
+        if !steps.iter().any(|step| matches!(step, Step::Free { .. })) {
+            return Ok(steps);
+        }
+        let views = self.ledger.views().await?;
+        steps.retain(|step| match step {
+            Step::Free { held, .. } => !views.contains(&held.pool.name),
+            _ => true,
+        });
+        Ok(steps)
     }
 
     async fn observe(&self) -> Result<(Observed, Terms), Broken> {

@@ -1,0 +1,162 @@
+//! Slices that a controller has assigned: here by hand, in the form that whereabouts' own writes.
+
+use std::collections::BTreeMap;
+
+use berth_api::whereabouts::{IPPool, NodeSlicePool};
+use berth_testkit::{Cluster, Part};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use crate::machine::{Machine, Site, quick, until};
+
+fn entry(pod: &str) -> (String, String) {
+    (format!("ns/{pod}"), format!("{pod}-container"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_assigned_slice_is_given_from_and_published() {
+    let site = Site::shared().await;
+    let slices = [
+        ("node-1", "10.0.0.64/26"),
+        ("node-2", "10.0.0.128/26"),
+        ("", "10.0.0.0/26"),
+    ];
+    site.assign("blue", "10.0.0.0/24", "/26", &slices).await;
+    let entries = json!({ "3": { "id": "w", "podref": "ns/w", "ifname": "net1" } });
+    site.create::<IPPool>(json!({
+        "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": "blue-node-1-10.0.0.64-26" },
+        "spec": { "range": "10.0.0.64/26", "allocations": entries },
+    }))
+    .await;
+    let machine = Machine::start(&site, "node-1").await;
+    let ipam = json!({ "range": "10.0.0.0/24", "network_name": "blue", "node_slice_size": "/26",
+        "range_start": "10.0.0.65", "exclude": ["10.0.0.66/32"], "enable_overlapping_ranges": false });
+    // The mask is the range's. .67 was whereabouts', and stays its pod's.
+    assert_eq!(machine.add("a", &ipam).await, "10.0.0.65/24");
+    assert_eq!(machine.add("b", &ipam).await, "10.0.0.68/24");
+    assert_eq!(machine.add("a", &ipam).await, "10.0.0.65/24");
+    let expected = BTreeMap::from([
+        ("1".to_owned(), entry("a")),
+        ("3".to_owned(), ("ns/w".to_owned(), "w".to_owned())),
+        ("4".to_owned(), entry("b")),
+    ]);
+    until("published", async || {
+        let now = site.entries("blue-node-1-10.0.0.64-26").await.unwrap();
+        (now == expected).then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    machine.del("a", &ipam).await;
+    machine.call("DEL", "w", "w", &ipam).await;
+    until("published again", async || {
+        let now = site.entries("blue-node-1-10.0.0.64-26").await.unwrap();
+        let only_b = BTreeMap::from([("4".to_owned(), entry("b"))]);
+        (now == only_b).then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    assert_eq!(machine.add("c", &ipam).await, "10.0.0.65/24");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_slice_is_told_so_until_it_has_one() {
+    let site = Site::shared().await;
+    site.assign("net", "10.1.0.0/24", "26", &[("other", "10.1.0.0/26")])
+        .await;
+    let mut settings = quick();
+    settings.assign_wait = std::time::Duration::from_millis(200);
+    let machine = Machine::start_with(&site, "node-1", settings).await;
+    let ipam = json!({ "range": "10.1.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
+    let (code, why) = machine.try_add("a", &ipam).await.unwrap_err();
+    assert_eq!(code, 11);
+    for word in ["node-1", "10.1.0.0/24", "NodeSlicePool net"] {
+        assert!(why.contains(word), "{why}");
+    }
+    let lines = json!([{ "nodeName": "other", "sliceRange": "10.1.0.0/26" },
+        { "nodeName": "node-1", "sliceRange": "10.1.0.64/30" },
+        { "nodeName": "node-1", "sliceRange": "10.1.0.128/30" }]);
+    let patch = Patch::Merge(json!({ "status": { "allocations": lines } }));
+    let params = PatchParams::default();
+    site.api::<NodeSlicePool>()
+        .patch("net", &params, &patch)
+        .await
+        .unwrap();
+    for (n, expected) in [64, 65, 66, 67, 128].into_iter().enumerate() {
+        assert_eq!(
+            machine.add(&format!("p{n}"), &ipam).await,
+            format!("10.1.0.{expected}/24")
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_epoch_ends_the_slice_and_pods_keep_what_they_have() {
+    let site = Site::shared().await;
+    site.assign("net", "10.2.0.0/24", "/26", &[("node-1", "10.2.0.0/26")])
+        .await;
+    let machine = Machine::start(&site, "node-1").await;
+    let ipam = json!({ "range": "10.2.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
+    assert_eq!(machine.add("a", &ipam).await, "10.2.0.1/24");
+    let patch = Patch::Merge(json!({
+        "metadata": { "annotations": { "berth.dev/epochs": r#"{"10.2.0.0/26":1}"# } },
+        "status": { "allocations": [{ "nodeName": "node-2", "sliceRange": "10.2.0.0/26" },
+            { "nodeName": "node-1", "sliceRange": "10.2.0.64/26" }] },
+    }));
+    let params = PatchParams::default();
+    site.api::<NodeSlicePool>()
+        .patch("net", &params, &patch)
+        .await
+        .unwrap();
+    let mut n = 0;
+    until("the old slice is not given from", async || {
+        n += 1;
+        let given = machine.add(&format!("p{n}"), &ipam).await;
+        (given == "10.2.0.64/24").then_some(()).ok_or(given)
+    })
+    .await;
+    machine.del("a", &ipam).await;
+    let given = machine.add("last", &ipam).await;
+    assert_eq!(
+        given, "10.2.0.65/24",
+        "what the old slice's pods free is not given again"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
+    let cluster = Cluster::start().await.unwrap();
+    let site = Site::of(&cluster).await;
+    site.assign("net", "10.3.0.0/24", "/26", &[("node-1", "10.3.0.0/26")])
+        .await;
+    let mut machine = Machine::start(&site, "node-1").await;
+    let ipam = json!({ "range": "10.3.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
+    assert_eq!(machine.add("a", &ipam).await, "10.3.0.1/24");
+    until("published", async || {
+        let now = site.entries("node-1-10.3.0.0-26").await;
+        now.filter(|now| now.len() == 1)
+            .map(|_| ())
+            .ok_or("not yet".to_owned())
+    })
+    .await;
+    cluster.pause(Part::ApiServer).unwrap();
+    for n in 0..20 {
+        machine.add(&format!("p{n}"), &ipam).await;
+    }
+    machine.del("a", &ipam).await;
+    let checked = json!({ "range": "10.3.0.0/24", "node_slice_size": "/26" });
+    let (code, why) = machine.try_add("checked", &checked).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+    assert!(why.contains("overlap"), "{why}");
+    // An agent that is restarted in the meantime serves from what this boot left.
+    machine.stop().await;
+    machine.run().await;
+    assert_eq!(machine.add("p3", &ipam).await, "10.3.0.5/24");
+    assert_eq!(machine.add("late", &ipam).await, "10.3.0.1/24");
+    cluster.resume(Part::ApiServer).unwrap();
+    until("published after all", async || {
+        let now = site.entries("node-1-10.3.0.0-26").await.unwrap();
+        (now.len() == 21 && now["1"] == entry("late"))
+            .then_some(())
+            .ok_or(format!("{now:?}"))
+    })
+    .await;
+}

@@ -1,0 +1,261 @@
+//! A node under test: an agent in this process, called over its socket, and the objects of its cluster.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use berth_agent::{AgentConfig, GarbageSettings, Patience, SliceSettings, serve};
+use berth_api::whereabouts::{IPPool, NodeSlicePool};
+use berth_cni::call::Environment;
+use berth_cni::http;
+use berth_cni::wire::{Answer, Request};
+use berth_ledger::kube::Connect;
+use berth_testkit::Cluster;
+use kube::api::{Api, ListParams, PostParams};
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A namespace of a cluster with all definitions.
+pub struct Site {
+    pub kubeconfig: PathBuf,
+    pub namespace: String,
+    pub client: Client,
+}
+
+impl Site {
+    pub async fn shared() -> Site {
+        Site::of(Cluster::shared().await).await
+    }
+
+    pub async fn of(cluster: &Cluster) -> Site {
+        for crd in berth_api::crds().unwrap() {
+            cluster.apply_object(crd).await.unwrap();
+        }
+        Site {
+            kubeconfig: cluster.kubeconfig(),
+            namespace: cluster.namespace("slices").await.unwrap(),
+            client: cluster.client().await.unwrap(),
+        }
+    }
+
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub async fn create<K>(&self, object: Value)
+    where
+        K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
+            + DeserializeOwned
+            + serde::Serialize
+            + Clone
+            + std::fmt::Debug,
+    {
+        let object = serde_json::from_value(object).unwrap();
+        let params = PostParams::default();
+        self.api::<K>().create(&params, &object).await.unwrap();
+    }
+
+    /// A NodeSlicePool as whereabouts' controller writes it.
+    pub async fn assign(&self, name: &str, range: &str, size: &str, slices: &[(&str, &str)]) {
+        let lines: Vec<Value> = slices
+            .iter()
+            .map(|(node, slice)| json!({ "nodeName": node, "sliceRange": slice }))
+            .collect();
+        self.create::<NodeSlicePool>(json!({
+            "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "NodeSlicePool",
+            "metadata": { "name": name },
+            "spec": { "range": range, "sliceSize": size },
+            "status": { "allocations": lines },
+        }))
+        .await;
+    }
+
+    /// Pod and container of every entry of a pool, by offset; none if there is no such pool.
+    pub async fn entries(&self, pool: &str) -> Option<BTreeMap<String, (String, String)>> {
+        let found = self.api::<IPPool>().get_opt(pool).await.unwrap()?;
+        let entry = |(offset, held): (String, berth_api::whereabouts::IPAllocation)| {
+            (offset, (held.podref, held.id))
+        };
+        Some(found.spec.allocations.into_iter().map(entry).collect())
+    }
+
+    /// Address and pod of every entry of every pool; an address with two entries fails the test.
+    pub async fn published(&self) -> BTreeMap<String, String> {
+        let pools = self
+            .api::<IPPool>()
+            .list(&ListParams::default())
+            .await
+            .unwrap();
+        let mut all = BTreeMap::new();
+        for pool in pools {
+            let range: berth_core::Prefix = pool.spec.range.parse().unwrap();
+            for (offset, held) in pool.spec.allocations {
+                let address = range.network().plus(offset.parse().unwrap()).unwrap();
+                let twice = all.insert(address.to_string(), held.podref);
+                assert_eq!(twice, None, "{address} is in two pools");
+            }
+        }
+        all
+    }
+}
+
+/// Waits for a condition, which says what is wrong as long as it does not hold.
+pub async fn until<T>(what: &str, mut check: impl AsyncFnMut() -> Result<T, String>) -> T {
+    let began = Instant::now();
+    loop {
+        match check().await {
+            Ok(done) => return done,
+            Err(why) => assert!(began.elapsed() < Duration::from_secs(60), "{what}: {why}"),
+        }
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+}
+
+/// A node with an agent.
+pub struct Machine {
+    pub dir: tempfile::TempDir,
+    pub node: String,
+    config: AgentConfig,
+    agent: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Machine {
+    pub async fn start(site: &Site, node: &str) -> Machine {
+        Machine::start_with(site, node, quick()).await
+    }
+
+    pub async fn start_with(site: &Site, node: &str, slices: SliceSettings) -> Machine {
+        let dir = tempfile::tempdir().unwrap();
+        let config = AgentConfig {
+            socket: dir.path().join("berth.sock"),
+            database: dir.path().join("berth.db"),
+            node: node.to_owned(),
+            cluster: Some(Connect {
+                kubeconfig: Some(site.kubeconfig.clone()),
+                namespace: Some(site.namespace.clone()),
+                timeout: Duration::from_secs(3),
+            }),
+            listen: None,
+            flat_places: Some(Vec::new()),
+            garbage: GarbageSettings {
+                patience: Patience {
+                    grace: Duration::from_secs(600),
+                    node_grace: Duration::from_secs(600),
+                },
+                ..GarbageSettings::default()
+            },
+            gather: None,
+            slices,
+            vms: None,
+        };
+        let mut machine = Machine {
+            dir,
+            node: node.to_owned(),
+            config,
+            agent: None,
+        };
+        machine.run().await;
+        machine
+    }
+
+    pub fn collecting(&mut self, grace: Duration) {
+        self.config.garbage.patience.grace = grace;
+        self.config.garbage.interval = Duration::from_secs(1);
+    }
+
+    pub async fn run(&mut self) {
+        let (stop, told) = oneshot::channel();
+        let config = self.config.clone();
+        let served = tokio::spawn(async move {
+            serve(config, async {
+                told.await.ok();
+            })
+            .await
+            .unwrap();
+        });
+        let socket = self.config.socket.clone();
+        until("the agent starts", async || {
+            socket.exists().then_some(()).ok_or("no socket".to_owned())
+        })
+        .await;
+        self.agent = Some((stop, served));
+    }
+
+    pub async fn stop(&mut self) {
+        if let Some((stop, served)) = self.agent.take() {
+            stop.send(()).ok();
+            served.await.unwrap();
+        }
+    }
+
+    /// Takes the node's ledger away.
+    pub fn lose_ledger(&self) {
+        for end in ["", "-wal", "-shm"] {
+            let file = format!("{}{end}", self.config.database.display());
+            std::fs::remove_file(file).ok();
+        }
+    }
+
+    pub async fn call(&self, verb: &str, pod: &str, container: &str, ipam: &Value) -> Answer {
+        let mut ipam = ipam.clone();
+        ipam["type"] = json!("whereabouts");
+        let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
+        let environment = Environment {
+            command: verb.to_owned(),
+            container_id: container.to_owned(),
+            netns: "/var/run/netns/none".to_owned(),
+            ifname: "net1".to_owned(),
+            args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+            path: "/opt/cni/bin".to_owned(),
+        };
+        let request = Request::new("whereabouts", environment, conf.to_string());
+        let socket = self.config.socket.clone();
+        let called = move || http::call(&socket, &request, Duration::from_secs(120));
+        tokio::task::spawn_blocking(called).await.unwrap().unwrap()
+    }
+
+    /// The addresses that a pod gets, or the code and the words of the refusal.
+    pub async fn try_add(&self, pod: &str, ipam: &Value) -> Result<Vec<String>, (u64, String)> {
+        let answer = self
+            .call("ADD", pod, &format!("{pod}-container"), ipam)
+            .await;
+        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
+        if answer.exit != 0 {
+            let text = said["msg"].as_str().unwrap().to_owned();
+            return Err((said["code"].as_u64().unwrap(), text));
+        }
+        let ips = said["ips"].as_array().cloned().unwrap_or_default();
+        Ok(ips
+            .iter()
+            .map(|ip| ip["address"].as_str().unwrap().to_owned())
+            .collect())
+    }
+
+    pub async fn add(&self, pod: &str, ipam: &Value) -> String {
+        self.try_add(pod, ipam).await.unwrap().remove(0)
+    }
+
+    pub async fn del(&self, pod: &str, ipam: &Value) {
+        let answer = self
+            .call("DEL", pod, &format!("{pod}-container"), ipam)
+            .await;
+        assert_eq!((answer.exit, answer.stdout.as_str()), (0, ""));
+    }
+}
+
+/// Settings that keep waits short.
+pub fn quick() -> SliceSettings {
+    SliceSettings {
+        gather: Duration::from_millis(50),
+        gather_busy: Duration::from_millis(100),
+        look: Duration::from_secs(1),
+        assign_wait: Duration::from_secs(2),
+        ..SliceSettings::default()
+    }
+}

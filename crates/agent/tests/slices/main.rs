@@ -1,0 +1,11 @@
+//! Nodes that give from slices of their own, on a real API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+mod assigned;
+#[allow(dead_code)]
+mod machine;

@@ -1,0 +1,86 @@
+//! What a claim may take of this node's slices, and more of them when they are full.
+
+use std::sync::Arc;
+
+use berth_core::{Answer, Claim, Prefix, Refusal, Request, Space, Want};
+use berth_slices::{SliceError, Sliced, Slices};
+
+use crate::error::PodError;
+use crate::layout::{Layout, PoolWants};
+use crate::store::Store;
+
+/// Leaves of every want what lies in slices that are given from now.
+pub(crate) async fn to_slices(store: &Store, layout: &mut Layout) -> Result<(), PodError> {
+    for pool in &mut layout.pools {
+        let Some((slices, of)) = sliced(store, pool) else {
+            continue;
+        };
+        let (of, active) = (Arc::clone(of), slices.active(of).await?);
+        for (_, want) in &mut pool.wants {
+            *want = clip(want, &of, &active)?;
+        }
+    }
+    Ok(())
+}
+
+/// Claims; where the pool is one of slices, in those that this node has, and in more when they are full.
+pub(crate) async fn claim(
+    store: &Store,
+    pool: &PoolWants,
+    claim: Claim,
+) -> Result<Answer, PodError> {
+    let Some((slices, of)) = sliced(store, pool) else {
+        return Ok(store.ask(&pool.key, Request::Claim(claim)).await?);
+    };
+    let mut active = slices.active(of).await?;
+    loop {
+        let wants: Result<Vec<Want>, PodError> = claim
+            .wants
+            .iter()
+            .map(|want| clip(want, of, &active))
+            .collect();
+        let clipped = Claim {
+            record: claim.record.clone(),
+            wants: wants?,
+        };
+        let answer = store.ask(&pool.key, Request::Claim(clipped)).await?;
+        if !matches!(answer, Answer::Refused(Refusal::Exhausted { .. })) {
+            return Ok(answer);
+        }
+        match slices.more(of, &active).await {
+            Ok(now) if now.iter().all(|slice| active.contains(slice)) => return Ok(answer),
+            Ok(now) => active = now,
+            // All of the range is in use: that is what the user has to know.
+            Err(SliceError::NoSlice { donors, .. }) => {
+                tracing::warn!(range = %of.range, donors, "no slice is free");
+                return Ok(answer);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn sliced<'a>(store: &'a Store, pool: &'a PoolWants) -> Option<(&'a Slices, &'a Arc<Sliced>)> {
+    Some((store.slices()?, pool.sliced.as_ref()?))
+}
+
+/// A want within slices. An address that is asked for by name must be in one, unless nobody gives it by choice.
+fn clip(want: &Want, of: &Sliced, active: &[Prefix]) -> Result<Want, PodError> {
+    let space = match want.exact {
+        None => want.space.clipped_to(active),
+        Some(address) => {
+            let ours = active.iter().any(|slice| slice.contains(address));
+            if of.usable.contains(address) && !ours {
+                return Err(PodError::Named {
+                    address,
+                    why: format!("it is in no slice of {} that this node has", of.range),
+                });
+            }
+            Space::only(address)
+        }
+    };
+    Ok(Want {
+        space: Arc::new(space),
+        ..want.clone()
+    })
+}

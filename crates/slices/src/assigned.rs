@@ -1,0 +1,102 @@
+//! Slices that a controller has assigned: ours, or whereabouts' own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_core::Prefix;
+use berth_core::slice::Epoch;
+use tokio::time::{Instant, sleep};
+
+use crate::error::SliceError;
+use crate::holdings::{Holding, State};
+use crate::pool::SlicePool;
+use crate::sliced::Sliced;
+
+/// Between two looks for an assignment that is about to come.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(800);
+
+impl SlicePool {
+    /// Takes on what is assigned, loses what is not any more. The gate must be held.
+    pub async fn compare_assigned(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        let assigned = self.world.cluster.assigned(&of.slice_pool).await?;
+        if let Some(assigned) = &assigned
+            && assigned.range != of.range
+        {
+            return Err(SliceError::OtherRange {
+                slice_pool: of.slice_pool.clone(),
+                found: assigned.range,
+                range: of.range,
+            });
+        }
+        let holders: BTreeMap<Prefix, (String, Epoch)> = assigned
+            .iter()
+            .flat_map(|assigned| {
+                let line = |(slice, node): &(Prefix, _)| {
+                    (*slice, (format!("{node}"), assigned.epoch(*slice)))
+                };
+                assigned.slices.iter().map(line)
+            })
+            .collect();
+        let me = self.world.node.as_str();
+        for holding in self.held().iter().filter(|holding| holding.is_active()) {
+            match holders.get(&holding.slice) {
+                Some((node, epoch)) if node == me && *epoch == holding.epoch => {}
+                Some((node, _)) if node == me => self.lose(holding, "ours anew").await?,
+                Some((node, _)) => self.lose(holding, &format!("{node}'s")).await?,
+                None => self.lose(holding, "nobody's").await?,
+            }
+        }
+        for (slice, (node, epoch)) in holders {
+            if node != me {
+                continue;
+            }
+            let held = self.held();
+            let known = held
+                .iter()
+                .find(|holding| holding.slice == slice && holding.is_active());
+            if known.is_some_and(|known| known.boot == self.world.boot) {
+                continue;
+            }
+            if known.is_none() {
+                self.adopt(of, slice).await?;
+            }
+            self.hold(Holding {
+                slice,
+                epoch,
+                node: self.world.node.clone(),
+                node_uid: String::new(),
+                boot: self.world.boot.clone(),
+                state: State::Active,
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Waits a while for a slice beyond `had`; says whether one came.
+    pub async fn await_assigned(
+        &self,
+        of: &Arc<Sliced>,
+        had: &[Prefix],
+        limit: Duration,
+    ) -> Result<bool, SliceError> {
+        let end = Instant::now() + limit;
+        let mut pause = PAUSE;
+        loop {
+            {
+                let _gate = self.gate.lock().await;
+                self.compare_assigned(of).await?;
+            }
+            if self.active().iter().any(|slice| !had.contains(slice)) {
+                return Ok(true);
+            }
+            if Instant::now() >= end {
+                return Ok(false);
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Why there is no slice to give from. All of it may be otherwise a moment later.
+
+use berth_core::Prefix;
+use berth_core::slice::NodeName;
+use berth_desk::DeskError;
+use berth_ledger::LedgerError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SliceError {
+    /// Wait for the controller.
+    #[error(
+        "node {node} has no slice of {range} in NodeSlicePool {slice_pool} yet; a controller assigns it"
+    )]
+    Unassigned {
+        node: NodeName,
+        range: Prefix,
+        slice_pool: String,
+    },
+    /// The controller cuts another range than the network has.
+    #[error("NodeSlicePool {slice_pool} is of {found}, and the network's range is {range}")]
+    OtherRange {
+        slice_pool: String,
+        found: Prefix,
+        range: Prefix,
+    },
+    /// Wait for others to give back.
+    #[error("no slice of {range} is free for node {node}{}", asked(*.donors))]
+    NoSlice {
+        node: NodeName,
+        range: Prefix,
+        donors: usize,
+    },
+    /// The network is on its way back to its plain pool.
+    #[error("{range} is going back to its plain pool; nothing is given from slices of it")]
+    Leaving { range: Prefix },
+    /// The network's slices do not fit its range.
+    #[error(transparent)]
+    Cut(#[from] berth_core::slice::SliceError),
+    #[error("slices of {range} can't be confirmed: {source}")]
+    Unconfirmed { range: Prefix, source: LedgerError },
+    #[error(transparent)]
+    Store(#[from] LedgerError),
+    #[error(transparent)]
+    Desk(#[from] DeskError),
+}
+
+fn asked(donors: usize) -> String {
+    match donors {
+        0 => String::new(),
+        many => format!("; {many} other slices were asked for a part"),
+    }
+}

@@ -1,0 +1,248 @@
+//! Which slices a node holds of one range, in the node's own ledger: a pool whose addresses are the slices' first ones.
+//!
+//! Promises: what is here is durable; a slice is here before an address of it is given, and is marked lost here
+//! before that is told to anybody.
+
+use berth_core::slice::{Epoch, NodeName};
+use std::sync::Arc;
+
+use berth_core::{Change, Handle, Owner, Pool, Prefix, Record, Space};
+use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+
+use crate::sliced::{Mode, Sliced};
+
+mod attribute {
+    pub const EPOCH: &str = "epoch";
+    pub const BOOT: &str = "boot";
+    pub const STATE: &str = "state";
+    pub const NODE: &str = "node";
+    pub const NETWORK: &str = "network";
+    pub const SOURCE: &str = "source";
+}
+
+const ASSIGNED: &str = "assigned/";
+const ELASTIC: &str = "elastic";
+
+/// The range that a pool of holdings is of, as far as it is told there; none for one that is empty.
+pub(crate) async fn range_of(
+    ledger: &SharedLedger,
+    key: &PoolKey,
+) -> Result<Option<Sliced>, LedgerError> {
+    let now = ledger.load(key).await?;
+    let Some((_, record)) = now.pool.records().next() else {
+        return Ok(None);
+    };
+    let text = |key: &str| record.attribute(key).unwrap_or_default().to_owned();
+    let source = text(attribute::SOURCE);
+    let Some(range) = key.network else {
+        return Ok(None);
+    };
+    let (mode, slice_pool) = match source.strip_prefix(ASSIGNED) {
+        Some(name) => (Mode::Assigned, name.to_owned()),
+        None => {
+            // Until a call tells what the network's configuration has.
+            let careful = Mode::Elastic {
+                size: None,
+                borrow: false,
+            };
+            (careful, String::new())
+        }
+    };
+    Ok(Some(Sliced {
+        network: text(attribute::NETWORK),
+        slice_pool,
+        range,
+        usable: Arc::new(Space::list([range.block()])),
+        mode,
+    }))
+}
+
+/// A slice as its node knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    pub slice: Prefix,
+    pub epoch: Epoch,
+    pub node: NodeName,
+    pub node_uid: String,
+    /// The boot of the node that it was last confirmed in.
+    pub boot: String,
+    pub state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Addresses are given from it.
+    Active,
+    /// It is another's, or nobody's: nothing is given, what pods hold stays until they go.
+    Lost,
+}
+
+impl State {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+impl Holding {
+    pub fn is_active(&self) -> bool {
+        self.state == State::Active
+    }
+
+    fn record(&self) -> Record {
+        let owner = Owner::new(self.slice.to_string(), "");
+        Record::new(owner, Handle::new(&self.node_uid))
+            .with(attribute::EPOCH, self.epoch.0.to_string())
+            .with(attribute::BOOT, &self.boot)
+            .with(attribute::STATE, self.state.text())
+            .with(attribute::NODE, self.node.as_str())
+    }
+
+    fn read(record: &Record) -> Option<Self> {
+        let text = |key: &str| record.attribute(key).unwrap_or_default();
+        Some(Self {
+            slice: record.owner.subject.parse().ok()?,
+            epoch: Epoch(text(attribute::EPOCH).parse().ok()?),
+            node: NodeName::new(text(attribute::NODE)),
+            node_uid: record.handle.as_str().to_owned(),
+            boot: text(attribute::BOOT).to_owned(),
+            state: match text(attribute::STATE) {
+                "active" => State::Active,
+                // Whatever a newer Berth may call it: nothing is given from it.
+                _ => State::Lost,
+            },
+        })
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Holdings {
+    ledger: SharedLedger,
+    key: PoolKey,
+    network: String,
+    source: String,
+}
+
+impl Holdings {
+    pub fn new(ledger: SharedLedger, of: &Sliced) -> Self {
+        Self {
+            ledger,
+            key: of.holdings(),
+            network: of.network.clone(),
+            source: match of.mode {
+                Mode::Assigned => format!("{ASSIGNED}{}", of.slice_pool),
+                Mode::Elastic { .. } => ELASTIC.to_owned(),
+            },
+        }
+    }
+
+    pub async fn load(&self) -> Result<Vec<Holding>, LedgerError> {
+        let now = self.ledger.load(&self.key).await?;
+        self.read(&now.pool)
+    }
+
+    fn read(&self, pool: &Pool) -> Result<Vec<Holding>, LedgerError> {
+        let one = |(_, record): (_, &Record)| {
+            Holding::read(record).ok_or_else(|| LedgerError::Unreadable {
+                target: format!("pool {}", self.key),
+                why: format!("holding {:?}", record.owner.subject),
+            })
+        };
+        pool.records().map(one).collect()
+    }
+
+    /// Writes a holding as it is now, whatever was there; gives back all.
+    pub async fn put(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
+        let record = holding
+            .record()
+            .with(attribute::NETWORK, &self.network)
+            .with(attribute::SOURCE, &self.source);
+        self.change(holding, Some(record)).await
+    }
+
+    #[cfg(test)]
+    pub async fn remove(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
+        self.change(holding, None).await
+    }
+
+    async fn change(
+        &self,
+        holding: &Holding,
+        to: Option<Record>,
+    ) -> Result<Vec<Holding>, LedgerError> {
+        let address = holding.slice.network();
+        loop {
+            let mut now = self.ledger.load(&self.key).await?;
+            let change = match (now.pool.get(address).cloned(), to.clone()) {
+                (None, None) => None,
+                (None, Some(record)) => Some(Change::Claim { address, record }),
+                (Some(expected), Some(record)) => Some(Change::Update {
+                    address,
+                    expected,
+                    record,
+                }),
+                (Some(expected), None) => Some(Change::Release {
+                    address,
+                    expected,
+                    rest: None,
+                }),
+            };
+            if let Some(change) = change {
+                let changes = [change];
+                match self.ledger.commit(&self.key, &now.version, &changes).await {
+                    Ok(_) => {}
+                    Err(error) if error.needs_reload() => continue,
+                    Err(error) => return Err(error),
+                }
+                for change in &changes {
+                    // Planned on exactly this copy.
+                    let _ = now.pool.apply(change);
+                }
+            }
+            return self.read(&now.pool);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_ledger::MemoryLedger;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_holding_reads_back_as_it_was_last_written() {
+        let range: Prefix = "10.0.0.0/24".parse().unwrap();
+        let of = Sliced {
+            network: "blue".into(),
+            slice_pool: "blue".into(),
+            range,
+            usable: Arc::new(Space::list([range.block()])),
+            mode: Mode::Assigned,
+        };
+        let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+        let holdings = Holdings::new(Arc::clone(&ledger), &of);
+        let mut holding = Holding {
+            slice: "10.0.0.16/28".parse().unwrap(),
+            epoch: Epoch(3),
+            node: NodeName::new("a"),
+            node_uid: "u1".into(),
+            boot: "b1".into(),
+            state: State::Active,
+        };
+        assert_eq!(holdings.put(&holding).await.unwrap(), [holding.clone()]);
+        holding.state = State::Lost;
+        holding.node_uid = "u2".into();
+        holdings.put(&holding).await.unwrap();
+        assert_eq!(holdings.load().await.unwrap(), [holding.clone()]);
+        let told = range_of(&ledger, &of.holdings()).await.unwrap().unwrap();
+        assert_eq!(
+            (told.network, told.slice_pool),
+            ("blue".into(), "blue".into())
+        );
+        assert_eq!(holdings.remove(&holding).await.unwrap(), []);
+        assert_eq!(holdings.remove(&holding).await.unwrap(), []);
+    }
+}

@@ -1,0 +1,117 @@
+//! One ledger for a node of a cluster: pools of its slices in its own file, everything else in the cluster.
+//!
+//! The pool's name tells which: nothing has to be known of a network to find an address of it, so a collector
+//! that starts before the first call finds everything.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use async_trait::async_trait;
+use berth_core::{Change, Record};
+use berth_ledger::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version,
+};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+
+use crate::sliced::POOLS;
+
+type Told = Box<dyn Fn(&PoolKey) + Send + Sync>;
+
+pub(crate) struct NodeLedger {
+    local: SharedLedger,
+    cluster: SharedLedger,
+    /// Told of every commit to a pool of slices: it has to be published.
+    changed: Told,
+}
+
+impl fmt::Debug for NodeLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeLedger")
+            .field("local", &self.local)
+            .field("cluster", &self.cluster)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NodeLedger {
+    pub fn new(local: SharedLedger, cluster: SharedLedger, changed: Told) -> Self {
+        Self {
+            local,
+            cluster,
+            changed,
+        }
+    }
+
+    fn keeper(&self, pool: &PoolKey) -> &SharedLedger {
+        if pool.name.starts_with(POOLS) {
+            &self.local
+        } else {
+            &self.cluster
+        }
+    }
+}
+
+#[async_trait]
+impl Ledger for NodeLedger {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.keeper(pool).load(pool).await
+    }
+
+    async fn refresh(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+    ) -> Result<Option<Snapshot>, LedgerError> {
+        self.keeper(pool).refresh(pool, base).await
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        let version = self.keeper(pool).commit(pool, base, changes).await;
+        // Told of a failed one too: its outcome may be unknown.
+        if pool.name.starts_with(POOLS) {
+            (self.changed)(pool);
+        }
+        version
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        if pool.name.starts_with(POOLS) {
+            // Only this node writes it: a copy that turns out to be old is loaded again.
+            return Ok(futures::stream::pending().boxed());
+        }
+        self.cluster.watch(pool).await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        self.cluster.pools().await
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        self.cluster.create(key, record).await
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        self.cluster.remove(key, expected).await
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.cluster.claim(key).await
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        self.cluster.claims(kind).await
+    }
+
+    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+        self.cluster.views().await
+    }
+}

@@ -1,0 +1,40 @@
+//! The slices of one node: which sub-ranges of a cluster's networks are its own, and the addresses that it gives from
+//! them without asking anybody.
+//!
+//! Promises (docs/decisions/0006-slices.md): an address is given only from a slice that is this node's, and the slice is in
+//! the node's ledger before its first address is (I1, I8); giving less is written before it is said, giving more
+//! after it is granted; what others hold in a slice is held here too (I7); what is given is published, later and
+//! together, for whoever reads the cluster's objects.
+//!
+//! | file | part |
+//! |---|---|
+//! | [`sliced`] | a range that is given from slices, and the names of its pools |
+//! | [`slices`] | what the front asks: which slices may be given from, and more of them |
+//! | `ledger` | pools of slices in the node's file, everything else in the cluster |
+//! | `holdings` | which slices are held, durably |
+//! | `pool` | one range on this node: its state, and the one task that keeps it |
+//! | `assigned` | slices that a controller has assigned |
+//! | `elastic` | slices that the node claims and gives back |
+//! | `borrow`, `donate` | parts of others' slices: the two sides |
+//! | `adopt` | what others hold in a slice that becomes ours |
+//! | `publish` | the view of it in the cluster |
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod adopt;
+mod assigned;
+mod error;
+mod holdings;
+mod ledger;
+mod metrics;
+mod pool;
+mod publish;
+mod settings;
+pub mod sliced;
+pub mod slices;
+
+pub use error::SliceError;
+pub use holdings::{Holding, State};
+pub use metrics::SliceMetrics;
+pub use settings::SliceSettings;
+pub use sliced::{Mode, Sliced};
+pub use slices::Slices;

@@ -1,0 +1,261 @@
+//! The view of a node's slices in the cluster: one pool object per slice, as whereabouts has it, written in the
+//! background, many changes at once.
+//!
+//! The node's ledger is the truth. An entry that is in the object, not in the ledger, and was not put there by this
+//! process is somebody else's: it is held here from then on (I7), never removed.
+
+use std::collections::{BTreeMap, HashMap};
+
+use berth_core::{Address, Change, Pool, Prefix, Record};
+use berth_ledger::{Ledger, LedgerError, Snapshot};
+
+use crate::adopt::{ORIGIN, PLAIN};
+use crate::error::SliceError;
+use crate::pool::SlicePool;
+use crate::sliced::Sliced;
+
+/// Writes that met another writer, before it is left to the next time.
+const TRIES: usize = 5;
+
+/// Who holds addresses that were surrendered to another node: nobody, here.
+pub(crate) const SURRENDERED: &str = "(surrendered)";
+
+/// What this process knows of the objects.
+#[derive(Debug, Default)]
+pub(crate) struct Publisher {
+    views: HashMap<Prefix, View>,
+}
+
+#[derive(Debug)]
+struct View {
+    object: Snapshot,
+    /// What was put there by this node, as far as this process knows.
+    ours: BTreeMap<Address, Record>,
+}
+
+impl SlicePool {
+    /// Brings the objects to what the ledger has; with `anew` the objects are read first.
+    pub async fn publish(&self, anew: bool) -> Result<(), SliceError> {
+        let since = self.take_changed();
+        let mut publisher = self.publisher.lock().await;
+        let mut outcome = Ok(());
+        for holding in self.held().iter() {
+            if anew && let Some(view) = publisher.views.get_mut(&holding.slice) {
+                view.object = Snapshot::default();
+            }
+            if let Err(error) = self.publish_slice(&mut publisher, holding.slice).await {
+                outcome = Err(error);
+            }
+        }
+        match (&outcome, since) {
+            (Ok(()), Some(since)) => {
+                let lag = since.elapsed().as_secs_f64();
+                self.world.metrics.lag.observe(lag);
+            }
+            (Ok(()), None) => {}
+            (Err(_), since) => self.put_back_changed(since),
+        }
+        outcome
+    }
+
+    async fn publish_slice(
+        &self,
+        publisher: &mut Publisher,
+        slice: Prefix,
+    ) -> Result<(), SliceError> {
+        let of = self.of();
+        let key = of.published(&self.world.node, slice);
+        for _ in 0..TRIES {
+            // Before the object: what is in both is known to be ours, whatever is freed meanwhile.
+            let local = self.world.local.load(&of.key()).await?;
+            let wanted = publishable(&local.pool, slice);
+            let fresh = publisher
+                .views
+                .get(&slice)
+                .is_none_or(|view| view.object.version.0.is_empty());
+            if fresh {
+                let known = publisher.views.remove(&slice);
+                if known.is_none() && wanted.is_empty() && !self.has_object(&of, slice).await? {
+                    return Ok(());
+                }
+                let view = self.look(&of, slice, known, &local.pool).await?;
+                publisher.views.insert(slice, view);
+                continue;
+            }
+            let Some(view) = publisher.views.get_mut(&slice) else {
+                continue;
+            };
+            let changes = difference(&view.object.pool, &wanted);
+            if changes.is_empty() {
+                return Ok(());
+            }
+            let label = self.label();
+            self.world.metrics.publishes.get_or_create(&label).inc();
+            match self
+                .world
+                .views
+                .commit(&key, &view.object.version, &changes)
+                .await
+            {
+                Ok(version) => {
+                    view.ours = wanted;
+                    if version.is_merged() {
+                        view.object = Snapshot::default();
+                        continue;
+                    }
+                    view.object.version = version;
+                    for change in &changes {
+                        // Planned on exactly this copy.
+                        let _ = view.object.pool.apply(change);
+                    }
+                    return Ok(());
+                }
+                Err(error) if error.needs_reload() => view.object = Snapshot::default(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(SliceError::Store(LedgerError::Conflict {
+            pool: key.name,
+            held: Vec::new(),
+        }))
+    }
+
+    async fn has_object(&self, of: &Sliced, slice: Prefix) -> Result<bool, LedgerError> {
+        let key = of.published(&self.world.node, slice);
+        Ok(!self.world.cluster.load(&key).await?.pool.is_empty())
+    }
+
+    /// Reads the object; what is somebody else's in it is held here from now on.
+    async fn look(
+        &self,
+        of: &std::sync::Arc<Sliced>,
+        slice: Prefix,
+        known: Option<View>,
+        local: &Pool,
+    ) -> Result<View, SliceError> {
+        let key = of.published(&self.world.node, slice);
+        let object = self.world.cluster.load(&key).await?;
+        let mut ours = known
+            .as_ref()
+            .map(|view| view.ours.clone())
+            .unwrap_or_default();
+        if known.is_none() && !object.pool.is_empty() {
+            self.world
+                .cluster
+                .publish_as(&key, self.world.node.as_str())
+                .await?;
+        }
+        let mut foreign = Vec::new();
+        for (address, record) in object.pool.records() {
+            let mine = ours
+                .get(&address)
+                .is_some_and(|mine| mine.same_holder(record));
+            match local.get(address) {
+                Some(held) if held.same_holder(record) => {
+                    ours.insert(address, record.clone());
+                }
+                _ if mine => {}
+                // A container that was made again.
+                Some(held) if held.owner == record.owner => {}
+                Some(held) => {
+                    self.report_conflict(address, &held.owner.to_string(), &record.owner);
+                }
+                None => foreign.push((address, record.clone())),
+            }
+        }
+        self.take_in(of, foreign).await?;
+        Ok(View {
+            // Read again: the mark is part of what a commit is planned on.
+            object: match known {
+                None if !object.pool.is_empty() => self.world.cluster.load(&key).await?,
+                _ => object,
+            },
+            ours,
+        })
+    }
+}
+
+/// What others are shown of a slice.
+fn publishable(pool: &Pool, slice: Prefix) -> BTreeMap<Address, Record> {
+    pool.records()
+        .filter(|(address, record)| {
+            slice.contains(*address)
+                && record.owner.subject != SURRENDERED
+                && record.attribute(ORIGIN) != Some(PLAIN)
+        })
+        .map(|(address, record)| (address, record.clone()))
+        .collect()
+}
+
+fn difference(object: &Pool, wanted: &BTreeMap<Address, Record>) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for (address, held) in object.records() {
+        match wanted.get(&address) {
+            Some(record) if record.same_holder(held) => {}
+            Some(record) => changes.push(Change::Update {
+                address,
+                expected: held.clone(),
+                record: record.clone(),
+            }),
+            None => changes.push(Change::Release {
+                address,
+                expected: held.clone(),
+                rest: None,
+            }),
+        }
+    }
+    let fresh = wanted
+        .iter()
+        .filter(|(address, _)| !object.is_held(**address));
+    changes.extend(fresh.map(|(address, record)| Change::Claim {
+        address: *address,
+        record: record.clone(),
+    }));
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::{Handle, Owner};
+
+    use super::*;
+
+    fn record(pod: &str, container: &str) -> Record {
+        Record::new(Owner::new(pod, "net1"), Handle::new(container))
+    }
+
+    fn pool(entries: &[(&str, Record)]) -> Pool {
+        let mut pool = Pool::new();
+        for (address, record) in entries {
+            pool.restore(address.parse().unwrap(), record.clone());
+        }
+        pool
+    }
+
+    #[test]
+    fn the_object_becomes_what_the_ledger_has_of_the_slice() {
+        let slice = "10.0.0.0/28".parse().unwrap();
+        let ledger = pool(&[
+            ("10.0.0.1", record("ns/a", "a2")),
+            ("10.0.0.3", record("ns/c", "c1")),
+            ("10.0.0.4", record("ns/old", "o1").with(ORIGIN, PLAIN)),
+            ("10.0.0.8", record(SURRENDERED, "b")),
+            ("10.0.0.17", record("ns/elsewhere", "e1")),
+        ]);
+        let mut object = pool(&[
+            ("10.0.0.1", record("ns/a", "a1")),
+            ("10.0.0.2", record("ns/b", "b1")),
+        ]);
+        let wanted = publishable(&ledger, slice);
+        assert_eq!(wanted.len(), 2);
+        for change in difference(&object, &wanted) {
+            object.apply(&change).unwrap();
+        }
+        let now: Vec<String> = object
+            .records()
+            .map(|(a, r)| format!("{a} {}", r.handle))
+            .collect();
+        assert_eq!(now, ["10.0.0.1 a2", "10.0.0.3 c1"]);
+        assert!(difference(&object, &wanted).is_empty());
+    }
+}

@@ -1,15 +1,21 @@
 //! The benchmarks, built with optimisation and run one at a time.
 
+use std::path::Path;
+use std::process::Command;
+
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use crate::steps::{cargo, step};
+use crate::steps::{self, cargo, step};
 use crate::{parts, test};
 
 #[derive(Args)]
 pub struct Bench {
     /// What to measure.
     subject: Subject,
+    /// Handed on to the benchmark: `-- --only one`, for instance.
+    #[arg(last = true)]
+    arguments: Vec<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -34,10 +40,6 @@ impl Bench {
             }
             Subject::Pods => {
                 parts::ensure()?;
-                // The agents that are measured.
-                step("berth", || {
-                    cargo(&["build", "--release", "--package", "berth"])
-                })?;
                 "pods"
             }
             Subject::Vms => {
@@ -46,14 +48,13 @@ impl Bench {
             }
         };
         step("plugin", test::plugin)?;
-        cargo(&[
-            "run",
-            "--release",
-            "--quiet",
-            "--package",
-            "berth-bench",
-            "--",
-            name,
-        ])
+        // In one call: apart, the two packages ask for other features of what they share, and each call would
+        // compile all of it again. `berth` has the agents that are measured.
+        let packages = ["--package", "berth", "--package", "berth-bench"];
+        step("berth and the benchmarks", || {
+            cargo(&[&["build", "--release"], packages.as_slice()].concat())
+        })?;
+        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/berth-bench");
+        steps::run(Command::new(built).arg(name).args(&self.arguments))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use berth_core::plan::Selector;
-use berth_core::{Answer, Moment, Release, Request};
+use berth_core::{Address, Answer, Moment, Pool, Release, Request};
 use berth_ledger::{Backoff, LedgerError, PoolKey, Rejection, SharedLedger, Snapshot};
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -311,8 +311,14 @@ impl Worker {
             self.metrics.batch.observe(pending.len() as f64);
             self.metrics.commits.inc();
             match self.ledger.commit(&self.pool, &base, &changes).await {
-                // Others wrote in between: the copy lacks that, and the next plan would run into it.
-                Ok(version) if version.is_merged() => self.copy = None,
+                Ok(version) if version.is_merged() => {
+                    self.returns.clear();
+                    let again = self.after_others(pending).await;
+                    for (ticket, answer) in settled {
+                        self.answer(ticket, answer);
+                    }
+                    return Ok([doubtful, again].into_iter().flatten().collect());
+                }
                 Ok(version) => copy.version = version,
                 Err(error) => {
                     let uncertain = matches!(error, LedgerError::Uncertain { .. });
@@ -334,6 +340,27 @@ impl Worker {
             self.answer(ticket, answer);
         }
         Ok(doubtful)
+    }
+
+    /// Others wrote between the read and the commit: the copy lacks that. A commit tests the address, not the
+    /// owner, so one of them may have served the same owner elsewhere (I3): what was given here is then taken
+    /// back, and the ticket planned again, which finds what the owner has. Answers the others.
+    async fn after_others(&mut self, pending: Vec<(Ticket, Answer)>) -> Vec<Ticket> {
+        self.copy = None;
+        if let Err(error) = self.read(false).await {
+            tracing::debug!(pool = %self.pool, %error, "what others wrote can't be seen");
+        }
+        let mut again = Vec::new();
+        for (ticket, answer) in pending {
+            let pool = self.copy.as_ref().map(|(copy, _)| &copy.pool);
+            if pool.is_some_and(|pool| is_doubled(pool, &ticket.request, &answer)) {
+                self.returns.extend(undoing(&ticket.request, &answer));
+                again.push(ticket);
+            } else {
+                self.answer(ticket, answer);
+            }
+        }
+        again
     }
 
     fn answer(&mut self, ticket: Ticket, answer: Answer) {
@@ -394,6 +421,22 @@ async fn next(watch: &mut Option<Watch>) -> Option<Result<Snapshot, LedgerError>
         }
         None => std::future::pending().await,
     }
+}
+
+/// Whether the owner holds another address that would have done for one that it was freshly granted.
+fn is_doubled(pool: &Pool, request: &Request, answer: &Answer) -> bool {
+    let (Request::Claim(claim), Answer::Granted(granted)) = (request, answer) else {
+        return false;
+    };
+    let is_granted = |address: Address| granted.iter().any(|grant| grant.address == address);
+    let others: Vec<Address> = pool
+        .held_by(&claim.record.owner)
+        .filter(|address| !is_granted(*address))
+        .collect();
+    claim.wants.iter().zip(granted).any(|(want, grant)| {
+        let would_do = |address: &Address| want.space.contains(*address);
+        grant.fresh && want.exact.is_none() && others.iter().any(would_do)
+    })
 }
 
 /// What takes back the fresh grants of an answer that nobody heard.

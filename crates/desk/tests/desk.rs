@@ -145,6 +145,71 @@ async fn two_desks_on_one_pool_meet_and_part() {
     assert_eq!(held(&store).await, given);
 }
 
+/// A pod whose node is lost runs on two nodes for a while. Their copies differ, so each would choose another address, and
+/// no precondition on an address can tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_two_desks_serve_ends_with_one_address() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
+    let (one, two) = (
+        mk_desk(&ledger, &mk_settings()),
+        mk_desk(&ledger, &mk_settings()),
+    );
+    let claim = |name: &str| mk_claim(name, "10.0.0.0/24");
+    one.submit(claim("first")).await.unwrap();
+    two.submit(claim("second")).await.unwrap();
+    // Only the first desk knows that the lowest address is free again.
+    one.submit(mk_release("first")).await.unwrap();
+    let of_one = address(one.submit(claim("pod")).await.unwrap());
+    let mut elsewhere = claim("pod");
+    if let Request::Claim(claim) = &mut elsewhere {
+        claim.record.handle = Handle::new("on-the-other-node");
+    }
+    let of_two = address(two.submit(elsewhere).await.unwrap());
+    assert_eq!(of_one, of_two, "the same owner, the same answer (I3)");
+    let now = store.load(&mk_pool()).await.unwrap().pool;
+    let held: Vec<Address> = now.held_by(&mk_record("pod").owner).collect();
+    assert_eq!(held, [of_one]);
+    let holder = now.get(of_one).unwrap();
+    assert_eq!(holder.handle, Handle::new("on-the-other-node"));
+}
+
+/// The same at once and often: whatever they meet in, nothing is left twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn owners_that_two_desks_serve_at_once_end_with_one_address_each() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
+    let desks = [
+        mk_desk(&ledger, &mk_settings()),
+        mk_desk(&ledger, &mk_settings()),
+    ];
+    for n in 0..40 {
+        let name = format!("p{n}");
+        let [one, two] = desks.each_ref().map(|desk| {
+            let mut request = mk_claim(&name, "10.0.0.0/24");
+            if let Request::Claim(claim) = &mut request {
+                claim.record.handle = Handle::new(format!("{:p}", desk.pool()));
+            }
+            let desk = desk.clone();
+            tokio::spawn(async move { address(desk.submit(request).await.unwrap()) })
+        });
+        // Others come and go, which sets the desks' copies apart.
+        let other = desks[n % 2].clone();
+        other
+            .submit(mk_claim(&format!("other{n}"), "10.0.0.0/24"))
+            .await
+            .unwrap();
+        other
+            .submit(mk_release(&format!("other{n}")))
+            .await
+            .unwrap();
+        assert_eq!(one.await.unwrap(), two.await.unwrap(), "{name}");
+        let now = store.load(&mk_pool()).await.unwrap().pool;
+        let held = now.held_by(&Owner::new(&name, "net1")).count();
+        assert_eq!(held, 1, "{name}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_request_leaves_nothing_behind() {
     let store = Arc::new(MemoryLedger::new());

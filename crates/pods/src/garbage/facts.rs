@@ -106,6 +106,8 @@ pub struct Reservation {
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     pub held: Vec<Held>,
+    /// The pools that were read.
+    pub pools: HashSet<String>,
     pub reservations: Vec<Reservation>,
     /// Whether `held` has every pool: only then does a reservation without an entry mean anything.
     pub all_pools: bool,

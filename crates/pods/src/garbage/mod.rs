@@ -16,6 +16,7 @@
 //! | [`witness`], `watch`, `terms` | what the API server says of pods, nodes and networks |
 //! | `local` | looks at this node's pods, on events |
 //! | `sweep`, [`turn`] | looks at all pools, one agent at a time |
+//! | `unheld` | what claims record and no pool holds |
 //! | [`reboot`] | what a machine by itself does at its start |
 //! | `hands`, `events` | the last look, the deed, the news of it |
 
@@ -32,6 +33,7 @@ pub mod reboot;
 mod sweep;
 mod terms;
 pub mod turn;
+mod unheld;
 mod watch;
 pub mod witness;
 

@@ -23,6 +23,7 @@ use super::metrics::GarbageMetrics;
 use super::plan::{Memory, Patience, Step, plan, verdict};
 use super::terms::{Terms, read_terms};
 use super::turn::Turn;
+use super::unheld;
 use super::witness::{Blind, Witness};
 use crate::sticky::Sticky;
 
@@ -97,6 +98,7 @@ impl Sweep {
             self.metrics.count_sweep(began.elapsed());
             let steps = self.without_views(planned.steps).await?;
             self.hands.persist(steps, &terms).await;
+            self.enter_unheld(&observed, &terms).await?;
             match planned.next.map(|due| self.clock.instant(due)) {
                 Some(due) if due < end => sleep_until(due).await,
                 _ => return Ok(()),
@@ -117,8 +119,18 @@ impl Sweep {
         Ok(steps)
     }
 
+    /// What is taken by another in between is that other's; what fails is found again by the next sweep.
+    async fn enter_unheld(&self, observed: &Observed, terms: &Terms) -> Result<(), Broken> {
+        for one in unheld::find(&self.sticky, observed, terms).await? {
+            if let Err(error) = unheld::enter(&self.ledger, &one).await {
+                tracing::warn!(?one, %error, "an address that a claim records is not held yet");
+            }
+        }
+        Ok(())
+    }
+
     async fn observe(&self) -> Result<(Observed, Terms), Broken> {
-        let (held, all_pools) = self.entries().await?;
+        let (held, pools, all_pools) = self.entries().await?;
         let claims = self.ledger.claims(ClaimKind::Reservation).await?;
         let reservations: Vec<Reservation> = claims
             .into_iter()
@@ -134,6 +146,7 @@ impl Sweep {
         let terms = read_terms(&self.witness, &self.flat_places).await?;
         let mut observed = Observed {
             held,
+            pools,
             reservations,
             all_pools,
             pods,
@@ -169,8 +182,8 @@ impl Sweep {
         Ok(kept)
     }
 
-    /// Every entry of every pool, and whether that is all of them.
-    async fn entries(&self) -> Result<(Vec<Held>, bool), LedgerError> {
+    /// Every entry of every pool, the pools, and whether that is all of them.
+    async fn entries(&self) -> Result<(Vec<Held>, HashSet<String>, bool), LedgerError> {
         let pools = self.ledger.pools().await?;
         let loads = pools.into_iter().map(|pool| async move {
             let loaded = self.ledger.load(&pool).await;
@@ -178,10 +191,14 @@ impl Sweep {
         });
         let mut loads = futures::stream::iter(loads).buffer_unordered(AT_ONCE);
         let mut held = Vec::new();
+        let mut read = HashSet::new();
         let mut all = true;
         while let Some((pool, loaded)) = loads.next().await {
             match loaded {
-                Ok(snapshot) => held.extend(held_in(&pool, &snapshot)),
+                Ok(snapshot) => {
+                    held.extend(held_in(&pool, &snapshot));
+                    read.insert(pool.name);
+                }
                 // A person has to look at that one (I5); the others need not wait for it.
                 Err(error @ LedgerError::Unreadable { .. }) => {
                     tracing::warn!(%pool, %error, "a pool is left out of the sweep");
@@ -190,7 +207,7 @@ impl Sweep {
                 Err(error) => return Err(error),
             }
         }
-        Ok((held, all))
+        Ok((held, read, all))
     }
 }
 

@@ -3,10 +3,11 @@
 //! A pool's object does not say which network it is of. A network whose configuration lies on the nodes' disks, or
 //! can't be read, is not known here: its pools get no repair and no rest, and are collected all the same.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use berth_ledger::PoolKey;
 use serde::Deserialize;
 
 use super::witness::{Blind, Witness};
@@ -19,6 +20,10 @@ use crate::sticky::Wishes;
 pub struct PoolTerms {
     /// The network's name, for people.
     pub network: String,
+    /// The names that claims may call the network by: its definition's, and that of its configuration; each with
+    /// the definition's namespace.
+    pub names: BTreeSet<(String, String)>,
+    pub pool: Option<PoolKey>,
     /// Every entry is to have a reservation.
     pub overlap_checks: bool,
     /// How long a freed address rests (I10).
@@ -36,6 +41,10 @@ impl Terms {
         self.0.get(pool)
     }
 
+    pub fn pools(&self) -> impl Iterator<Item = &PoolTerms> {
+        self.0.values()
+    }
+
     pub fn overlap_checked(&self) -> HashSet<String> {
         let checked = self.0.iter().filter(|(_, terms)| terms.overlap_checks);
         checked.map(|(pool, _)| pool.clone()).collect()
@@ -48,7 +57,12 @@ impl Terms {
         let networks = defined.networks.into_iter();
         for network in networks.filter_map(|defined| defined.network.ok()) {
             for pool in Layout::of(&network).pools {
-                let terms = self.0.entry(pool.key.name).or_default();
+                let terms = self.0.entry(pool.key.name.clone()).or_default();
+                for name in [&definition.metadata.name, &network.name] {
+                    let namespace = definition.metadata.namespace.clone();
+                    terms.names.insert((namespace, name.clone()));
+                }
+                terms.pool = Some(pool.key);
                 // Networks may share a pool: the stricter wish holds.
                 if terms.network.is_empty() {
                     terms.network.clone_from(&metadata.name);
@@ -90,6 +104,8 @@ struct Definition {
 #[derive(Deserialize)]
 struct Metadata {
     name: String,
+    #[serde(default)]
+    namespace: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -108,6 +124,7 @@ mod tests {
             let definition = Definition {
                 metadata: Metadata {
                     name: format!("net-{number}"),
+                    namespace: "default".to_owned(),
                 },
                 spec: Spec {
                     config: (*config).to_owned(),

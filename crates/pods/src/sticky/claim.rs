@@ -9,7 +9,17 @@ use serde_json::Value;
 pub struct Claim {
     pub(super) metadata: Metadata,
     #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
     pub(super) status: Status,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+struct Spec {
+    #[serde(default)]
+    network: String,
+    #[serde(default)]
+    interface: String,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
@@ -47,12 +57,39 @@ impl Claim {
         self.status.ips.iter().filter_map(address)
     }
 
+    pub fn name(&self) -> &str {
+        &self.metadata.name
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.metadata.namespace
+    }
+
+    /// The network that it is of.
+    pub fn network(&self) -> &str {
+        &self.spec.network
+    }
+
+    /// The interface that its pods have in it.
+    pub fn interface(&self) -> &str {
+        &self.spec.interface
+    }
+
+    /// Who holds its addresses: the pod that used them last, or the claim itself before there was one.
+    pub fn holder(&self) -> String {
+        let pod = self.owner_pod().unwrap_or(&self.metadata.name);
+        format!("{}/{pod}", self.metadata.namespace)
+    }
+
     /// The pod that used the addresses last.
     pub(super) fn owner_pod(&self) -> Option<&str> {
         let owner = self.status.owner_pod.as_ref()?;
         (!owner.name.is_empty()).then_some(owner.name.as_str())
     }
 }
+
+/// Claims of all namespaces.
+pub(super) const ALL: &str = "/apis/k8s.cni.cncf.io/v1alpha1/ipamclaims";
 
 pub(super) fn path(namespace: &str) -> String {
     format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/{namespace}/ipamclaims")

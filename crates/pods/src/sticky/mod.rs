@@ -106,11 +106,19 @@ impl Sticky {
 
     /// The addresses that a namespace's claims record. A cluster without the kind has none.
     pub async fn claimed(&self, namespace: &str) -> Result<HashSet<Address>, Blind> {
-        let claims = match self.witness.list::<Claim>(&claim::path(namespace)).await {
-            Ok(claims) => claims,
-            Err(blind) if blind.code == Some(404) => Vec::new(),
-            Err(blind) => return Err(blind),
-        };
+        let claims = self.list(&claim::path(namespace)).await?;
         Ok(claims.iter().flat_map(Claim::addresses).collect())
+    }
+
+    /// The claims of all namespaces.
+    pub async fn all_claims(&self) -> Result<Vec<Claim>, Blind> {
+        self.list(claim::ALL).await
+    }
+
+    async fn list(&self, path: &str) -> Result<Vec<Claim>, Blind> {
+        match self.witness.list::<Claim>(path).await {
+            Err(blind) if blind.code == Some(404) => Ok(Vec::new()),
+            claims => claims,
+        }
     }
 }

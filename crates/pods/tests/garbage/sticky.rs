@@ -1,6 +1,7 @@
 //! Addresses that outlive their pods: StatefulSets and IPAMClaims.
 
 use berth_api::cncf::IPAMClaim;
+use berth_api::whereabouts::{IPPool, OverlappingRangeIPReservation};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
@@ -207,4 +208,61 @@ async fn a_claim_takes_nothing_from_a_stranger_and_never_changes_its_addresses()
         refused.stdout
     );
     assert_eq!(holders(&world).await, [entry("1", "stranger", "stranger")]);
+}
+
+/// whereabouts' collector knows nothing of claims, and frees what no pod holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claims_address_that_somebody_freed_is_entered_again() {
+    let world = World::new("unheld").await;
+    let agent = world.agent("n1").await;
+    let network = network(&world, "allowPersistentIPs").await;
+    put_claim(&world, "vm.blue").await;
+    let uid = world
+        .run_pod_with(&agent, "launcher-a", referring_to("vm.blue"))
+        .await;
+    agent
+        .add_to(&world, &network, "launcher-a", &uid, "launcher-a")
+        .await;
+    agent
+        .del_from(&world, &network, "launcher-a", "launcher-a")
+        .await;
+    world.delete_pod("launcher-a").await;
+    let pool = format!("{}-{POOL}", world.namespace);
+    let name = format!("{}-10.0.0.1", world.namespace);
+    let free = json!({ "spec": { "allocations": { "1": null } } });
+    world
+        .api::<IPPool>()
+        .patch(&pool, &PatchParams::default(), &Patch::Merge(free))
+        .await
+        .unwrap();
+    world
+        .api::<OverlappingRangeIPReservation>()
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    assert_eq!(holders(&world).await, []);
+
+    let running = agent.sweep();
+    world
+        .until("entered again", async || {
+            holders(&world).await == [entry("1", "launcher-a", "vm.blue")]
+        })
+        .await;
+    assert_eq!(
+        world.reservations().await,
+        [(name, "launcher-a".to_owned())]
+    );
+    let uid = world.run_pod(&agent, "stranger").await;
+    let stranger = agent
+        .add_to(&world, &network, "stranger", &uid, "stranger")
+        .await;
+    assert_eq!(stranger["ips"][0]["address"], "10.0.0.2/24");
+    let uid = world
+        .run_pod_with(&agent, "launcher-b", referring_to("vm.blue"))
+        .await;
+    let back = agent
+        .add_to(&world, &network, "launcher-b", &uid, "launcher-b")
+        .await;
+    assert_eq!(back["ips"][0]["address"], "10.0.0.1/24");
+    running.stop().await;
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
-use berth_cni::{CniError, Code};
+use berth_cni::CniError;
 use berth_desk::DeskMetrics;
 use berth_gather::{GatherSettings, Leader};
 use berth_ledger::kube::Connect;
@@ -20,7 +20,7 @@ use berth_pods::boot;
 use berth_pods::garbage::reboot;
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
-use berth_pods::{PodNetwork, Store, Stores};
+use berth_pods::{PodError, PodNetwork, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, SliceSettings, Slices};
 use tokio::sync::{Mutex, OnceCell};
@@ -249,7 +249,7 @@ impl Stores for NodeStores {
             (None, Some(kubeconfig)) => self.named(kubeconfig).await,
             (None, None) => self.standalone().await,
         };
-        store.map_err(|error| CniError::new(Code::Internal, error.to_string()))
+        store.map_err(|error| PodError::from(error).into())
     }
 }
 

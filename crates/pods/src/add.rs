@@ -28,7 +28,7 @@ use crate::reserve::Reservations;
 use crate::store::Store;
 
 /// After so many rounds of running into others' reservations one by one, all of them are read at once.
-const ROUNDS_BEFORE_LISTING: usize = 2;
+pub(crate) const ROUNDS_BEFORE_LISTING: usize = 2;
 
 /// An address that this call has, and where.
 #[derive(Debug, Clone)]
@@ -340,14 +340,7 @@ impl Addition<'_> {
 
     /// Every address of our ranges that another has reserved, from one listing.
     async fn everything_reserved(&self) -> Result<Vec<Address>, LedgerError> {
-        let reservations = self.reservations();
-        let names = reservations.foreign(&self.record.owner).await?;
-        let prefix = reservations.name_prefix();
-        let address = |name: &String| {
-            let text = name.strip_prefix(&prefix)?;
-            Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
-        };
-        let reserved: Vec<Address> = names.iter().filter_map(address).collect();
+        let reserved = self.reservations().foreign(&self.record.owner).await?;
         self.store
             .foreign
             .saw(&self.network.network_name, &reserved);

@@ -3,7 +3,7 @@
 use berth_cni::{CniError, Code};
 use berth_core::{Address, Refusal};
 use berth_desk::DeskError;
-use berth_ledger::LedgerError;
+use berth_ledger::{LedgerError, Rejection};
 use berth_slices::SliceError;
 
 use crate::garbage::witness::Blind;
@@ -79,7 +79,8 @@ impl From<DeskError> for PodError {
 impl PodError {
     /// Whether the same call may succeed if it is simply put again.
     pub fn is_passing(&self) -> bool {
-        let passing = |error: &LedgerError| error.is_passing() || error.needs_reload();
+        let passing =
+            |error: &LedgerError| error.is_passing() || error.needs_reload() || is_forbidden(error);
         match self {
             PodError::Slice(SliceError::Cut(_)) => false,
             PodError::NoAddress(_)
@@ -98,6 +99,15 @@ impl PodError {
     }
 }
 
+/// An API server that has just started refuses everybody until it has read the roles; and a right that is missing
+/// may be granted at any time.
+fn is_forbidden(error: &LedgerError) -> bool {
+    let LedgerError::Rejected { rejection, .. } = error else {
+        return false;
+    };
+    matches!(rejection, Rejection::Forbidden(_))
+}
+
 impl From<PodError> for CniError {
     fn from(error: PodError) -> CniError {
         let code = match &error {
@@ -108,5 +118,29 @@ impl From<PodError> for CniError {
             _ => Code::Internal,
         };
         CniError::new(code, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_refuses_before_it_has_read_its_roles_may_be_tried_again() {
+        let refused = |rejection| LedgerError::Rejected {
+            operation: "get",
+            target: "IPPool kube-system/10.0.0.0-24".into(),
+            rejection,
+        };
+        let code = |error: LedgerError| CniError::from(PodError::from(error)).code;
+        let forbidden = Rejection::Forbidden("User \"x\" cannot get resource".into());
+        assert_eq!(code(refused(forbidden)), Code::TryLater);
+        let invalid = Rejection::Invalid {
+            code: 422,
+            message: "spec.range".into(),
+        };
+        assert_eq!(code(refused(invalid)), Code::Internal);
+        let expired = Rejection::Unauthenticated("the token is not valid".into());
+        assert_eq!(code(refused(expired)), Code::Internal);
     }
 }

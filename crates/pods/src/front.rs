@@ -107,12 +107,23 @@ impl Front {
             }
             self.dispatch(&store, &call, &conf, &network).await
         };
-        match tokio::time::timeout(limit, served).await {
+        let done = match tokio::time::timeout(limit, served).await {
             Ok(done) => done,
             Err(_) => Err(CniError::new(
                 Code::TryLater,
                 format!("{} was not done within {} s", call.verb(), limit.as_secs()),
             )),
+        };
+        match done {
+            // A store that can't be found is to STATUS what one that can't be read is.
+            Err(mut error)
+                if call == Call::Status
+                    && matches!(error.code, Code::TryLater | Code::Internal) =>
+            {
+                error.code = Code::NotAvailable;
+                Err(error)
+            }
+            done => done,
         }
     }
 

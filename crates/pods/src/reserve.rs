@@ -97,20 +97,37 @@ impl<'a> Reservations<'a> {
         Ok(held.is_some_and(|held| is_ours(&held, owner)))
     }
 
-    /// The names of all reservations that somebody else has: for a search that keeps running into them.
-    pub async fn foreign(&self, owner: &Owner) -> Result<Vec<String>, LedgerError> {
-        let claims = self.store.ledger.claims(ClaimKind::Reservation).await?;
-        let foreign = claims.into_iter().filter(|(_, held)| !is_ours(held, owner));
-        Ok(foreign.map(|(key, _)| key.name).collect())
+    /// Whether anybody has the reservation.
+    pub async fn is_taken(&self, address: Address) -> Result<bool, LedgerError> {
+        let held = self.store.ledger.claim(&self.key(address)).await?;
+        Ok(held.is_some())
     }
 
-    /// What the names of this network's reservations begin with.
-    pub fn name_prefix(&self) -> String {
-        if self.network_name.is_empty() {
-            String::new()
-        } else {
-            format!("{}-", self.network_name)
-        }
+    /// Every address that somebody else has reserved: for a search that keeps running into them.
+    pub async fn foreign(&self, owner: &Owner) -> Result<Vec<Address>, LedgerError> {
+        let claims = self.store.ledger.claims(ClaimKind::Reservation).await?;
+        let foreign = claims.into_iter().filter(|(_, held)| !is_ours(held, owner));
+        Ok(foreign
+            .filter_map(|(key, _)| self.address(&key.name))
+            .collect())
+    }
+
+    /// Every address that is reserved.
+    pub async fn all(&self) -> Result<Vec<Address>, LedgerError> {
+        let claims = self.store.ledger.claims(ClaimKind::Reservation).await?;
+        Ok(claims
+            .iter()
+            .filter_map(|(key, _)| self.address(&key.name))
+            .collect())
+    }
+
+    /// The address that a reservation of this network is named after.
+    fn address(&self, name: &str) -> Option<Address> {
+        let text = match self.network_name {
+            "" => name,
+            network => name.strip_prefix(network)?.strip_prefix('-')?,
+        };
+        Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
     }
 
     /// The name of an address's reservation.

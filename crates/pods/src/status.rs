@@ -1,51 +1,152 @@
 //! STATUS: whether an ADD could be served now.
+//!
+//! | code | when |
+//! |---|---|
+//! | 50 | the store can't be read, or a range has no address for another pod: held, resting, or reserved elsewhere |
+//! | 51 | the same, and two containers of the network hold one address: those that run reach it by chance |
+//!
+//! Two holders alone are no reason to refuse pods: an ADD is served, so STATUS succeeds.
+
+use std::fmt::Display;
+use std::time::SystemTime;
 
 use berth_cni::{CniError, Code};
-use berth_core::{Pool, Space};
+use berth_core::{
+    Address, Answer, Claim, Granted, Handle, Moment, Owner, Pool, Record, Request, Want, plan,
+};
+use berth_ledger::LedgerError;
 use berth_slices::Mode;
 
+use crate::add::ROUNDS_BEFORE_LISTING;
 use crate::config::PodNetwork;
 use crate::cut;
-use crate::layout::Layout;
+use crate::layout::{Layout, PoolWants};
+use crate::reserve::Reservations;
 use crate::store::Store;
 
-/// Fails with code 50 when the store cannot be read or a range has no address left.
+/// Fails with code 50 or 51 when no ADD could be served.
 pub async fn status(store: &Store, network: &PodNetwork) -> Result<(), CniError> {
+    let mut refusals = Vec::new();
+    let mut disputes = Vec::new();
     let mut layout = Layout::of(network);
-    cut::to_slices(store, &mut layout).await.map_err(|error| {
-        let why = format!("no address can be given: {error}");
-        CniError::new(Code::NotAvailable, why)
-    })?;
-    for pool in &layout.pools {
-        let now = store.look(&pool.key).await.map_err(|error| {
-            CniError::new(
-                Code::NotAvailable,
-                format!("no address can be given: {error}"),
-            )
-        })?;
-        for (_, want) in pool.wants.iter().filter(|(_, want)| want.exact.is_none()) {
-            let capacity = want.space.count();
-            // A node that claims slices by itself may find another one.
-            let grows = pool
-                .sliced
-                .as_ref()
-                .is_some_and(|of| of.mode != Mode::Assigned);
-            if !grows && held_of(&now.pool, &want.space) >= capacity {
-                return Err(CniError::new(
-                    Code::NotAvailable,
-                    format!(
-                        "pool {} is exhausted: all {capacity} addresses are held",
-                        pool.key
-                    ),
-                ));
-            }
+    cut::to_slices(store, &mut layout).await.map_err(unread)?;
+    for wants in &layout.pools {
+        let mut now = store.look(&wants.key).await.map_err(unread)?.pool;
+        disputes.extend(disputed(&now));
+        // A node that claims slices by itself may find another one.
+        let grows = wants
+            .sliced
+            .as_ref()
+            .is_some_and(|of| of.mode != Mode::Assigned);
+        if grows {
+            continue;
+        }
+        if let Some(why) = trial(store, network, wants, &mut now)
+            .await
+            .map_err(unread)?
+        {
+            refusals.push(format!("pool {}: {why}", wants.key));
         }
     }
-    Ok(())
+    if refusals.is_empty() {
+        return Ok(());
+    }
+    let (code, told) = match disputes.is_empty() {
+        true => (Code::NotAvailable, refusals),
+        false => (
+            Code::LimitedConnectivity,
+            [refusals, disputes].into_iter().flatten().collect(),
+        ),
+    };
+    Err(CniError::new(code, told.join("; ")))
 }
 
-fn held_of(pool: &Pool, space: &Space) -> u128 {
-    pool.records()
-        .filter(|(address, _)| space.contains(*address))
-        .count() as u128
+fn unread(error: impl Display) -> CniError {
+    CniError::new(
+        Code::NotAvailable,
+        format!("no address can be given: {error}"),
+    )
+}
+
+/// What an ADD would do, on a copy: why it would get no address, if so.
+async fn trial(
+    store: &Store,
+    network: &PodNetwork,
+    wants: &PoolWants,
+    pool: &mut Pool,
+) -> Result<Option<String>, LedgerError> {
+    let nobody = Owner::new("", "");
+    let reservations = Reservations::of(store, &network.network_name);
+    let mut avoid: Vec<Address> = Vec::new();
+    let mut rounds = 0;
+    loop {
+        let granted = match ask(pool, &nobody, wants, &avoid) {
+            Answer::Granted(granted) => granted,
+            Answer::Refused(refusal) => return Ok(Some(format!("exhausted: {refusal}"))),
+            Answer::Released(_) | Answer::Reowned => return Ok(None),
+        };
+        if !network.overlap_checks {
+            return Ok(None);
+        }
+        let mut taken = Vec::new();
+        for one in &granted {
+            if reservations.is_taken(one.address).await? {
+                taken.push(one.address);
+            }
+        }
+        if taken.is_empty() {
+            return Ok(None);
+        }
+        rounds += 1;
+        avoid.extend(taken);
+        if rounds == ROUNDS_BEFORE_LISTING {
+            avoid.extend(reservations.all().await?);
+        }
+        give_back(pool, &nobody, &granted);
+    }
+}
+
+fn ask(pool: &mut Pool, nobody: &Owner, wants: &PoolWants, avoid: &[Address]) -> Answer {
+    // An address that is asked for by name is its pod's business.
+    let free = wants.wants.iter().filter(|(_, want)| want.exact.is_none());
+    let claim = Claim {
+        record: Record::new(nobody.clone(), Handle::default()),
+        wants: free
+            .map(|(_, want)| Want {
+                avoid: avoid.to_vec(),
+                ..want.clone()
+            })
+            .collect(),
+    };
+    let mut answers = plan(pool, &[Request::Claim(claim)], now()).answers;
+    answers.pop().unwrap_or(Answer::Reowned)
+}
+
+fn give_back(pool: &mut Pool, nobody: &Owner, granted: &[Granted]) {
+    for one in granted {
+        let _ = pool.apply(&berth_core::Change::Release {
+            address: one.address,
+            expected: Record::new(nobody.clone(), Handle::default()),
+            rest: None,
+        });
+    }
+}
+
+/// Addresses that more than one container is told to have.
+fn disputed(pool: &Pool) -> Vec<String> {
+    let rivals = pool.rivals().filter_map(|(address, rival)| {
+        let first = pool.get(address)?;
+        Some(format!(
+            "{address} is held by {} and by {}",
+            first.owner, rival.owner
+        ))
+    });
+    rivals.collect()
+}
+
+fn now() -> Moment {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

@@ -15,6 +15,7 @@ mod home;
 #[path = "../node/mod.rs"]
 mod node;
 mod outage;
+mod status;
 
 use home::{home, home_with};
 use node::{TestNode, pod};

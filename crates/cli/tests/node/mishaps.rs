@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::scene::Scene;
+use crate::site::HOME;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_killed_by_force_gives_its_address_back() {
@@ -66,4 +67,59 @@ async fn the_agent_is_away_while_pods_come_and_go() {
     scene.delete("meanwhile").await;
     scene.delete("after").await;
     scene.nothing_is_held(&["10.50.10.0-24"]).await;
+}
+
+/// The agent has no journal of it, and no DEL will come: only the look at all pools finds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
+    let scene = Scene::alone("byhand").await;
+    scene
+        .network("lan", json!({ "range": "10.50.11.0/24" }))
+        .await;
+    scene.run("lives", "lan").await;
+    let ghost = format!("{}/ghost", scene.namespace);
+    let entry = json!({ "id": "by-hand", "podref": ghost, "ifname": "net1" });
+    let patch = json!({ "spec": { "allocations": { "7": entry } } }).to_string();
+    let pool = "10.50.11.0-24";
+    scene.site.kubectl(&[
+        "patch",
+        "ippools.whereabouts.cni.cncf.io",
+        pool,
+        "--namespace",
+        HOME,
+        "--type=merge",
+        "--patch",
+        &patch,
+    ]);
+    scene.site.kill_agent().await;
+    let eager = ["--garbage-grace=1", "--garbage-interval=1"];
+    scene.site.start_agent_with(&eager).await;
+    scene
+        .until("the entry is collected", async || {
+            let held = scene.holders(pool).await;
+            match held.contains_key("7") {
+                true => Err(format!("{held:?}")),
+                false => Ok(()),
+            }
+        })
+        .await;
+    let told = "successful cleanup of IP address [10.50.11.7] from network lan";
+    scene
+        .until("the collection is told", async || {
+            let events = scene.events("ghost").await;
+            let collected = |(reason, said): &(String, String)| {
+                reason == "IPAddressGarbageCollected" && said == told
+            };
+            match events.iter().any(collected) {
+                true => Ok(()),
+                false => Err(format!("{events:?}")),
+            }
+        })
+        .await;
+    assert_eq!(scene.holders(pool).await["1"], "lives/net1");
+    assert_eq!(scene.reservations().await.len(), 1);
+    scene.site.kill_agent().await;
+    scene.site.start_agent().await;
+    scene.delete("lives").await;
+    scene.nothing_is_held(&[pool]).await;
 }

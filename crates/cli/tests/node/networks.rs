@@ -177,3 +177,39 @@ async fn the_pod_without_an_address_says_why_and_gets_the_one_that_is_freed() {
     scene.delete("c").await;
     scene.nothing_is_held(&["10.50.5.0-24"]).await;
 }
+
+/// The selection element's `ips`, which Multus hands on as the capability of that name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_chooses_its_address_and_no_second_one_gets_it() {
+    let scene = Scene::open("chosen").await;
+    scene
+        .network_with(
+            "lan",
+            json!({ "capabilities": { "ips": true } }),
+            json!({ "range": "10.50.12.0/24" }),
+        )
+        .await;
+    let chosen = json!([{ "name": "lan", "ips": ["10.50.12.77/24"] }]).to_string();
+    scene.run("first", &chosen).await;
+    assert_eq!(scene.addresses("first", "net1"), ["10.50.12.77/24"]);
+    assert_eq!(scene.holders("10.50.12.0-24").await["77"], "first/net1");
+    assert_eq!(scene.reservations().await["10.50.12.77"], "first/net1");
+    scene.create("second", &chosen).await;
+    scene
+        .until("the second pod says why it waits", async || {
+            let events = scene.events("second").await;
+            let told = |(reason, said): &(String, String)| {
+                reason == "FailedCreatePodSandBox" && said.contains("10.50.12.77 is held by")
+            };
+            match events.iter().any(told) {
+                true => Ok(()),
+                false => Err(format!("{events:?}")),
+            }
+        })
+        .await;
+    scene.delete("first").await;
+    scene.running("second").await;
+    assert_eq!(scene.addresses("second", "net1"), ["10.50.12.77/24"]);
+    scene.delete("second").await;
+    scene.nothing_is_held(&["10.50.12.0-24"]).await;
+}

@@ -54,12 +54,20 @@ impl Scene {
 
     /// A macvlan network on the node's wire, with Berth for its addresses.
     pub async fn network(&self, name: &str, ipam: Value) {
+        self.network_with(name, json!({}), ipam).await;
+    }
+
+    /// The same with more keys beside `ipam`.
+    pub async fn network_with(&self, name: &str, more: Value, ipam: Value) {
         let mut ipam = ipam;
         ipam["type"] = json!("whereabouts");
         ipam["configuration_path"] = json!(self.site.flat_file());
-        let config = json!({
+        let mut config = json!({
             "cniVersion": "1.0.0", "name": name, "type": "macvlan", "master": "eth0", "mode": "bridge", "ipam": ipam,
         });
+        for (key, value) in more.as_object().unwrap() {
+            config[key] = value.clone();
+        }
         self.apply(json!({
             "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
             "metadata": { "name": name },

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use crate::scene::{Scene, template};
@@ -135,4 +135,92 @@ async fn a_stateful_set_s_pods_keep_their_addresses() {
     }
     scaled(&scene, "statefulset/db", "db", 0).await;
     scene.nothing_is_held(&["10.50.7.0-24"]).await;
+}
+
+/// Its name stays and its address with it, and whoever comes meanwhile does not get it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sticky_set_keeps_its_addresses_while_no_pod_runs() {
+    let scene = Scene::open("sticky").await;
+    scene
+        .network(
+            "lan",
+            json!({ "range": "10.50.13.0/24", "sticky_statefulset": true }),
+        )
+        .await;
+    scene
+        .apply(json!({
+            "apiVersion": "apps/v1", "kind": "StatefulSet",
+            "metadata": { "name": "db" },
+            "spec": {
+                "replicas": 1,
+                "serviceName": "db",
+                "selector": { "matchLabels": { "app": "db" } },
+                "template": template("db", "lan"),
+            },
+        }))
+        .await;
+    let before = settled(&scene, "db", 1).await;
+    let uid = scene
+        .objects("v1", "Pod")
+        .get("db-0")
+        .await
+        .unwrap()
+        .metadata
+        .uid;
+    scene.create("stranger", "lan").await;
+    scene.kubectl(&["delete", "pod", "db-0"]);
+    scene
+        .until("db-0 is made again", async || {
+            let now = scene.objects("v1", "Pod").get_opt("db-0").await.unwrap();
+            match now.is_some_and(|now| now.metadata.uid != uid) {
+                true => Ok(()),
+                false => Err("it is the old one".to_owned()),
+            }
+        })
+        .await;
+    assert_eq!(settled(&scene, "db", 1).await, before);
+    scene.running("stranger").await;
+    assert_ne!(scene.addresses("stranger", "net1"), ["10.50.13.1/24"]);
+    scaled(&scene, "statefulset/db", "db", 0).await;
+    scene.delete("stranger").await;
+    scene.nothing_is_held(&["10.50.13.0-24"]).await;
+}
+
+/// A VM's pods have other names each time. The selection element names the claim, which Multus hands on unread.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ipam_claim_s_address_goes_from_pod_to_pod() {
+    let scene = Scene::open("claim").await;
+    scene
+        .network_with(
+            "lan",
+            json!({ "allowPersistentIPs": true }),
+            json!({ "range": "10.50.14.0/24" }),
+        )
+        .await;
+    scene
+        .apply(json!({
+            "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
+            "metadata": { "name": "vm.lan" },
+            "spec": { "network": "lan", "interface": "net1" },
+        }))
+        .await;
+    let selection = json!([{ "name": "lan", "ipam-claim-reference": "vm.lan" }]).to_string();
+    scene.run("launcher-a", &selection).await;
+    assert_eq!(scene.addresses("launcher-a", "net1"), ["10.50.14.1/24"]);
+    let claims = scene.objects("k8s.cni.cncf.io/v1alpha1", "IPAMClaim");
+    let claim = claims.get("vm.lan").await.unwrap();
+    assert_eq!(claim.data["status"]["ips"], json!(["10.50.14.1/24"]));
+    scene.delete("launcher-a").await;
+    // The VM is off: the address waits for it, whoever comes.
+    scene.run("stranger", "lan").await;
+    assert_eq!(scene.addresses("stranger", "net1"), ["10.50.14.2/24"]);
+    scene.run("launcher-b", &selection).await;
+    assert_eq!(scene.addresses("launcher-b", "net1"), ["10.50.14.1/24"]);
+    claims
+        .delete("vm.lan", &DeleteParams::default())
+        .await
+        .unwrap();
+    scene.delete("launcher-b").await;
+    scene.delete("stranger").await;
+    scene.nothing_is_held(&["10.50.14.0-24"]).await;
 }

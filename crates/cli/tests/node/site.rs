@@ -58,11 +58,16 @@ impl Site {
 
     /// Starts the agent, and returns when it takes calls.
     pub async fn start_agent(&self) {
+        self.start_agent_with(&[]).await;
+    }
+
+    pub async fn start_agent_with(&self, flags: &[&str]) {
         let mut command = self.node.command(BERTH);
         command
             .args(["agent", "--node", self.node.name()])
             .arg("--kubeconfig")
-            .arg(installed(&self.node, "whereabouts.kubeconfig"));
+            .arg(installed(&self.node, "whereabouts.kubeconfig"))
+            .args(flags);
         let mut agent = self.node.process("agent", command).unwrap();
         // Agents before it wrote to the same log, and one that was killed leaves its socket behind.
         let serves = |log: &Path| {

@@ -73,8 +73,15 @@ pub(super) fn add_requested(
             .ranges
             .iter_mut()
             .find(|range| range.wanted.is_none() && range.spec.prefix.contains(one.address));
+        let is_same = |other: &StaticAddress| other.address == one.address;
         match home {
-            Some(range) => range.wanted = Some(one.address),
+            Some(range) => {
+                range.wanted = Some(one.address);
+                // Multus tells a selection's `ips` twice, as `IP=` too. Asked for twice it would be refused: held
+                // by itself.
+                network.addresses.retain(|other| !is_same(other));
+            }
+            None if network.addresses.iter().any(is_same) => {}
             None => network.addresses.push(one),
         }
     }

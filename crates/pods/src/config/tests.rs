@@ -424,6 +424,25 @@ fn what_the_runtime_asks_for_takes_the_place_of_its_ranges_choice() {
     assert!(nowhere.is_err());
 }
 
+/// Multus hands a selection's `ips` on in both ways at once.
+#[test]
+fn an_address_that_is_asked_for_twice_is_one() {
+    let network = read_with(
+        json!({"range": "10.0.0.0/24"}),
+        json!({"runtimeConfig": {"ips": ["10.0.0.7/24", "172.16.0.1/16"]}}),
+        "IP=10.0.0.7/24,172.16.0.1/16",
+        None,
+    )
+    .unwrap();
+    assert_eq!(network.ranges[0].wanted, "10.0.0.7".parse().ok());
+    let named: Vec<String> = network
+        .addresses
+        .iter()
+        .map(|one| one.address.to_string())
+        .collect();
+    assert_eq!(named, ["172.16.0.1"]);
+}
+
 #[test]
 fn the_flat_file_fills_only_what_is_empty() {
     let network = read_with(

@@ -1,0 +1,14 @@
+//! The protocol by which slices change hands (docs/decisions/0006-slices.md), for a checker that runs it in every order
+//! of its steps.
+//!
+//! The decisions are the real ones (`berth_core::slice::elastic`); what is modelled is who does what when: claim, extend,
+//! split, yield, the loss of a node, its return with an old epoch, a crash after every step, and writes that arrive
+//! long after they were sent.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a model that can't go on has to say so at once"
+)]
+
+pub mod protocol;
+mod quiet;
+pub mod world;

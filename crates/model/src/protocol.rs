@@ -300,10 +300,8 @@ impl Protocol {
     fn take_back(&self, world: &mut World, node: usize, part: Prefix) {
         let me = &world.machines[node];
         let (uid, parent) = (me.uid, me.surrendered[&part]);
-        let offered = world.claims[&parent]
-            .offers
-            .iter()
-            .any(|offer| offer.range == part);
+        let offers = world.claims.get(&parent).map(|claim| &claim.offers);
+        let offered = offers.is_some_and(|offers| offers.iter().any(|offer| offer.range == part));
         if self.is_careless(Careless::FreeWithoutClaim) {
             match offered {
                 true => world.send(

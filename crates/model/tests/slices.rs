@@ -41,7 +41,7 @@ fn a_slice_has_one_holder_whoever_crashes_and_whatever_arrives_late() {
 
 #[test]
 fn a_slice_has_one_holder_when_nodes_are_lost_and_return() {
-    check(mk_protocol(1, 1, 1));
+    check(mk_protocol(0, 1, 2));
 }
 
 #[test]
@@ -51,8 +51,8 @@ fn every_precaution_is_needed() {
         (Careless::FreeWithoutClaim, 0, 0, 2),
         (Careless::SilentWithdraw, 1, 0, 2),
         (Careless::SilentAdoption, 1, 0, 2),
-        (Careless::SilentReturn, 0, 1, 1),
-        (Careless::TellFirst, 0, 0, 1),
+        (Careless::SilentReturn, 0, 1, 2),
+        (Careless::TellFirst, 1, 0, 1),
         (Careless::PartFirst, 0, 1, 2),
         (Careless::OfferFirst, 0, 0, 2),
     ] {
@@ -66,10 +66,9 @@ fn every_precaution_is_needed() {
             .finish_when(HasDiscoveries::AnyFailures)
             .spawn_bfs()
             .join();
-        let found = checker.discovery(HOLDER);
-        println!("{careless:?}: {}", checker.unique_state_count());
+        let found: Vec<&str> = checker.discoveries().into_keys().collect();
         assert!(
-            found.is_some(),
+            found.contains(&HOLDER) || found.contains(&LOST),
             "{careless:?} does no harm: what is it for?"
         );
     }

@@ -115,9 +115,50 @@ impl Witness {
             .await
     }
 
+    /// The node, and whether somebody has sworn that it is off: Kubernetes takes its pods and volumes from it then.
+    pub async fn node_sight(&self, name: &str) -> Result<NodeSight, Blind> {
+        let found: Option<LeanNode> = self.get("/api/v1/nodes", "nodes", name).await?;
+        Ok(found.map_or(NodeSight::Absent, |node| NodeSight::There {
+            out_of_service: node
+                .spec
+                .taints
+                .iter()
+                .any(|taint| taint.key == OUT_OF_SERVICE),
+        }))
+    }
+
+    /// All pods that are bound to one of the nodes, whatever has become of them.
+    pub async fn bound_pods(&self, nodes: &BTreeSet<String>) -> Result<Vec<BoundPod>, Blind> {
+        let path = "/api/v1/pods";
+        let pods: Vec<LeanPod> = if nodes.len() >= LIST_FROM {
+            self.list(path).await?
+        } else {
+            let mut lists = Vec::new();
+            for node in nodes {
+                let selector = ListParams::default().fields(&format!("spec.nodeName={node}"));
+                lists.push(self.list_by::<LeanPod>(path, selector));
+            }
+            let lists: Vec<Vec<LeanPod>> = futures::stream::iter(lists)
+                .buffer_unordered(AT_ONCE)
+                .try_collect()
+                .await?;
+            lists.into_iter().flatten().collect()
+        };
+        let bound = pods.into_iter().filter_map(BoundPod::read);
+        Ok(bound.filter(|pod| nodes.contains(&pod.node)).collect())
+    }
+
     /// All objects of a collection, some at a time.
     pub(crate) async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, Blind> {
-        let mut params = ListParams::default().limit(PAGE);
+        self.list_by(path, ListParams::default()).await
+    }
+
+    async fn list_by<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        params: ListParams,
+    ) -> Result<Vec<T>, Blind> {
+        let mut params = params.limit(PAGE);
         let mut all = Vec::new();
         loop {
             let request = Request::new(path).list(&params);
@@ -195,10 +236,21 @@ fn is_absence(status: &kube::core::Status, kind: &str, name: &str) -> bool {
         && about.is_some_and(|about| about.name == name && about.kind == kind)
 }
 
+/// The taint that says so.
+pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// What a look for a node found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeSight {
+    Absent,
+    There { out_of_service: bool },
+}
+
 /// A pod of a node, and which networks it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundPod {
     pub name: PodRef,
+    pub node: String,
     pub phase: Phase,
     /// The texts by which it asks for networks, as they are written.
     pub networks: String,
@@ -221,6 +273,24 @@ struct PageMetadata {
 #[derive(Deserialize)]
 struct Lean {
     metadata: LeanMetadata,
+}
+
+#[derive(Deserialize)]
+struct LeanNode {
+    #[serde(default)]
+    spec: LeanNodeSpec,
+}
+
+#[derive(Default, Deserialize)]
+struct LeanNodeSpec {
+    #[serde(default)]
+    taints: Vec<LeanTaint>,
+}
+
+#[derive(Deserialize)]
+struct LeanTaint {
+    #[serde(default)]
+    key: String,
 }
 
 #[derive(Deserialize)]
@@ -267,14 +337,15 @@ struct LeanStatus {
     phase: String,
 }
 
-impl From<LeanPod> for BoundPod {
-    fn from(pod: LeanPod) -> BoundPod {
+impl BoundPod {
+    fn read(pod: LeanPod) -> Option<BoundPod> {
         let annotations = pod.metadata.annotations.unwrap_or_default();
-        BoundPod {
+        Some(BoundPod {
             name: PodRef::new(pod.metadata.namespace, pod.metadata.name),
+            node: pod.spec.node_name.filter(|node| !node.is_empty())?,
             phase: Phase::read(&pod.status.phase),
             networks: format!("{} {}", annotations.networks, annotations.default_network),
-        }
+        })
     }
 }
 

@@ -44,6 +44,14 @@ pub fn slice_pool(network: &str, cni_name: &str, further: Option<Prefix>) -> Str
     }
 }
 
+/// The network names by which the pools of a NodeSlicePool's slices may go, where nobody is left to ask.
+pub fn slice_networks(slice_pool: &str, range: Prefix) -> Vec<String> {
+    let further = format!("-{}", plain(&range.to_string()));
+    let first = slice_pool.strip_suffix(&further);
+    let names = [Some(""), Some(slice_pool), first];
+    names.into_iter().flatten().map(str::to_owned).collect()
+}
+
 fn join(parts: &[&str]) -> String {
     let named: Vec<&str> = parts
         .iter()

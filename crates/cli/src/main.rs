@@ -8,6 +8,7 @@ mod addresses;
 mod agent;
 mod allocate;
 mod cni;
+mod controller;
 mod exit;
 mod install;
 mod logs;
@@ -68,6 +69,8 @@ enum Command {
     Release(release::Release),
     /// Run the node's agent: serve CNI calls on a unix socket.
     Agent(agent::AgentArgs),
+    /// Run the cluster's controller: cut ranges into node slices. Two replicas: one leads, one is ready to.
+    Controller(controller::ControllerArgs),
     /// Pools of pre-created VMs, through the agent.
     Vm(vm::Vm),
     /// Serve one CNI call from the environment and stdin, without an agent.
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
         Command::Cni(args) => args.run(cli.store.node_database()),
+        Command::Controller(args) => exit::report(args.run()),
         Command::Install(args) => exit::report(args.run(cli.output)),
         command => exit::report(run(command, cli.store, cli.output)),
     }
@@ -100,7 +104,9 @@ fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()>
             Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,
             Command::Release(command) => command.run(store.open().await?, output).await,
             Command::Vm(command) => command.run(output).await,
-            Command::Agent(_) | Command::Cni(_) | Command::Install(_) => Ok(()),
+            Command::Agent(_) | Command::Cni(_) | Command::Controller(_) | Command::Install(_) => {
+                Ok(())
+            }
         }
     })
 }

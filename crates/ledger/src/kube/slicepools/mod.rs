@@ -68,6 +68,19 @@ pub struct StoredSlicePool {
     pages: BTreeMap<u128, Page>,
 }
 
+impl StoredSlicePool {
+    /// Whether every object is at the version that a watch shows, or ahead of it: our own writes are known
+    /// before they are seen.
+    pub fn is_current(&self, seen: impl Fn(&str) -> Option<String>) -> bool {
+        let number = |version: &str| version.parse::<u64>().unwrap_or_default();
+        self.pages.iter().all(|(place, page)| {
+            let object = berth_api::slices::slice_page(&self.name, *place);
+            let seen = seen(&object);
+            seen.is_none_or(|seen| number(&seen) <= number(&page.version))
+        })
+    }
+}
+
 /// The NodeSlicePools of one namespace.
 #[derive(Clone)]
 pub struct SlicePools {

@@ -1,0 +1,103 @@
+//! `berth controller`: cuts ranges into node slices, for the whole cluster. Run two: one leads, one is ready to.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use berth_controller::ControllerConfig;
+use berth_pods::config::flat;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::logs::{self, LogFormat};
+use crate::node::{self, ClusterArgs};
+
+#[derive(Debug, clap::Args)]
+pub struct ControllerArgs {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// This process among its replicas [default: $POD_NAME, else the machine's name, and a number of its own].
+    #[arg(long, env = "BERTH_IDENTITY")]
+    identity: Option<String>,
+    /// Where agents reach this process while it leads, host:port; told on the Lease.
+    #[arg(long, env = "BERTH_ADVERTISE")]
+    advertise: Option<String>,
+    /// Seconds that a leader which is gone may go unnoticed.
+    #[arg(long, env = "BERTH_LEASE_DURATION", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    lease_duration: u64,
+    /// Stand for no election: this process always leads. Two that do meet, and do no harm.
+    #[arg(long, env = "BERTH_NO_ELECTION")]
+    no_election: bool,
+    /// Seconds that a node must have been gone, and nobody have used its slice, before the slice is taken back.
+    #[arg(long, env = "BERTH_SLICE_GRACE", default_value_t = 60.0, value_parser = seconds)]
+    slice_grace: f64,
+    /// Milliseconds after a change in which others that come with it are waited for.
+    #[arg(long, env = "BERTH_GATHER_MS", default_value_t = 75, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    gather_ms: u64,
+    /// Seconds between two readings of everything.
+    #[arg(long, env = "BERTH_RESYNC", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    resync: u64,
+    /// Take network definitions whose configuration is on the nodes' disks for networks of other ranges. Without it,
+    /// one of them leaves no range proved to be apart from the others.
+    #[arg(long, env = "BERTH_IGNORE_ON_DISK_NETWORKS")]
+    ignore_on_disk_networks: bool,
+    /// Serve health, readiness and metrics on this address.
+    #[arg(long, env = "BERTH_LISTEN")]
+    listen: Option<SocketAddr>,
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    if (0.0..=1e6).contains(&seconds) {
+        Ok(seconds)
+    } else {
+        Err("give seconds from 0 to 1000000".to_owned())
+    }
+}
+
+impl ControllerArgs {
+    pub fn run(self) -> anyhow::Result<()> {
+        logs::start("info", self.log_format);
+        let config = ControllerConfig {
+            cluster: self.cluster.connect().unwrap_or_default(),
+            identity: self.identity.unwrap_or_else(identity),
+            address: self.advertise.filter(|address| !address.is_empty()),
+            lease: (!self.no_election).then(|| Duration::from_secs(self.lease_duration)),
+            grace: Duration::from_secs_f64(self.slice_grace),
+            gather: Duration::from_millis(self.gather_ms),
+            resync: Duration::from_secs(self.resync),
+            listen: self.listen,
+            flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
+            unseen_is_apart: self.ignore_on_disk_networks,
+        };
+        // Two workers: it waits for the API server.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("the runtime can't be started")?;
+        runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let told = async move {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            };
+            berth_controller::serve(config, told).await?;
+            Ok(())
+        })
+    }
+}
+
+/// A name that no other process has: replicas of one machine must not take each other for themselves.
+fn identity() -> String {
+    let name = std::env::var("POD_NAME").ok();
+    let name = name.filter(|name| !name.is_empty());
+    let name = name.unwrap_or_else(|| node::name(None));
+    let begun = jiff::Timestamp::now().as_nanosecond();
+    format!("{name}_{:x}_{begun:x}", std::process::id())
+}

@@ -1,0 +1,236 @@
+//! Who uses the addresses of a slice, by reads that see every acknowledged write.
+//!
+//! Two witnesses: the slice's IPPool, whose entries count while their pod lives on the slice's node; and the
+//! pods that are bound to that node and ask for the network, for an agent may have given an address that it
+//! has not published yet. A pod never moves to another node, so one of the same name elsewhere is another.
+//! What can't be read or judged is in use (I4, I5).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use berth_api::names;
+use berth_core::slice::assigned::LiveClaim;
+use berth_core::slice::{Holding, NodeName};
+use berth_core::{Pool, Prefix};
+use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use berth_pods::garbage::facts::{Phase, PodRef, Sight};
+use berth_pods::garbage::witness::{Blind, BoundPod, NodeSight, Witness};
+use futures::{StreamExt, TryStreamExt};
+
+/// Pools read at a time.
+const AT_ONCE: usize = 16;
+
+/// Why nothing was seen. There is one decision: look again later.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    #[error(transparent)]
+    Blind(#[from] Blind),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// What slices are used for, and the pools that were read for it.
+#[derive(Debug, Default)]
+pub struct Use {
+    pub live: BTreeMap<Prefix, Vec<LiveClaim>>,
+    /// Pools that exist, at the version that they were judged at.
+    pub pools: Vec<(PoolKey, Version)>,
+}
+
+impl Use {
+    /// The pools of some of the slices.
+    pub fn of(&self, slices: &BTreeSet<Prefix>) -> Vec<(PoolKey, Version)> {
+        let pools = self.pools.iter();
+        let of = pools.filter(|(key, _)| key.network.is_some_and(|slice| slices.contains(&slice)));
+        of.cloned().collect()
+    }
+}
+
+#[derive(Debug)]
+pub struct Looker {
+    pub witness: Witness,
+    pub ledger: KubeLedger,
+}
+
+impl Looker {
+    /// Which of the nodes are gone: deleted or out of service.
+    pub async fn gone(&self, nodes: BTreeSet<&NodeName>) -> Result<BTreeSet<NodeName>, Blind> {
+        let nodes: Vec<NodeName> = nodes.into_iter().cloned().collect();
+        let looks = nodes.into_iter().map(|node| self.is_gone(node));
+        let seen: Vec<Option<NodeName>> = futures::stream::iter(looks)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        Ok(seen.into_iter().flatten().collect())
+    }
+
+    async fn is_gone(&self, node: NodeName) -> Result<Option<NodeName>, Blind> {
+        let there = NodeSight::There {
+            out_of_service: false,
+        };
+        let sight = self.witness.node_sight(node.as_str()).await?;
+        Ok((sight != there).then_some(node))
+    }
+
+    async fn load(
+        &self,
+        holding: Holding,
+        key: PoolKey,
+    ) -> Result<(Holding, PoolKey, Snapshot), LedgerError> {
+        let snapshot = self.ledger.load(&key).await?;
+        Ok((holding, key, snapshot))
+    }
+
+    /// Pods that may run on the nodes.
+    async fn bound(&self, nodes: BTreeSet<String>) -> Result<Vec<BoundPod>, Blind> {
+        let mut pods = self.witness.bound_pods(&nodes).await?;
+        pods.retain(|pod| pod.phase == Phase::Open);
+        Ok(pods)
+    }
+
+    /// Who uses the slices. `networks`: the names by which their pools may go. `definitions`: names of
+    /// definitions; a pod that asks for one of them uses its node's slice.
+    pub async fn uses(
+        &self,
+        holdings: &[Holding],
+        networks: &[String],
+        definitions: &[String],
+    ) -> Result<Use, LookError> {
+        let mut keys = Vec::new();
+        for holding in holdings {
+            for network in networks {
+                let name = names::pool(network, holding.node.as_str(), holding.slice);
+                let key = PoolKey::of_network(name, holding.slice);
+                keys.push((holding.clone(), key));
+            }
+        }
+        let loads = keys
+            .into_iter()
+            .map(|(holding, key)| self.load(holding, key));
+        let loaded: Vec<(Holding, PoolKey, Snapshot)> = futures::stream::iter(loads)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut found = Use::default();
+        let pods: BTreeSet<PodRef> = loaded
+            .iter()
+            .flat_map(|(_, _, snapshot)| subjects(&snapshot.pool))
+            .collect();
+        let sights = self.witness.pods(pods).await?;
+        for (holding, key, Snapshot { pool, version }) in loaded {
+            let claims = claims(&holding, &pool, |pod| sights.get(pod));
+            if !claims.is_empty() {
+                found.live.entry(holding.slice).or_default().extend(claims);
+            }
+            found.pools.push((key, version));
+        }
+        if definitions.is_empty() {
+            return Ok(found);
+        }
+        let nodes = holdings.iter().map(|holding| holding.node.to_string());
+        for pod in self.bound(nodes.collect()).await? {
+            if !definitions.iter().any(|name| pod.networks.contains(name)) {
+                continue;
+            }
+            let of_node = |holding: &&Holding| holding.node.as_str() == pod.node;
+            for holding in holdings.iter().filter(of_node) {
+                let claims = found.live.entry(holding.slice).or_default();
+                let name = pod.name.to_string();
+                if claims.iter().all(|claim| claim.pod != name) {
+                    claims.push(LiveClaim {
+                        pod: name,
+                        address: None,
+                    });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Deletes pools that nobody uses, if they are still what was judged.
+    pub async fn retire(&self, pools: &[(PoolKey, Version)]) -> Result<(), LedgerError> {
+        for (key, version) in pools {
+            self.ledger.retire(key, version).await?;
+        }
+        Ok(())
+    }
+}
+
+fn subjects(pool: &Pool) -> Vec<PodRef> {
+    let records = pool.records();
+    records
+        .filter_map(|(_, record)| PodRef::parse(&record.owner.subject))
+        .collect()
+}
+
+/// The entries of a slice's pool that somebody uses.
+fn claims<'a>(
+    holding: &Holding,
+    pool: &Pool,
+    sight: impl Fn(&PodRef) -> Option<&'a Sight>,
+) -> Vec<LiveClaim> {
+    let is_live = |subject: &str| {
+        let Some(pod) = PodRef::parse(subject) else {
+            return true;
+        };
+        match sight(&pod) {
+            None => true,
+            Some(Sight::Absent) => false,
+            Some(Sight::There(pod)) => {
+                pod.phase == Phase::Open && pod.node.as_deref() == Some(holding.node.as_str())
+            }
+        }
+    };
+    let records = pool.records().chain(pool.rivals());
+    let entries = records
+        .filter(|(_, record)| is_live(&record.owner.subject))
+        .map(|(address, record)| LiveClaim {
+            pod: record.owner.subject.clone(),
+            address: Some(address),
+        });
+    let strays = pool.strays().iter().map(|stray| LiveClaim {
+        pod: format!("(an entry that can't be read: {})", stray.key),
+        address: None,
+    });
+    entries.chain(strays).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::slice::Epoch;
+    use berth_core::{Handle, Owner, Record};
+    use berth_pods::garbage::facts::Pod;
+
+    use super::*;
+
+    fn mk_pod(node: &str, phase: Phase) -> Sight {
+        Sight::There(Pod {
+            uids: vec!["u".into()],
+            phase,
+            node: Some(node.into()),
+        })
+    }
+
+    #[test]
+    fn an_entry_is_live_while_its_pod_may_run_on_the_slices_node() {
+        let holding = Holding {
+            slice: "10.0.0.0/26".parse().unwrap(),
+            node: NodeName::new("n1"),
+            epoch: Epoch(0),
+        };
+        let sights = BTreeMap::from([
+            (PodRef::new("ns", "runs"), mk_pod("n1", Phase::Open)),
+            (PodRef::new("ns", "elsewhere"), mk_pod("n2", Phase::Open)),
+            (PodRef::new("ns", "done"), mk_pod("n1", Phase::Succeeded)),
+            (PodRef::new("ns", "gone"), Sight::Absent),
+        ]);
+        let live = |subject: &str| {
+            let mut pool = Pool::new();
+            let record = Record::new(Owner::new(subject, "net1"), Handle::new("c"));
+            pool.restore("10.0.0.1".parse().unwrap(), record);
+            !claims(&holding, &pool, |pod| sights.get(pod)).is_empty()
+        };
+        assert!(live("ns/runs"));
+        assert!(!live("ns/elsewhere") && !live("ns/done") && !live("ns/gone"));
+        assert!(live("ns/unseen") && live("(unreadable)"));
+    }
+}

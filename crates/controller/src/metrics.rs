@@ -1,0 +1,62 @@
+//! What the controller counts.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    pub leading: Gauge,
+    pub passes: Counter,
+    writes: Counter,
+    refused: Counter,
+    pub assigned: Counter,
+    pub reclaimed: Counter,
+    pub troubles: Gauge,
+    pub nodes: Gauge,
+    pub pools: Gauge,
+}
+
+impl Metrics {
+    pub fn register(&self, registry: &mut Registry) {
+        let registry = registry.sub_registry_with_prefix("berth_controller");
+        registry.register(
+            "leading",
+            "1 while this process leads",
+            self.leading.clone(),
+        );
+        registry.register("passes", "Looks at all networks", self.passes.clone());
+        registry.register("writes", "NodeSlicePools written", self.writes.clone());
+        registry.register(
+            "refused_writes",
+            "Writes of NodeSlicePools that did not go through",
+            self.refused.clone(),
+        );
+        registry.register(
+            "assigned_slices",
+            "Slices given to nodes",
+            self.assigned.clone(),
+        );
+        registry.register(
+            "reclaimed_slices",
+            "Slices taken back from nodes that are gone",
+            self.reclaimed.clone(),
+        );
+        registry.register(
+            "troubles",
+            "What is wrong with definitions now",
+            self.troubles.clone(),
+        );
+        registry.register("nodes", "Nodes that are seen", self.nodes.clone());
+        registry.register(
+            "slice_pools",
+            "NodeSlicePools that are tended",
+            self.pools.clone(),
+        );
+    }
+
+    pub fn wrote(&self, done: bool) {
+        let counter = if done { &self.writes } else { &self.refused };
+        counter.inc();
+    }
+}

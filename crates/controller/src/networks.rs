@@ -1,0 +1,376 @@
+//! What the definitions of a cluster ask for: which ranges are to be cut, and which can't be. Pure.
+//!
+//! A definition that can't be served is one trouble, told with the field, its value and what would be
+//! right; the others go on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use berth_api::names;
+use berth_core::slice::Cut;
+use berth_core::{Prefix, Space};
+use berth_pods::PodNetwork;
+use berth_pods::definitions::{DefinedNetwork, Definition};
+
+/// A definition as it was last seen.
+#[derive(Debug)]
+pub struct Defined {
+    /// `namespace/name`.
+    pub key: String,
+    pub uid: String,
+    /// RFC 3339: the oldest of several that disagree is in the right.
+    pub created: String,
+    pub definition: Definition,
+}
+
+/// One range that one definition wants cut.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// The definition, `namespace/name`.
+    pub definition: String,
+    pub created: String,
+    /// `network_name`, which is part of its pools' names.
+    pub network: String,
+    pub cut: Cut,
+    /// The size as it is written.
+    pub size_text: String,
+    pub usable: Arc<Space>,
+}
+
+/// What is wrong with a definition.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Trouble {
+    /// `namespace/name`.
+    pub definition: String,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+pub mod reason {
+    pub const INVALID: &str = "SlicesInvalid";
+    pub const MISMATCH: &str = "SlicesMismatch";
+    pub const EXHAUSTED: &str = "SlicesExhausted";
+    pub const CHANGE_REFUSED: &str = "SlicesChangeRefused";
+    pub const CHANGE_PENDING: &str = "SlicesChangePending";
+    pub const DELETION_REFUSED: &str = "SlicesDeletionRefused";
+    pub const UNREADABLE: &str = "SlicesUnreadable";
+    pub const NOT_WRITTEN: &str = "SlicesNotWritten";
+}
+
+/// Wishes by the name of their NodeSlicePool.
+#[derive(Debug, Default)]
+pub struct Wishes {
+    pub by_pool: BTreeMap<String, Vec<Wish>>,
+    pub troubles: Vec<Trouble>,
+}
+
+impl Wishes {
+    pub fn of<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Wishes {
+        let mut wishes = Wishes::default();
+        for defined in definitions {
+            for network in &defined.definition.networks {
+                wishes.add(defined, network);
+            }
+        }
+        wishes
+    }
+
+    fn add(&mut self, defined: &Defined, network: &DefinedNetwork) {
+        let mut trouble = |message: String| {
+            self.troubles.push(Trouble {
+                definition: defined.key.clone(),
+                reason: reason::INVALID,
+                message,
+            });
+        };
+        if network.slice_size.is_empty() {
+            return;
+        }
+        let read = match &network.network {
+            Ok(read) => read,
+            Err(error) => return trouble(error.to_string()),
+        };
+        let Some(size) = read.node_slice_size else {
+            return;
+        };
+        let Some(first) = read.ranges.first().map(|range| range.spec.prefix) else {
+            let size = &network.slice_size;
+            return trouble(format!(
+                "node_slice_size: {size:?} has no range to cut; give range or ipRanges"
+            ));
+        };
+        let mut cuts: Vec<(Prefix, Result<Cut, String>)> = Vec::new();
+        for range in &read.ranges {
+            let prefix = range.spec.prefix;
+            // Two ranges of one CIDR take their addresses from one slice.
+            if cuts.iter().all(|(known, _)| *known != prefix) {
+                cuts.push((prefix, cut(first, prefix, size)));
+            }
+        }
+        for (prefix, cut) in cuts {
+            let cut = match cut {
+                Ok(cut) => cut,
+                Err(message) => {
+                    trouble(message);
+                    continue;
+                }
+            };
+            let usable = usable(read, prefix);
+            if usable.is_empty() {
+                trouble(format!(
+                    "range: {prefix} has no address that may be given; see exclude, range_start and range_end"
+                ));
+                continue;
+            }
+            let wish = Wish {
+                definition: defined.key.clone(),
+                created: defined.created.clone(),
+                network: read.network_name.clone(),
+                cut,
+                size_text: size_text(network, size, cut),
+                usable,
+            };
+            let further = (prefix != first).then_some(prefix);
+            let pool = names::slice_pool(&read.network_name, &read.name, further);
+            self.by_pool.entry(pool).or_default().push(wish);
+        }
+    }
+}
+
+/// The size is a length of the first range's family. A range of the other family gets slices with as many
+/// addresses: /26 of IPv4 is /122 of IPv6.
+fn cut(first: Prefix, range: Prefix, size: u8) -> Result<Cut, String> {
+    let refused = |error: &dyn std::fmt::Display| error.to_string();
+    if first.family() == range.family() {
+        return Cut::new(range, size).map_err(|error| refused(&error));
+    }
+    let bits = first.family().bits().saturating_sub(size);
+    match range.family().bits().checked_sub(bits) {
+        Some(size) => Cut::new(range, size).map_err(|error| refused(&error)),
+        None => Err(format!(
+            "node_slice_size: /{size} of {first} has more addresses than {range}; give a longer prefix"
+        )),
+    }
+}
+
+/// As it is written, for whereabouts compares the text; its own for a size that was derived.
+fn size_text(network: &DefinedNetwork, size: u8, cut: Cut) -> String {
+    if size == cut.size() {
+        network.slice_size.clone()
+    } else {
+        format!("/{}", cut.size())
+    }
+}
+
+/// Of several ranges of one CIDR the one with most addresses: what a slice may be empty for is the smaller part.
+fn usable(network: &PodNetwork, prefix: Prefix) -> Arc<Space> {
+    let spaces = network.ranges.iter();
+    let spaces = spaces.filter(|range| range.spec.prefix == prefix);
+    spaces
+        .map(|range| Arc::clone(&range.space))
+        .max_by_key(|space| space.count())
+        .unwrap_or_else(|| Arc::new(Space::list([])))
+}
+
+/// The wishes that one pool follows, and those that it can't.
+#[derive(Debug)]
+pub struct Settled<'a> {
+    pub network: &'a str,
+    pub cut: Cut,
+    pub size_text: &'a str,
+    pub members: Vec<&'a Wish>,
+    pub mismatched: Vec<&'a Wish>,
+}
+
+impl Settled<'_> {
+    pub fn spaces(&self) -> Vec<&Space> {
+        self.members
+            .iter()
+            .map(|wish| wish.usable.as_ref())
+            .collect()
+    }
+
+    /// Where definitions of one network disagree: to each of them, and to the pool.
+    pub fn mismatch(&self, pool: &str) -> impl Iterator<Item = Trouble> {
+        let agreed: Vec<&str> = self
+            .members
+            .iter()
+            .map(|wish| wish.definition.as_str())
+            .collect();
+        let agreed = format!(
+            "range {} by /{} as {} has it",
+            self.cut.range(),
+            self.cut.size(),
+            agreed.join(", ")
+        );
+        self.mismatched.iter().map(move |wish| Trouble {
+            definition: wish.definition.clone(),
+            reason: reason::MISMATCH,
+            message: format!(
+                "NodeSlicePool {pool}: {} wants range {} by /{} (network_name {:?}), but it is cut from {agreed}; \
+                 make them equal, or give this network another network_name",
+                wish.definition,
+                wish.cut.range(),
+                wish.cut.size(),
+                wish.network,
+            ),
+        })
+    }
+}
+
+/// Of wishes that disagree, those are followed that the pool is cut by now; else those of the oldest definition.
+pub fn settle(wishes: &[Wish], current: Option<Cut>) -> Option<Settled<'_>> {
+    let agrees = |wish: &&Wish| Some(wish.cut) == current;
+    let oldest = wishes
+        .iter()
+        .min_by_key(|wish| (&wish.created, &wish.definition));
+    let current = wishes
+        .iter()
+        .filter(agrees)
+        .min_by_key(|wish| (&wish.created, &wish.definition));
+    let chosen = current.or(oldest)?;
+    let (members, mismatched) = wishes
+        .iter()
+        .partition(|wish| wish.cut == chosen.cut && wish.network == chosen.network);
+    Some(Settled {
+        network: &chosen.network,
+        cut: chosen.cut,
+        size_text: &chosen.size_text,
+        members,
+        mismatched,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mk_defined(key: &str, created: &str, ipam: &str) -> Defined {
+        let (_, name) = key.split_once('/').unwrap();
+        let config = format!(
+            r#"{{"cniVersion":"0.3.1","name":"cni","type":"macvlan","ipam":{{"type":"whereabouts",{ipam}}}}}"#
+        );
+        Defined {
+            key: key.to_owned(),
+            uid: key.to_owned(),
+            created: created.to_owned(),
+            definition: berth_pods::definitions::read(name, &config, &[]),
+        }
+    }
+
+    #[test]
+    fn each_range_has_a_pool_of_its_own_and_the_first_has_whereabouts_name() {
+        let defined = mk_defined(
+            "ns/a",
+            "1",
+            r#""range":"10.0.0.0/16","node_slice_size":"26","network_name":"blue",
+               "ipRanges":[{"range":"fd00::/64"},{"range":"10.0.0.0/16","range_start":"10.0.1.0"}]"#,
+        );
+        let wishes = Wishes::of([&defined]);
+        assert_eq!(wishes.troubles, []);
+        let rows: Vec<String> = wishes
+            .by_pool
+            .iter()
+            .map(|(pool, of)| {
+                let wish = &of[0];
+                format!(
+                    "{pool}: {} {} {}",
+                    wish.cut.range(),
+                    wish.cut.size(),
+                    wish.size_text
+                )
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                "blue: 10.0.0.0/16 26 26",
+                "blue-fd00---64: fd00::/64 122 /122"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_can_not_be_cut_is_named_with_field_and_value() {
+        for (ipam, words) in [
+            (
+                r#""range":"10.0.0.0/24","node_slice_size":"x""#,
+                ["node_slice_size", "\"x\""],
+            ),
+            (
+                r#""range":"10.0.0.0/24","node_slice_size":"/16""#,
+                ["node_slice_size", "/16"],
+            ),
+            (
+                r#""range":"nonsense","node_slice_size":"/26""#,
+                ["range", "nonsense"],
+            ),
+            (
+                r#""node_slice_size":"/26""#,
+                ["node_slice_size", "ipRanges"],
+            ),
+            (
+                r#""range":"10.0.0.0/24","node_slice_size":"/26","exclude":["10.0.0.0/24"]"#,
+                ["range", "exclude"],
+            ),
+            (
+                r#""range":"fd00::/64","node_slice_size":"/80","ipRanges":[{"range":"10.0.0.0/8"}]"#,
+                ["node_slice_size", "10.0.0.0/8"],
+            ),
+        ] {
+            let wishes = Wishes::of([&mk_defined("ns/a", "1", ipam)]);
+            let [trouble] = wishes.troubles.as_slice() else {
+                panic!("{ipam}: {:?}", wishes.troubles);
+            };
+            assert!(
+                words.iter().all(|word| trouble.message.contains(word)),
+                "{trouble:?}"
+            );
+        }
+        let plain = mk_defined("ns/a", "1", r#""range":"10.0.0.0/24""#);
+        let wishes = Wishes::of([&plain]);
+        assert!(wishes.by_pool.is_empty() && wishes.troubles.is_empty());
+    }
+
+    #[test]
+    fn of_two_that_disagree_the_pool_keeps_what_it_is_and_else_the_older_is_right() {
+        let older = mk_defined(
+            "z/a",
+            "1",
+            r#""range":"10.0.0.0/16","node_slice_size":"26""#,
+        );
+        let newer = mk_defined(
+            "a/b",
+            "2",
+            r#""range":"10.0.0.0/16","node_slice_size":"/24""#,
+        );
+        let wishes = Wishes::of([&newer, &older]);
+        let all = &wishes.by_pool["cni"];
+        let settled = settle(all, None).unwrap();
+        assert_eq!((settled.cut.size(), settled.members.len()), (26, 1));
+        let told: Vec<Trouble> = settled.mismatch("cni").collect();
+        assert_eq!(told[0].definition, "a/b");
+        assert!(told[0].message.contains("z/a") && told[0].message.contains("/24"));
+        let current = Cut::new("10.0.0.0/16".parse().unwrap(), 24).unwrap();
+        assert_eq!(settle(all, Some(current)).unwrap().cut, current);
+        assert!(settle(&[], None).is_none());
+    }
+
+    /// Their pools would have different names and the same addresses.
+    #[test]
+    fn a_named_network_does_not_share_with_an_unnamed_one_of_that_cni_name() {
+        let unnamed = mk_defined(
+            "ns/a",
+            "1",
+            r#""range":"10.0.0.0/16","node_slice_size":"26""#,
+        );
+        let named = mk_defined(
+            "ns/b",
+            "2",
+            r#""range":"10.0.0.0/16","node_slice_size":"26","network_name":"cni""#,
+        );
+        let wishes = Wishes::of([&unnamed, &named]);
+        let settled = settle(&wishes.by_pool["cni"], None).unwrap();
+        assert_eq!(settled.mismatched.len(), 1);
+    }
+}

@@ -1,0 +1,224 @@
+//! The controller's life: connect, stand for election, watch, work, stop.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use berth_api::slices::CONTROLLER_LEASE;
+use berth_ledger::kube::Connect;
+use berth_ledger::kube::slicepools::SlicePools;
+use berth_ledger::{KubeLedger, LedgerError};
+use berth_pods::garbage::witness::Witness;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::election::{Candidate, Election, Leadership};
+use crate::events::Recorder;
+use crate::look::Looker;
+use crate::metrics::Metrics;
+use crate::published::NetworksMap;
+use crate::seen::Seen;
+use crate::tend::Tender;
+use crate::work::Work;
+
+/// How a controller is set up.
+#[derive(Clone, Debug)]
+pub struct ControllerConfig {
+    pub cluster: Connect,
+    /// This process, among its replicas.
+    pub identity: String,
+    /// Where agents reach it while it leads.
+    pub address: Option<String>,
+    /// How long a leader that is gone goes unnoticed; none: no election, this process always leads.
+    pub lease: Option<Duration>,
+    /// How long a node, or what a change would drop, must have been unused before it is taken (I4, I8).
+    pub grace: Duration,
+    /// How long after a change the others that come with it are waited for.
+    pub gather: Duration,
+    /// How often everything is read anew.
+    pub resync: Duration,
+    /// Where health, readiness and metrics are served, if anywhere.
+    pub listen: Option<SocketAddr>,
+    /// Where the flat file is looked for.
+    pub flat_places: Vec<PathBuf>,
+    /// Definitions whose configuration is on the nodes' disks are taken for networks of other ranges.
+    pub unseen_is_apart: bool,
+}
+
+/// Why a controller does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ControllerError {
+    #[error("the cluster can't be reached")]
+    Connect(#[source] LedgerError),
+    #[error("{address} can't be listened on")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Runs a controller until `shutdown` completes, then gives its Lease back.
+pub async fn serve(
+    config: ControllerConfig,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), ControllerError> {
+    let connection = config
+        .cluster
+        .open()
+        .await
+        .map_err(ControllerError::Connect)?;
+    let client = connection.client.clone();
+    let mut registry = Registry::default();
+    let metrics = Metrics::default();
+    metrics.register(&mut registry);
+    let stop = CancellationToken::new();
+    let (leadership, election) = match config.lease {
+        Some(duration) => {
+            let candidate = Candidate {
+                lease: CONTROLLER_LEASE.to_owned(),
+                identity: config.identity.clone(),
+                address: config.address.clone(),
+                duration,
+            };
+            let (election, leadership) =
+                Election::new(client.clone(), &connection.namespace, candidate);
+            (leadership, Some(tokio::spawn(election.run(stop.clone()))))
+        }
+        None => {
+            let sole = Leadership::sole(&config.identity, config.address.clone());
+            (sole, None)
+        }
+    };
+    let pools = SlicePools::new(&connection);
+    let seen = Arc::new(Seen::default());
+    let listener = listen(&config, registry, &seen, &leadership, &stop).await?;
+    let work = Work {
+        seen: Arc::clone(&seen),
+        leadership,
+        tender: Tender {
+            pools: pools.clone(),
+            looker: Looker {
+                witness: Witness::new(client.clone(), connection.timeout),
+                ledger: KubeLedger::new(connection.clone()),
+            },
+            grace: config.grace,
+            metrics,
+        },
+        recorder: Recorder::new(client.clone(), &config.identity, connection.timeout),
+        networks: NetworksMap::new(client.clone(), &connection.namespace, connection.timeout),
+        gather: config.gather,
+        resync: config.resync,
+        unseen_is_apart: config.unseen_is_apart,
+        memories: std::collections::BTreeMap::new(),
+        begun: Instant::now(),
+    };
+    tracing::info!(
+        identity = config.identity,
+        namespace = connection.namespace,
+        "the controller runs"
+    );
+    let watches = async {
+        tokio::join!(
+            seen.follow_nodes(client.clone()),
+            seen.follow_definitions(client.clone(), &config.flat_places),
+            seen.follow_pools(&pools),
+        );
+    };
+    tokio::select! {
+        () = shutdown => {}
+        () = watches => {}
+        () = work.run(stop.clone()) => {}
+    }
+    stop.cancel();
+    if let Some(election) = election {
+        let _ = election.await;
+    }
+    if let Some(listener) = listener {
+        let _ = listener.await;
+    }
+    tracing::info!("the controller has stopped");
+    Ok(())
+}
+
+#[derive(Clone)]
+struct Desk {
+    registry: Arc<Registry>,
+    seen: Arc<Seen>,
+    leadership: Leadership,
+}
+
+async fn listen(
+    config: &ControllerConfig,
+    registry: Registry,
+    seen: &Arc<Seen>,
+    leadership: &Leadership,
+    stop: &CancellationToken,
+) -> Result<Option<tokio::task::JoinHandle<()>>, ControllerError> {
+    let Some(address) = config.listen else {
+        return Ok(None);
+    };
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| ControllerError::Listen { address, source })?;
+    let desk = Desk {
+        registry: Arc::new(registry),
+        seen: Arc::clone(seen),
+        leadership: leadership.clone(),
+    };
+    let routes = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/leader", get(leader))
+        .route("/metrics", get(metrics))
+        .with_state(desk);
+    let served =
+        axum::serve(listener, routes).with_graceful_shutdown(stop.clone().cancelled_owned());
+    Ok(Some(tokio::spawn(async move {
+        if let Err(error) = served.await {
+            tracing::error!(%error, "health and metrics are no longer served");
+        }
+    })))
+}
+
+/// Ready when it could take over at once: leader or not, it knows what there is.
+async fn ready(State(desk): State<Desk>) -> Response {
+    if desk.seen.is_complete() {
+        return "ready\n".into_response();
+    }
+    let told = "nodes, network definitions or NodeSlicePools were not listed yet\n";
+    (StatusCode::SERVICE_UNAVAILABLE, told).into_response()
+}
+
+/// Who leads, for people.
+async fn leader(State(desk): State<Desk>) -> Response {
+    let leader = desk.leadership.leader().unwrap_or_default();
+    axum::Json(serde_json::json!({
+        "identity": leader.identity,
+        "address": leader.address,
+        "this": desk.leadership.is_leading(),
+        "term": desk.leadership.term(),
+    }))
+    .into_response()
+}
+
+async fn metrics(State(desk): State<Desk>) -> Response {
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &desk.registry) {
+        Ok(()) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}

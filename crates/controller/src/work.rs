@@ -1,0 +1,234 @@
+//! The leader's loop: something changed, or is due; look at all networks; tend their pools.
+//!
+//! What changes together is written together: after the first sign of a change the loop waits a moment for
+//! the others. Every pass plans all pools anew from what is seen, so nothing is lost when an event is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_core::Moment;
+use berth_ledger::LedgerError;
+use futures::{FutureExt, StreamExt};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::disjoint::Apart;
+use crate::election::Leadership;
+use crate::events::Recorder;
+use crate::networks::{Trouble, Wish, Wishes, reason};
+use crate::published::NetworksMap;
+use crate::seen::{Seen, View};
+use crate::tend::{Memory, Outcome, Task, TendError, Tender};
+
+/// Pools tended at a time: each costs the API server a fraction of a second of work.
+const AT_ONCE: usize = 4;
+
+/// After a pool that another controller wrote, or an API server that is busy.
+const SOON: Duration = Duration::from_millis(250);
+/// After what will not pass by itself.
+const LATER: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub seen: Arc<Seen>,
+    pub leadership: Leadership,
+    pub tender: Tender,
+    pub recorder: Recorder,
+    pub networks: NetworksMap,
+    /// How long after a change the others that come with it are waited for.
+    pub gather: Duration,
+    /// How often everything is read anew.
+    pub resync: Duration,
+    pub unseen_is_apart: bool,
+    pub memories: BTreeMap<String, Memory>,
+    pub begun: Instant,
+}
+
+impl Work {
+    pub async fn run(mut self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.leadership.until_leading() => {}
+            }
+            self.tender.metrics.leading.set(1);
+            // What was known in an earlier term may be anything by now; what was suspected proves nothing.
+            self.memories.clear();
+            self.networks.forget();
+            self.lead(&stop).await;
+            self.tender.metrics.leading.set(0);
+        }
+    }
+
+    /// Until deposed or stopped.
+    async fn lead(&mut self, stop: &CancellationToken) {
+        let mut deposed = self.leadership.clone();
+        let seen = Arc::clone(&self.seen);
+        let mut again = Some(Instant::now());
+        let mut resync = Instant::now() + self.resync;
+        loop {
+            let due = again.map_or(resync, |again| again.min(resync));
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = deposed.until_deposed() => return,
+                () = seen.changed.notified() => tokio::time::sleep(self.gather).await,
+                () = tokio::time::sleep_until(due) => {}
+            }
+            if Instant::now() >= resync {
+                resync = Instant::now() + self.resync;
+                self.memories.values_mut().for_each(Memory::forget);
+                self.networks.forget();
+            }
+            // A pass is dropped where it stands when leadership ends: whatever it was about to write is guarded.
+            again = tokio::select! {
+                () = stop.cancelled() => return,
+                () = deposed.until_deposed() => return,
+                again = self.pass() => again,
+            };
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment(0).plus(self.begun.elapsed())
+    }
+
+    /// One look at everything; when the next is due.
+    async fn pass(&mut self) -> Option<Instant> {
+        let view = self.seen.view()?;
+        self.tender.metrics.passes.inc();
+        let definitions = || view.definitions.iter().map(AsRef::as_ref);
+        let wishes = Wishes::of(definitions());
+        let apart = Apart::of(definitions(), self.unseen_is_apart);
+        let mut troubles: BTreeSet<Trouble> = wishes.troubles.iter().cloned().collect();
+        let names = self.names(&view, &wishes);
+        self.tender.metrics.nodes.set(view.nodes.len() as i64);
+        self.tender.metrics.pools.set(names.len() as i64);
+        let now = self.now();
+        let none: &[Wish] = &[];
+        let mut tasks = Vec::new();
+        for name in &names {
+            let task = Task {
+                name,
+                wishes: wishes.by_pool.get(name).map_or(none, Vec::as_slice),
+                view: &view,
+                apart: &apart,
+                now,
+            };
+            let memory = self.memories.remove(name).unwrap_or_default();
+            tasks.push(one(&self.tender, task, memory).boxed());
+        }
+        let tended: Vec<_> = futures::stream::iter(tasks)
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        let mut again: Option<Duration> = None;
+        let mut look_in = |pause: Duration| {
+            again = Some(again.map_or(pause, |known| known.min(pause)));
+        };
+        let begun = self.now();
+        for (task, memory, outcome) in tended {
+            let Outcome {
+                troubles: found,
+                again,
+                forgotten,
+            } = match outcome {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    let (pause, found) = failed(&task, &error);
+                    look_in(pause);
+                    Outcome {
+                        troubles: found,
+                        ..Outcome::default()
+                    }
+                }
+            };
+            troubles.extend(found);
+            if let Some(moment) = again {
+                look_in(Duration::from_millis(moment.0.saturating_sub(begun.0) + 1));
+            }
+            if !forgotten {
+                self.memories.insert(task.name.to_owned(), memory);
+            }
+        }
+        if let Err(error) = self.networks.tell(&apart.elastic).await {
+            tracing::warn!(%error, "what is known of networks was not told; it is tried again");
+            look_in(SOON);
+        }
+        self.tender.metrics.troubles.set(troubles.len() as i64);
+        let uids: BTreeMap<&str, &str> = definitions()
+            .map(|defined| (defined.key.as_str(), defined.uid.as_str()))
+            .collect();
+        self.recorder.tell(troubles, &uids).await;
+        again.map(|pause| Instant::now() + pause)
+    }
+
+    /// Pools that definitions want, and those that a controller made and nothing wants any more.
+    fn names(&self, view: &View, wishes: &Wishes) -> BTreeSet<String> {
+        let mut names: BTreeSet<String> = wishes.by_pool.keys().cloned().collect();
+        for head in view.heads.values() {
+            if head.made && head.page_of.is_none() && !may_be_wanted(view, head) {
+                names.insert(head.name.clone());
+            }
+        }
+        names
+    }
+}
+
+async fn one<'a>(
+    tender: &Tender,
+    task: Task<'a>,
+    mut memory: Memory,
+) -> (Task<'a>, Memory, Result<Outcome, TendError>) {
+    let outcome = tender.tend(&task, &mut memory).await;
+    (task, memory, outcome)
+}
+
+/// Whether one of its definitions is there and can't be read: a slip of the pen is no farewell.
+fn may_be_wanted(view: &View, head: &berth_ledger::kube::slicepools::Head) -> bool {
+    view.definitions.iter().any(|defined| {
+        let its = head.networks.contains(&defined.key) || head.owners.contains(&defined.uid);
+        let read = &defined.definition;
+        let broken = read.networks.iter().any(|network| network.network.is_err());
+        its && (read.unknown.is_some() || broken)
+    })
+}
+
+/// When to try again, and what to tell of it.
+fn failed(task: &Task<'_>, error: &TendError) -> (Duration, Vec<Trouble>) {
+    let kind = match error {
+        TendError::Ledger(error) | TendError::Look(crate::look::LookError::Ledger(error)) => {
+            Some(error)
+        }
+        TendError::Look(_) => None,
+    };
+    let told = |reason: &'static str| {
+        let wishes = task.wishes.iter();
+        wishes
+            .map(|wish| Trouble {
+                definition: wish.definition.clone(),
+                reason,
+                message: format!("NodeSlicePool {}: {error}", task.name),
+            })
+            .collect()
+    };
+    match kind {
+        Some(LedgerError::Conflict { .. } | LedgerError::Uncertain { .. }) => {
+            tracing::debug!(pool = task.name, %error, "somebody else wrote; planned again");
+            (jittered(SOON), Vec::new())
+        }
+        Some(LedgerError::Unreadable { .. }) => (LATER, told(reason::UNREADABLE)),
+        Some(LedgerError::Full { .. } | LedgerError::Rejected { .. }) => {
+            (LATER, told(reason::NOT_WRITTEN))
+        }
+        _ => {
+            tracing::warn!(pool = task.name, %error, "tried again");
+            (jittered(SOON * 4), Vec::new())
+        }
+    }
+}
+
+fn jittered(pause: Duration) -> Duration {
+    use rand::RngExt;
+    pause.mul_f64(rand::rng().random_range(0.5..1.0))
+}

@@ -1,0 +1,167 @@
+//! Nodes that go, come back, or are only said to be gone (I4, I8).
+
+use berth_api::slices::EPOCHS;
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::world::{GRACE, World};
+
+const IPAM: &str =
+    r#"{ "range": "10.0.0.0/24", "node_slice_size": "/25", "network_name": "blue" }"#;
+
+async fn sliced(name: &str) -> World {
+    let world = World::new(name).await;
+    world.nodes(&["a", "b"]).await;
+    world
+        .network("net", serde_json::from_str(IPAM).unwrap())
+        .await;
+    world
+}
+
+const BOTH: [&str; 2] = ["10.0.0.0/25 a", "10.0.0.128/25 b"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slice_goes_back_when_its_node_and_its_pods_are_gone_and_has_a_new_epoch() {
+    let world = sliced("loss").await;
+    let running = world.controller();
+    world.until_rows("blue", &BOTH).await;
+    world.run_pod("web", "a", "net").await;
+    world
+        .put_entries(
+            "blue-a-10.0.0.0-25",
+            "10.0.0.0/25",
+            &[("1", "web"), ("2", "long-gone")],
+        )
+        .await;
+    world.delete_node("a").await;
+    world.node("c").await;
+    // The node is gone and its pod is not: whoever gave the slice away now would give 10.0.0.1 twice.
+    sleep(GRACE * 4).await;
+    assert_eq!(world.rows("blue").await, BOTH);
+    assert_eq!(world.ip_pools().await, ["blue-a-10.0.0.0-25"]);
+    world.delete_pod("web").await;
+    world
+        .until_rows("blue", &["10.0.0.0/25 c", "10.0.0.128/25 b"])
+        .await;
+    let epochs = world.annotation("blue", EPOCHS).await;
+    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+    assert_eq!(world.ip_pools().await, Vec::<String>::new());
+    running.stop().await;
+}
+
+/// What an agent has given and not yet published is known by the pod that asks for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_without_an_entry_keeps_the_slice_too() {
+    let world = sliced("unpublished").await;
+    let running = world.controller();
+    world.until_rows("blue", &BOTH).await;
+    world.run_pod("web", "a", r#"[{"name":"net"}]"#).await;
+    world.run_pod("plain", "b", "another").await;
+    world.delete_node("a").await;
+    world.delete_node("b").await;
+    world
+        .until_rows("blue", &["10.0.0.0/25 a", "10.0.0.128/25 "])
+        .await;
+    sleep(GRACE * 2).await;
+    assert_eq!(world.rows("blue").await[0], BOTH[0]);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_made_again_in_time_keeps_its_slice() {
+    let world = sliced("again").await;
+    let mut config = world.config();
+    config.grace = GRACE * 4;
+    let running = world.controller_with(config);
+    world.until_rows("blue", &BOTH).await;
+    for _ in 0..3 {
+        world.delete_node("a").await;
+        sleep(GRACE * 2).await;
+        world.node("a").await;
+        sleep(GRACE).await;
+    }
+    sleep(GRACE * 5).await;
+    assert_eq!(world.rows("blue").await, BOTH);
+    assert_eq!(world.annotation("blue", EPOCHS).await, None);
+    running.stop().await;
+}
+
+/// The controller was away: that the node's name is there again is all that it can know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_returns_later_gets_a_slice_at_its_new_epoch() {
+    let world = sliced("later").await;
+    let running = world.controller();
+    world.until_rows("blue", &BOTH).await;
+    world.delete_node("a").await;
+    world
+        .until_rows("blue", &["10.0.0.0/25 ", "10.0.0.128/25 b"])
+        .await;
+    world.node("a").await;
+    world.until_rows("blue", &BOTH).await;
+    let epochs = world.annotation("blue", EPOCHS).await;
+    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_out_of_service_loses_its_slice_and_gets_one_when_it_is_back() {
+    let world = sliced("taint").await;
+    let running = world.controller();
+    world.until_rows("blue", &BOTH).await;
+    // A daemon's pod stays on such a node for ever; it does not ask for the network.
+    world.run_pod("daemon", "a", "").await;
+    world.taint("a", true).await;
+    world
+        .until_rows("blue", &["10.0.0.0/25 ", "10.0.0.128/25 b"])
+        .await;
+    world.taint("a", false).await;
+    world.until_rows("blue", &BOTH).await;
+    running.stop().await;
+}
+
+/// A deposed leader that does not know it, or two that were told not to stand for election.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_both_lead_do_no_harm() {
+    let world = World::new("race").await;
+    let ipam = json!({ "range": "10.0.0.0/16", "node_slice_size": "/26", "network_name": "blue" });
+    world.network("net", ipam).await;
+    let (one, two) = (world.controller(), world.controller());
+    for round in 0..4 {
+        let names = (0..20).map(|n| format!("n{round}-{n}"));
+        world.many_nodes(names).await;
+        if round > 0 {
+            for n in 0..10 {
+                world.delete_node(&format!("n{}-{n}", round - 1)).await;
+            }
+        }
+    }
+    // 20 of the last round and 10 of each before it.
+    let nodes = async || {
+        let rows = world.rows("blue").await;
+        let mut nodes: Vec<String> = rows
+            .iter()
+            .filter_map(|row| Some(row.split_once(' ')?.1.to_owned()))
+            .filter(|node| !node.is_empty())
+            .collect();
+        nodes.sort();
+        (rows, nodes)
+    };
+    world
+        .until("50 nodes have a slice", async || {
+            nodes().await.1.len() == 50
+        })
+        .await;
+    let (rows, held) = nodes().await;
+    let mut slices: Vec<&str> = rows
+        .iter()
+        .map(|row| row.split(' ').next().unwrap())
+        .collect();
+    slices.sort_unstable();
+    slices.dedup();
+    assert_eq!((rows.len(), slices.len()), (1024, 1024));
+    let mut once = held.clone();
+    once.dedup();
+    assert_eq!(once, held, "no node has two");
+    one.stop().await;
+    two.stop().await;
+}

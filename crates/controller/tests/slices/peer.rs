@@ -1,0 +1,164 @@
+//! The real whereabouts v0.9.4: its plugin gives addresses from slices that Berth has assigned, and Berth goes on with
+//! what its controller has assigned.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use berth_parts::Parts;
+use berth_testkit::{Process, guarded};
+use serde_json::{Value, json};
+
+use crate::world::{World, conf, flat_file};
+
+/// A kubeconfig of an administrator whose context names the world's namespace: whereabouts keeps its objects there.
+fn kubeconfig(world: &World, dir: &Path) -> std::path::PathBuf {
+    let text = std::fs::read_to_string(world.cluster.kubeconfig()).unwrap();
+    let path = dir.join("kubeconfig");
+    let named = text.replace(
+        "namespace: default",
+        &format!("namespace: {}", world.namespace),
+    );
+    let named = named.replace(
+        r#""namespace":"default""#,
+        &format!(r#""namespace":"{}""#, world.namespace),
+    );
+    assert_ne!(named, text, "the context's namespace was not found");
+    std::fs::write(&path, named).unwrap();
+    path
+}
+
+fn whereabouts(dir: &Path, verb: &str, node: &str, pod: &str, ipam: &Value) -> Value {
+    let mut ipam = ipam.clone();
+    ipam["configuration_path"] = json!(dir.join("whereabouts.conf"));
+    let mut child = Command::new(Parts::find().unwrap().whereabouts())
+        .env_clear()
+        .env("NODENAME", node)
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", format!("c-{pod}"))
+        .env("CNI_IFNAME", "net1")
+        .env("CNI_NETNS", "/var/run/netns/none")
+        .env("CNI_PATH", "/opt/cni/bin")
+        .env(
+            "CNI_ARGS",
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+        )
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin
+        .write_all(conf("cni", ipam).to_string().as_bytes())
+        .unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_plugin_gives_addresses_from_slices_that_berth_has_assigned() {
+    let world = World::new("plugin").await;
+    world.nodes(&["a", "b"]).await;
+    let ipam = json!({ "range": "10.0.0.0/24", "node_slice_size": "/26", "network_name": "blue" });
+    world.network("net", ipam.clone()).await;
+    let running = world.controller();
+    let rows = [
+        "10.0.0.0/26 a",
+        "10.0.0.64/26 b",
+        "10.0.0.128/26 ",
+        "10.0.0.192/26 ",
+    ];
+    world.until_rows("blue", &rows).await;
+    let dir = tempfile::tempdir().unwrap();
+    flat_file(dir.path(), &kubeconfig(&world, dir.path()));
+    for (node, pod, address) in [
+        ("a", "p1", "10.0.0.1/24"),
+        ("b", "p2", "10.0.0.65/24"),
+        ("a", "p3", "10.0.0.2/24"),
+    ] {
+        let result = whereabouts(dir.path(), "ADD", node, pod, &ipam);
+        assert_eq!(result["ips"][0]["address"], address);
+    }
+    assert_eq!(
+        world.ip_pools().await,
+        ["blue-a-10.0.0.0-26", "blue-b-10.0.0.64-26"]
+    );
+    whereabouts(dir.path(), "DEL", "b", "p2", &ipam);
+    assert_eq!(world.rows("blue").await, rows);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_its_controller_has_assigned_berth_goes_on_with() {
+    let world = World::new("takeover").await;
+    // whereabouts assigns in no order that one could know; the second comes after the first is served.
+    world.nodes(&["z"]).await;
+    let ipam = json!({ "range": "10.0.0.0/24", "node_slice_size": "26" });
+    world.network("net", ipam).await;
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = kubeconfig(&world, dir.path());
+    // It reads the flat file of the machine that it runs on, if there is one; there is none here.
+    let mut command = guarded(Parts::find().unwrap().whereabouts_slice_controller());
+    command
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .env("WHEREABOUTS_NAMESPACE", &world.namespace);
+    let mut theirs = Process::start("node-slice-controller", command, dir.path()).unwrap();
+    let first = [
+        "10.0.0.0/26 z",
+        "10.0.0.64/26 ",
+        "10.0.0.128/26 ",
+        "10.0.0.192/26 ",
+    ];
+    world.until_rows("cni", &first).await;
+    world.node("m").await;
+    let second = [
+        "10.0.0.0/26 z",
+        "10.0.0.64/26 m",
+        "10.0.0.128/26 ",
+        "10.0.0.192/26 ",
+    ];
+    world.until_rows("cni", &second).await;
+    theirs.kill().unwrap();
+    let before = world.pool("cni").await.unwrap();
+    assert!(before.metadata.owner_references.is_some());
+
+    let running = world.controller();
+    world
+        .until("taken over", async || {
+            world.annotation("cni", "berth.dev/managed").await.is_some()
+        })
+        .await;
+    let after = world.pool("cni").await.unwrap();
+    assert_eq!(after.data, before.data);
+    // Kubernetes would delete the pool with the definition, whoever uses its addresses.
+    assert_eq!(after.metadata.owner_references, None);
+    world.node("a").await;
+    let third = [
+        "10.0.0.0/26 z",
+        "10.0.0.64/26 m",
+        "10.0.0.128/26 a",
+        "10.0.0.192/26 ",
+    ];
+    world.until_rows("cni", &third).await;
+    running.stop().await;
+
+    // And back: it finds everything as it would have made it, and changes no slice.
+    let mut command = guarded(Parts::find().unwrap().whereabouts_slice_controller());
+    command
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .env("WHEREABOUTS_NAMESPACE", &world.namespace);
+    let mut theirs = Process::start("again", command, dir.path()).unwrap();
+    world.node("b").await;
+    let fourth = [
+        "10.0.0.0/26 z",
+        "10.0.0.64/26 m",
+        "10.0.0.128/26 a",
+        "10.0.0.192/26 b",
+    ];
+    world.until_rows("cni", &fourth).await;
+    theirs.kill().unwrap();
+}

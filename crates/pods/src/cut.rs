@@ -17,7 +17,7 @@ pub(crate) async fn to_slices(store: &Store, layout: &mut Layout) -> Result<(), 
         };
         let (of, active) = (Arc::clone(of), slices.active(of).await?);
         for (_, want) in &mut pool.wants {
-            *want = clip(want, &of, &active)?;
+            *want = clip(want, &of, &active.slices)?;
         }
     }
     Ok(())
@@ -34,10 +34,14 @@ pub(crate) async fn claim(
     };
     let mut active = slices.active(of).await?;
     loop {
+        let mut within = active.slices.clone();
+        if !active.lost.is_empty() {
+            within.extend(kept(store, pool, &claim, &active.lost).await?);
+        }
         let wants: Result<Vec<Want>, PodError> = claim
             .wants
             .iter()
-            .map(|want| clip(want, of, &active))
+            .map(|want| clip(want, of, &within))
             .collect();
         let clipped = Claim {
             record: claim.record.clone(),
@@ -48,7 +52,7 @@ pub(crate) async fn claim(
             return Ok(answer);
         }
         match slices.more(of, &active).await {
-            Ok(now) if now.iter().all(|slice| active.contains(slice)) => return Ok(answer),
+            Ok(now) if now == active => return Ok(answer),
             Ok(now) => active = now,
             // All of the range is in use: that is what the user has to know.
             Err(SliceError::NoSlice { donors, .. }) => {
@@ -58,6 +62,25 @@ pub(crate) async fn claim(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// What this very container holds of slices that are not given from any more: a repeat gets it again (I3).
+async fn kept(
+    store: &Store,
+    pool: &PoolWants,
+    claim: &Claim,
+    lost: &[Prefix],
+) -> Result<Vec<Prefix>, PodError> {
+    let now = store.look(&pool.key).await?;
+    let mine = now
+        .pool
+        .held_under(&claim.record.handle)
+        .filter(|(_, record)| record.owner == claim.record.owner)
+        .map(|(address, _)| address)
+        .filter(|address| lost.iter().any(|slice| slice.contains(*address)));
+    Ok(mine
+        .filter_map(|address| Prefix::containing(address, address.family().bits()))
+        .collect())
 }
 
 fn sliced<'a>(store: &'a Store, pool: &'a PoolWants) -> Option<(&'a Slices, &'a Arc<Sliced>)> {

@@ -39,6 +39,8 @@ impl SlicePool {
     /// Takes in what the plain pool holds in a slice.
     pub async fn adopt_plain(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
         let plain = self.world.cluster.load(&of.plain()).await?;
+        // Only a pool that was marked before stays empty.
+        self.set_plain_is_empty(plain.pool.is_empty() && self.known_mark().is_some());
         let old = entries(&plain.pool, slice)
             .into_iter()
             .map(|(address, record)| (address, record.with(ORIGIN, PLAIN)));

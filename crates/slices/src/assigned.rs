@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::SliceError;
 use crate::holdings::{Holding, State};
-use crate::pool::SlicePool;
+use crate::pool::{Active, SlicePool};
 use crate::sliced::Sliced;
 
 /// Between two looks for an assignment that is about to come.
@@ -79,7 +79,7 @@ impl SlicePool {
     pub async fn await_assigned(
         &self,
         of: &Arc<Sliced>,
-        had: &[Prefix],
+        had: &Active,
         limit: Duration,
     ) -> Result<bool, SliceError> {
         let end = Instant::now() + limit;
@@ -89,7 +89,7 @@ impl SlicePool {
                 let _gate = self.gate.lock().await;
                 self.compare_assigned(of).await?;
             }
-            if self.active().iter().any(|slice| !had.contains(slice)) {
+            if self.active() != *had && !self.active().slices.is_empty() {
                 return Ok(true);
             }
             if Instant::now() >= end {

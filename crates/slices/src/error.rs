@@ -44,6 +44,18 @@ pub enum SliceError {
     Desk(#[from] DeskError),
 }
 
+impl SliceError {
+    /// Whether the API server may answer the same question a moment later.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Unconfirmed { source: error, .. } => {
+                error.is_passing() || error.needs_reload()
+            }
+            _ => false,
+        }
+    }
+}
+
 fn asked(donors: usize) -> String {
     match donors {
         0 => String::new(),

@@ -162,7 +162,6 @@ impl Holdings {
         self.change(holding, Some(record)).await
     }
 
-    #[cfg(test)]
     pub async fn remove(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
         self.change(holding, None).await
     }

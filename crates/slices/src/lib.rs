@@ -15,13 +15,16 @@
 //! | `pool` | one range on this node: its state, and the one task that keeps it |
 //! | `assigned` | slices that a controller has assigned |
 //! | `elastic` | slices that the node claims and gives back |
-//! | `borrow`, `donate` | parts of others' slices: the two sides |
+//! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `publish` | the view of it in the cluster |
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod adopt;
 mod assigned;
+mod borrow;
+mod donate;
+mod elastic;
 mod error;
 mod holdings;
 mod ledger;
@@ -31,10 +34,12 @@ mod publish;
 mod settings;
 pub mod sliced;
 pub mod slices;
+mod surrender;
 
 pub use error::SliceError;
 pub use holdings::{Holding, State};
 pub use metrics::SliceMetrics;
+pub use pool::Active;
 pub use settings::SliceSettings;
 pub use sliced::{Mode, Sliced};
 pub use slices::Slices;

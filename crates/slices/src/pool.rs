@@ -1,14 +1,17 @@
 //! One range on this node: what it holds, whether that is confirmed, and the one task that keeps it.
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_core::slice::NodeName;
+use berth_core::slice::elastic::Mark;
 use berth_core::{Change, Pool, Prefix};
 use berth_ledger::kube::Connection;
 use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
 use rand::RngExt;
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +39,7 @@ pub(crate) struct World {
     pub connection: Connection,
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
+    pub node_uid: OnceCell<String>,
 }
 
 impl World {
@@ -75,11 +79,36 @@ pub(crate) struct SlicePool {
     pub publisher: AsyncMutex<Publisher>,
     /// Held by whoever changes what is held.
     pub gate: AsyncMutex<()>,
+    /// Held by whoever surrenders parts; taken after the gate where both are.
+    pub donating: AsyncMutex<()>,
     of: Mutex<Arc<Sliced>>,
-    held: Mutex<Arc<Vec<Holding>>>,
+    held: Mutex<Held>,
+    mark: Mutex<Option<Mark>>,
+    /// Since when a slice is empty, or an offer not taken.
+    idle: Mutex<HashMap<Prefix, Instant>>,
     confirmation: Mutex<Confirmation>,
+    /// Something was seen that what is held does not fit.
+    suspect: AtomicBool,
+    /// The plain pool was empty after the mark was set: nothing comes into it any more.
+    plain_is_empty: AtomicBool,
     changed: Mutex<Option<Instant>>,
     kick: Notify,
+}
+
+/// The slices that may be given from, and which state that was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Active {
+    /// Apart from each other.
+    pub slices: Vec<Prefix>,
+    /// Slices that are not given from any more: what pods hold of them is theirs.
+    pub lost: Vec<Prefix>,
+    generation: u64,
+}
+
+#[derive(Default)]
+struct Held {
+    all: Arc<Vec<Holding>>,
+    generation: u64,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -94,8 +123,13 @@ impl SlicePool {
             world,
             publisher: AsyncMutex::default(),
             gate: AsyncMutex::default(),
+            donating: AsyncMutex::default(),
             of: Mutex::new(of),
             held: Mutex::default(),
+            mark: Mutex::default(),
+            idle: Mutex::default(),
+            suspect: AtomicBool::new(false),
+            plain_is_empty: AtomicBool::new(false),
             confirmation: Mutex::new(Confirmation::Unknown),
             changed: Mutex::default(),
             kick: Notify::new(),
@@ -118,25 +152,91 @@ impl SlicePool {
     }
 
     pub fn held(&self) -> Arc<Vec<Holding>> {
-        Arc::clone(&locked(&self.held))
+        Arc::clone(&locked(&self.held).all)
     }
 
     pub fn set_held(&self, held: Vec<Holding>) {
         let active = held.iter().filter(|holding| holding.is_active()).count();
         let gauge = self.world.metrics.held.get_or_create(&self.label()).clone();
         gauge.set(i64::try_from(active).unwrap_or(i64::MAX));
-        *locked(&self.held) = Arc::new(held);
+        let mut now = locked(&self.held);
+        now.all = Arc::new(held);
+        now.generation += 1;
     }
 
-    /// The slices that may be given from now.
-    pub fn active(&self) -> Vec<Prefix> {
+    /// The slices that may be given from now. One that lies in another is part of it: what others hold of that one is
+    /// taken out of use address by address.
+    pub fn active(&self) -> Active {
         let confirmed = *locked(&self.confirmation) == Confirmation::Confirmed;
+        let held = locked(&self.held);
+        let given_from: Vec<Prefix> = held
+            .all
+            .iter()
+            .filter(|holding| {
+                let this_boot = !holding.boot.is_empty() && holding.boot == self.world.boot;
+                holding.is_active() && (confirmed || this_boot)
+            })
+            .map(|holding| holding.slice)
+            .collect();
+        let lost = held.all.iter().filter(|one| !one.is_active());
+        let lost = lost.map(|one| one.slice).collect();
+        let nested = |slice: &Prefix| {
+            let around = |other: &Prefix| other != slice && other.covers(*slice);
+            given_from.iter().any(around)
+        };
+        Active {
+            slices: given_from
+                .iter()
+                .copied()
+                .filter(|slice| !nested(slice))
+                .collect(),
+            lost,
+            generation: held.generation,
+        }
+    }
+
+    /// The slices of this node that lie inside `slice`.
+    pub fn nested(&self, slice: Prefix) -> Vec<Prefix> {
         let held = self.held();
-        let given_from = held.iter().filter(|holding| {
-            let this_boot = !holding.boot.is_empty() && holding.boot == self.world.boot;
-            holding.is_active() && (confirmed || this_boot)
-        });
-        given_from.map(|holding| holding.slice).collect()
+        let inside = |holding: &&Holding| holding.slice != slice && slice.covers(holding.slice);
+        held.iter()
+            .filter(inside)
+            .map(|holding| holding.slice)
+            .collect()
+    }
+
+    pub fn known_mark(&self) -> Option<Mark> {
+        *locked(&self.mark)
+    }
+
+    pub fn set_mark(&self, mark: Option<Mark>) {
+        *locked(&self.mark) = mark;
+    }
+
+    pub fn plain_is_empty(&self) -> bool {
+        self.plain_is_empty.load(Ordering::Acquire)
+    }
+
+    pub fn set_plain_is_empty(&self, empty: bool) {
+        self.plain_is_empty.store(empty, Ordering::Release);
+    }
+
+    /// Since when this is so; `now` if it is so, and not known to have been.
+    pub fn idle_since(&self, slice: Prefix, now: Option<Instant>) -> Option<Instant> {
+        let mut idle = locked(&self.idle);
+        match now {
+            Some(now) => Some(*idle.entry(slice).or_insert(now)),
+            None => {
+                idle.remove(&slice);
+                None
+            }
+        }
+    }
+
+    /// What is held has to be compared with the cluster's objects.
+    pub fn suspect(&self) {
+        self.suspect.store(true, Ordering::Release);
+        self.kick.notify_one();
     }
 
     pub fn is_confirmed(&self) -> bool {
@@ -170,7 +270,7 @@ impl SlicePool {
             return Ok(());
         }
         self.set_held(self.holdings.load().await?);
-        let in_this_boot = !self.active().is_empty();
+        let in_this_boot = !self.active().slices.is_empty();
         let compared = if in_this_boot {
             let limited = timeout(CONFIRM_LIMIT, self.compare()).await;
             limited.unwrap_or_else(|_| Err(SliceError::Store(silent())))
@@ -197,7 +297,7 @@ impl SlicePool {
         let of = self.of();
         match of.mode {
             Mode::Assigned => self.compare_assigned(&of).await?,
-            Mode::Elastic { .. } => {}
+            Mode::Elastic { .. } => self.compare_claims(&of).await?,
         }
         *locked(&self.confirmation) = Confirmation::Confirmed;
         Ok(())
@@ -222,6 +322,17 @@ impl SlicePool {
     pub async fn hold(&self, holding: Holding) -> Result<(), SliceError> {
         tracing::info!(slice = %holding.slice, epoch = holding.epoch.0, node = %holding.node, "a slice is held");
         self.set_held(self.holdings.put(&holding).await?);
+        Ok(())
+    }
+
+    /// Compares, and takes back what others do not want.
+    async fn examine(&self) -> Result<(), SliceError> {
+        let _gate = self.gate.lock().await;
+        self.compare().await?;
+        let of = self.of();
+        if self.has_rows(&of).await? {
+            self.withdraw_offers(&of).await?;
+        }
         Ok(())
     }
 
@@ -252,10 +363,9 @@ impl SlicePool {
                     () = sleep(gather) => {}
                 }
             }
-            if due || !self.is_confirmed() {
+            if due || !self.is_confirmed() || self.suspect.swap(false, Ordering::AcqRel) {
                 next_look = look();
-                let _gate = self.gate.lock().await;
-                if let Err(error) = self.compare().await {
+                if let Err(error) = self.examine().await {
                     tracing::warn!(range = %self.of().range, %error, "slices were not compared; they are later");
                 }
             }
@@ -267,6 +377,9 @@ impl SlicePool {
                 }
             }
             published = Instant::now();
+            if let Err(error) = self.balance().await {
+                tracing::warn!(range = %self.of().range, %error, "slices are neither refilled nor given back for now");
+            }
         }
         if let Err(error) = self.publish(false).await {
             tracing::warn!(range = %self.of().range, %error, "slices were not published before the end; the next start does it");

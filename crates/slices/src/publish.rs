@@ -33,6 +33,12 @@ struct View {
     ours: BTreeMap<Address, Record>,
 }
 
+impl Publisher {
+    pub fn forget(&mut self, slice: Prefix) {
+        self.views.remove(&slice);
+    }
+}
+
 impl SlicePool {
     /// Brings the objects to what the ledger has; with `anew` the objects are read first.
     pub async fn publish(&self, anew: bool) -> Result<(), SliceError> {
@@ -68,7 +74,10 @@ impl SlicePool {
         for _ in 0..TRIES {
             // Before the object: what is in both is known to be ours, whatever is freed meanwhile.
             let local = self.world.local.load(&of.key()).await?;
-            let wanted = publishable(&local.pool, slice);
+            let mut wanted = publishable(&local.pool, slice);
+            for nested in self.nested(slice) {
+                wanted.retain(|address, _| !nested.contains(*address));
+            }
             let fresh = publisher
                 .views
                 .get(&slice)

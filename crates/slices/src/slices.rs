@@ -2,12 +2,16 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use berth_core::Prefix;
 use berth_core::slice::NodeName;
 use berth_ledger::kube::Connection;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
+use futures::StreamExt;
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -15,9 +19,13 @@ use crate::error::SliceError;
 use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
 use crate::metrics::SliceMetrics;
-use crate::pool::{SlicePool, World};
+use crate::pool::{Active, SlicePool, World};
 use crate::settings::SliceSettings;
 use crate::sliced::{self, Mode, Sliced};
+
+/// How long an ADD that finds no slice at all waits for an API server that is busy or away.
+const PASSING_LIMIT: Duration = Duration::from_secs(8);
+const PASSING_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a node's slices need.
 #[derive(Debug)]
@@ -44,6 +52,7 @@ struct Inner {
     ledger: SharedLedger,
     pools: Pools,
     daemon: Option<(TaskTracker, CancellationToken)>,
+    watching: AtomicBool,
 }
 
 type Pools = Arc<Mutex<HashMap<String, Arc<SlicePool>>>>;
@@ -94,6 +103,7 @@ impl Slices {
             connection,
             settings,
             metrics,
+            node_uid: OnceCell::new(),
         };
         Slices {
             inner: Arc::new(Inner {
@@ -101,6 +111,7 @@ impl Slices {
                 ledger: Arc::new(ledger),
                 pools,
                 daemon,
+                watching: AtomicBool::new(false),
             }),
         }
     }
@@ -128,32 +139,42 @@ impl Slices {
     }
 
     /// The slices that may be given from now; waits for the first one, if there is none.
-    pub async fn active(&self, of: &Arc<Sliced>) -> Result<Vec<Prefix>, SliceError> {
+    pub async fn active(&self, of: &Arc<Sliced>) -> Result<Active, SliceError> {
         let pool = self.pool(of);
-        pool.ready().await?;
-        let active = pool.active();
-        if !active.is_empty() {
-            return Ok(active);
+        let end = Instant::now() + PASSING_LIMIT;
+        let mut pause = PASSING_PAUSE;
+        loop {
+            let active = async {
+                pool.ready().await?;
+                let active = pool.active();
+                if !active.slices.is_empty() {
+                    return Ok(active);
+                }
+                self.more(of, &active).await
+            };
+            match active.await {
+                Err(error) if error.is_passing() && Instant::now() < end => {
+                    sleep(pause).await;
+                    pause *= 2;
+                }
+                done => return done,
+            }
         }
-        self.more(of, &[]).await
     }
 
-    /// More than `had`, which turned out to be full.
-    pub async fn more(&self, of: &Arc<Sliced>, had: &[Prefix]) -> Result<Vec<Prefix>, SliceError> {
+    /// More than `had`, which turned out to be full. The same again, if there is no more.
+    pub async fn more(&self, of: &Arc<Sliced>, had: &Active) -> Result<Active, SliceError> {
         let pool = self.pool(of);
-        let now = pool.active();
-        if now.iter().any(|slice| !had.contains(slice)) {
-            return Ok(now);
-        }
         let world = &self.inner.world;
         match of.mode {
             Mode::Assigned => {
-                let patience = if had.is_empty() {
+                let none = had.slices.is_empty();
+                let patience = if none {
                     world.settings.assign_wait
                 } else {
-                    std::time::Duration::ZERO
+                    Duration::ZERO
                 };
-                if !pool.await_assigned(of, had, patience).await? && had.is_empty() {
+                if !pool.await_assigned(of, had, patience).await? && none {
                     return Err(SliceError::Unassigned {
                         node: world.node.clone(),
                         range: of.range,
@@ -161,12 +182,28 @@ impl Slices {
                     });
                 }
             }
-            Mode::Elastic { .. } => {
-                return Err(SliceError::NoSlice {
-                    node: world.node.clone(),
-                    range: of.range,
-                    donors: 0,
-                });
+            Mode::Elastic { borrow, .. } => {
+                // One at a time: what the first of several who wait gets may do for all.
+                let _gate = pool.gate.lock().await;
+                let now = pool.active();
+                if now != *had && !now.slices.is_empty() {
+                    return Ok(now);
+                }
+                if pool.claim_free(of).await? {
+                    return Ok(pool.active());
+                }
+                let in_vain = if borrow {
+                    pool.borrow(of).await?
+                } else {
+                    Err(0)
+                };
+                if let Err(donors) = in_vain {
+                    return Err(SliceError::NoSlice {
+                        node: world.node.clone(),
+                        range: of.range,
+                        donors,
+                    });
+                }
             }
         }
         Ok(pool.active())
@@ -187,6 +224,32 @@ impl Slices {
         Ok(!now.pool.is_empty())
     }
 
+    /// Hears of requests for parts of this node's slices, and of claims that are not what they were.
+    async fn listen(&self) {
+        let mut claims = self
+            .inner
+            .world
+            .cluster
+            .watch_slices(&self.inner.world.node);
+        while let Some((object, there)) = claims.next().await {
+            let pools: Vec<Arc<SlicePool>> = locked(&self.inner.pools).values().cloned().collect();
+            let of_claim = pools.into_iter().filter(|pool| {
+                let of = pool.of();
+                let elastic = matches!(of.mode, Mode::Elastic { .. });
+                elastic && of.network == object.network && of.range.covers(object.claim.range)
+            });
+            for pool in of_claim {
+                if !there || !pool.knows(&object.claim) {
+                    pool.suspect();
+                } else if !object.claim.wants.is_empty()
+                    && let Err(error) = pool.answer_wants(&object).await
+                {
+                    tracing::warn!(slice = %object.claim.range, %error, "a request for a part was not answered");
+                }
+            }
+        }
+    }
+
     fn pool(&self, of: &Arc<Sliced>) -> Arc<SlicePool> {
         let mut pools = locked(&self.inner.pools);
         if let Some(pool) = pools.get(&of.key().name) {
@@ -199,6 +262,16 @@ impl Slices {
         ));
         if let Some((tasks, stop)) = &self.inner.daemon {
             tasks.spawn(Arc::clone(&pool).keep(stop.clone()));
+            let elastic = matches!(of.mode, Mode::Elastic { .. });
+            if elastic && !self.inner.watching.swap(true, Ordering::AcqRel) {
+                let (slices, stop) = (self.clone(), stop.clone());
+                tasks.spawn(async move {
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = slices.listen() => {}
+                    }
+                });
+            }
         }
         pools.insert(of.key().name, Arc::clone(&pool));
         pool

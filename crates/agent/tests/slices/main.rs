@@ -7,5 +7,6 @@
 )]
 
 mod assigned;
+mod elastic;
 #[allow(dead_code)]
 mod machine;

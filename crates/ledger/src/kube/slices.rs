@@ -207,8 +207,8 @@ impl KubeLedger {
         }
     }
 
-    /// A word whenever a claim of the node may have changed. A hint to look, and nothing more.
-    pub fn watch_slices(&self, node: &NodeName) -> BoxStream<'static, ()> {
+    /// Claims of the node as they change; false: it is gone. A hint to look, and nothing more.
+    pub fn watch_slices(&self, node: &NodeName) -> BoxStream<'static, (SliceObject, bool)> {
         let kind = ApiResource {
             group: SLICES.group.into(),
             version: SLICES.version.into(),
@@ -221,15 +221,17 @@ impl KubeLedger {
         let selector = format!("{NODE}={}", label(node.as_str()));
         watcher(api, watcher::Config::default().labels(&selector))
             .default_backoff()
-            .touched_objects()
             .filter_map(|event| async move {
-                match event {
-                    Ok(object) => {
-                        tracing::trace!(claim = %object.name_any(), "a slice was touched");
-                        Some(())
+                let (object, there) = match event.ok()? {
+                    watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+                        (object, true)
                     }
-                    Err(_) => None,
-                }
+                    watcher::Event::Delete(object) => (object, false),
+                    watcher::Event::Init | watcher::Event::InitDone => return None,
+                };
+                let name = object.name_any();
+                let value = serde_json::to_value(&object).ok()?;
+                Some((read_slice(&name, &value).ok()?, there))
             })
             .boxed()
     }

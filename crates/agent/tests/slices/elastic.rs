@@ -1,0 +1,198 @@
+//! Slices that nodes claim by themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use berth_api::berth::SliceClaim;
+use futures::future::join_all;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
+
+use crate::machine::{Machine, Site, quick, until};
+
+fn bare(address: &str) -> String {
+    address.split('/').next().unwrap().to_owned()
+}
+
+async fn claims(site: &Site) -> BTreeMap<String, String> {
+    let claims = site
+        .api::<SliceClaim>()
+        .list(&ListParams::default())
+        .await
+        .unwrap();
+    claims
+        .into_iter()
+        .map(|one| (one.spec.range, one.spec.node))
+        .collect()
+}
+
+async fn three(site: &Site) -> Vec<Machine> {
+    let mut machines = Vec::new();
+    for node in ["node-a", "node-b", "node-c"] {
+        machines.push(Machine::start(site, node).await);
+    }
+    machines
+}
+
+/// Waits until the pools' entries are exactly what the pods were told.
+async fn published(site: &Site, given: &BTreeMap<String, String>) {
+    until("published", async || {
+        let now = site.published().await;
+        (now == *given)
+            .then_some(())
+            .ok_or(format!("{now:?} instead of {given:?}"))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_claim_refill_and_give_back() {
+    let site = Site::shared().await;
+    let ipam =
+        json!({ "range": "10.5.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let mut settings = quick();
+    settings.idle = Duration::from_millis(400);
+    settings.look = Duration::from_millis(300);
+    let mut machines = Vec::new();
+    for node in ["node-a", "node-b", "node-c"] {
+        machines.push(Machine::start_with(&site, node, settings.clone()).await);
+    }
+    let adds = machines.iter().flat_map(|machine| {
+        let ipam = &ipam;
+        (0..14).map(move |n| async move {
+            let pod = format!("{}-{n}", machine.node);
+            (bare(&machine.add(&pod, ipam).await), format!("ns/{pod}"))
+        })
+    });
+    let answers = join_all(adds).await;
+    let given: BTreeMap<String, String> = answers.iter().cloned().collect();
+    assert_eq!(given.len(), 42, "no address twice");
+    published(&site, &given).await;
+    // 14 of 16: a second slice is there before it is needed.
+    until("refilled", async || {
+        let now = claims(&site).await;
+        let of = |node: &str| now.values().filter(|holder| *holder == node).count();
+        let enough = ["node-a", "node-b", "node-c"]
+            .iter()
+            .all(|node| of(node) >= 2);
+        enough.then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    for range in claims(&site).await.into_keys() {
+        assert!(range.ends_with("/28"), "{range}");
+    }
+    for machine in &machines {
+        for n in 0..14 {
+            machine.del(&format!("{}-{n}", machine.node), &ipam).await;
+        }
+    }
+    until("given back", async || {
+        let now = claims(&site).await;
+        now.is_empty().then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    published(&site, &BTreeMap::new()).await;
+    machines[0].add("again", &ipam).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_as_many_addresses_as_pods_every_pod_gets_one() {
+    let site = Site::shared().await;
+    let machines = three(&site).await;
+    let ipam = json!({ "range": "10.6.0.0/27", "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let adds = (0..30).map(|n| {
+        let (machine, ipam) = (&machines[n % 3], &ipam);
+        async move {
+            let pod = format!("p{n}");
+            (bare(&machine.add(&pod, ipam).await), format!("ns/{pod}"))
+        }
+    });
+    let mut given: BTreeMap<String, String> = BTreeMap::new();
+    for (address, pod) in join_all(adds).await {
+        let twice = given.insert(address.clone(), pod);
+        assert_eq!(twice, None, "{address}");
+    }
+    assert_eq!(given.len(), 30);
+    published(&site, &given).await;
+    let (code, why) = machines[1]
+        .try_add("one-too-many", &ipam)
+        .await
+        .unwrap_err();
+    assert_eq!(code, 11, "{why}");
+    // What one node frees, another gets, whoever's slice it was cut from.
+    for n in (0..30).step_by(3) {
+        machines[0].del(&format!("p{n}"), &ipam).await;
+        given.retain(|_, pod| *pod != format!("ns/p{n}"));
+    }
+    for n in 0..10 {
+        let pod = format!("q{n}");
+        let address = bare(&machines[1 + n % 2].add(&pod, &ipam).await);
+        assert_eq!(
+            given.insert(address.clone(), format!("ns/{pod}")),
+            None,
+            "{address}"
+        );
+    }
+    published(&site, &given).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_ledger_is_rebuilt_from_what_is_published() {
+    let site = Site::shared().await;
+    let ipam =
+        json!({ "range": "10.7.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let mut machine = Machine::start(&site, "node-a").await;
+    let mut given = BTreeMap::new();
+    for n in 0..5 {
+        let pod = format!("p{n}");
+        given.insert(bare(&machine.add(&pod, &ipam).await), format!("ns/{pod}"));
+    }
+    published(&site, &given).await;
+    let before = claims(&site).await;
+    machine.stop().await;
+    machine.lose_ledger();
+    machine.run().await;
+    for n in 0..8 {
+        let pod = format!("p{n}");
+        let address = bare(&machine.add(&pod, &ipam).await);
+        let held = given.insert(address, format!("ns/{pod}"));
+        assert!(
+            n >= 5 && held.is_none() || held == Some(format!("ns/{pod}")),
+            "{pod}: {held:?}"
+        );
+    }
+    let slices: BTreeSet<String> = before.into_keys().collect();
+    let now: BTreeSet<String> = claims(&site).await.into_keys().collect();
+    assert!(now.is_superset(&slices));
+    published(&site, &given).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_gone_is_not_given_from() {
+    let site = Site::shared().await;
+    let ipam =
+        json!({ "range": "10.8.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let machine = Machine::start(&site, "node-a").await;
+    let first: Value = json!(machine.add("a", &ipam).await);
+    let range = claims(&site).await.into_keys().next().unwrap();
+    let name = range.replace('/', "-");
+    site.api::<SliceClaim>()
+        .delete(&name, &DeleteParams::default())
+        .await
+        .unwrap();
+    // Somebody else has it now.
+    let mut n = 0;
+    until("the node goes elsewhere", async || {
+        n += 1;
+        let given = machine.add(&format!("p{n}"), &ipam).await;
+        let slice: berth_core::Prefix = range.parse().unwrap();
+        let inside = slice.contains(bare(&given).parse().unwrap());
+        (!inside).then_some(()).ok_or(given)
+    })
+    .await;
+    assert_eq!(
+        json!(machine.add("a", &ipam).await),
+        first,
+        "a pod keeps what it has"
+    );
+}

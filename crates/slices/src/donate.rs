@@ -1,0 +1,222 @@
+//! The donor's side of borrowing: a part of a slice is surrendered in the node's own pool first, offered on its claim
+//! second, and taken back only while its name is this node's own.
+
+use std::sync::Arc;
+
+use berth_core::slice::elastic::{Claimed, Offer, spare};
+use berth_core::slice::{Epoch, NodeName};
+use berth_core::{Prefix, Record};
+use berth_ledger::kube::SliceObject;
+use tokio::time::Instant;
+
+use crate::error::SliceError;
+use crate::pool::SlicePool;
+use crate::sliced::Sliced;
+
+/// Pods that took an address of the part that was about to be spared, before the asker is told no.
+const TRIES: usize = 5;
+
+impl SlicePool {
+    /// Answers everybody who asks for a part of a slice of this node.
+    pub async fn answer_wants(&self, asked: &SliceObject) -> Result<(), SliceError> {
+        let of = self.of();
+        let _donating = self.donating.lock().await;
+        loop {
+            let range = asked.claim.range;
+            let Some(object) = self.world.cluster.slice(&of.network, range).await? else {
+                return Ok(());
+            };
+            let Some(taker) = object.claim.wants.first().cloned() else {
+                return Ok(());
+            };
+            if object.claim.node != self.world.node {
+                return Ok(());
+            }
+            self.answer(&of, &object, &taker).await?;
+        }
+    }
+
+    async fn answer(
+        &self,
+        of: &Arc<Sliced>,
+        object: &SliceObject,
+        taker: &NodeName,
+    ) -> Result<(), SliceError> {
+        let part = self.spare_part(of, object, taker).await?;
+        if part.is_none() && self.pass_on(of, object, taker).await? {
+            return Ok(());
+        }
+        let mut claim = Claimed {
+            wants: object.claim.wants.clone(),
+            ..object.claim.clone()
+        };
+        claim.wants.retain(|want| want != taker);
+        claim.offers.extend(part.map(|range| Offer {
+            range,
+            node: taker.clone(),
+        }));
+        let written = self.world.cluster.amend_slice(object, &claim).await;
+        match (&written, part) {
+            (Ok(Some(_)), Some(part)) => {
+                self.world
+                    .metrics
+                    .donations
+                    .get_or_create(&self.label())
+                    .inc();
+                tracing::info!(%part, %taker, slice = %claim.range, "a part of a slice was offered");
+            }
+            // It was not written: the addresses are this node's still.
+            (Ok(None), Some(part)) => self.free_rows(of, |row| row == part).await?,
+            // Nobody knows: the rows stay until a look at the claim settles it.
+            _ => {}
+        }
+        written?;
+        Ok(())
+    }
+
+    /// Passes a slice on that is of no use here and can't be split: the whole claim becomes the asker's. Whether it was.
+    async fn pass_on(
+        &self,
+        of: &Arc<Sliced>,
+        object: &SliceObject,
+        taker: &NodeName,
+    ) -> Result<bool, SliceError> {
+        let slice = object.claim.range;
+        let held = self.held();
+        let holding = held
+            .iter()
+            .find(|one| one.slice == slice && one.is_active());
+        let (Some(holding), true) = (holding, object.claim.may_go()) else {
+            return Ok(false);
+        };
+        if !self.surrender(of, slice, taker).await? {
+            return Ok(false);
+        }
+        self.set_held(self.holdings.remove(holding).await?);
+        let claim = Claimed {
+            node: taker.clone(),
+            node_uid: String::new(),
+            epoch: Epoch(object.claim.epoch.0 + 1),
+            offers: Vec::new(),
+            wants: Vec::new(),
+            ..object.claim.clone()
+        };
+        if self
+            .world
+            .cluster
+            .amend_slice(object, &claim)
+            .await?
+            .is_none()
+        {
+            // It was not written: the slice is this node's still.
+            self.free_rows(of, |row| row == slice).await?;
+            self.set_held(self.holdings.put(holding).await?);
+            return Ok(false);
+        }
+        self.let_go(of, slice).await?;
+        tracing::info!(%slice, %taker, "a slice was passed on");
+        Ok(true)
+    }
+
+    /// Forgets a slice that is another's. Its addresses stay out of use where another slice of this node lies around
+    /// it: it was cut from that one.
+    pub async fn let_go(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
+        self.publisher.lock().await.forget(slice);
+        let held = self.held();
+        if !held.iter().any(|holding| holding.slice.covers(slice)) {
+            self.free_rows(of, |row| row == slice).await?;
+        }
+        Ok(())
+    }
+
+    /// A part that is out of use from now on.
+    async fn spare_part(
+        &self,
+        of: &Arc<Sliced>,
+        object: &SliceObject,
+        taker: &NodeName,
+    ) -> Result<Option<Prefix>, SliceError> {
+        let slice = object.claim.range;
+        // What is not held here yet, or not any more, is nothing to give.
+        let held = self.held();
+        if !held.iter().any(|one| one.slice == slice && one.is_active()) || !self.is_confirmed() {
+            return Ok(None);
+        }
+        let nested = self.nested(slice);
+        for _ in 0..TRIES {
+            let mut local = self.world.local.load(&of.key()).await?;
+            // What lies in a slice of its own inside this one is that one's to give.
+            for address in nested.iter().flat_map(|inner| {
+                let space = of.usable.clipped(*inner);
+                (0..space.count()).filter_map(move |n| space.nth(n))
+            }) {
+                if !local.pool.is_held(address) {
+                    local.pool.restore(address, Record::default());
+                }
+            }
+            let Some(part) = spare(slice, &of.usable, &local.pool) else {
+                return Ok(None);
+            };
+            if self.surrender(of, part, taker).await? {
+                return Ok(Some(part));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes back offers that nobody took, or that their taker is done with. The gate must be held.
+    pub async fn withdraw_offers(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        let world = &self.world;
+        let _donating = self.donating.lock().await;
+        let all = self.all_claims(of).await?;
+        let mine = all.iter().filter(|object| object.claim.node == world.node);
+        let now = Instant::now();
+        for object in mine {
+            for offer in &object.claim.offers {
+                let taken = all.iter().any(|other| other.claim.range == offer.range);
+                let since = self.idle_since(offer.range, (!taken).then_some(now));
+                if since.is_none_or(|since| now - since < world.settings.offer_wait) {
+                    continue;
+                }
+                let claim = world.claimed(offer.range, object.claim.node_uid.clone());
+                let made = world
+                    .cluster
+                    .claim_slice(&of.network, of.range, &claim)
+                    .await?;
+                if let Some(child) = made {
+                    self.finish_withdrawal(of, object, &child).await?;
+                    // The claim was changed: the others wait for the next look.
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the part is ours: the offer goes, then the name, and then the addresses are given again.
+    pub async fn finish_withdrawal(
+        &self,
+        of: &Arc<Sliced>,
+        parent: &SliceObject,
+        child: &SliceObject,
+    ) -> Result<(), SliceError> {
+        let part = child.claim.range;
+        let mut claim = parent.claim.clone();
+        claim.offers.retain(|offer| offer.range != part);
+        if claim.offers.len() != parent.claim.offers.len()
+            && self
+                .world
+                .cluster
+                .amend_slice(parent, &claim)
+                .await?
+                .is_none()
+        {
+            return Ok(());
+        }
+        if self.world.cluster.end_slice(child).await? {
+            self.free_rows(of, |row| part.covers(row)).await?;
+            tracing::info!(%part, slice = %parent.claim.range, "a part of a slice was taken back");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! Addresses that this node must not give though they lie in a slice of its own: held in its pool by nobody, so that one
+//! commit, guarded by each address, takes them out of every hand at once.
+//!
+//! A row names the part that it belongs to. Rows outlive a crash; which of them still mean something, the offers on this
+//! node's claims say.
+
+use std::sync::Arc;
+
+use berth_core::slice::NodeName;
+use berth_core::slice::elastic::Claimed;
+use berth_core::{Change, Handle, Owner, Pool, Prefix, Record};
+use berth_ledger::kube::SliceObject;
+
+use crate::error::SliceError;
+use crate::pool::SlicePool;
+use crate::publish::SURRENDERED;
+use crate::sliced::Sliced;
+
+/// No part has more addresses than that: each is a row.
+const MOST: u128 = 1024;
+
+fn record(part: Prefix, to: &NodeName) -> Record {
+    Record::new(
+        Owner::new(SURRENDERED, part.to_string()),
+        Handle::new(to.as_str()),
+    )
+}
+
+/// The part that a row belongs to; none for the record of a pod.
+fn part_of(record: &Record) -> Option<Prefix> {
+    (record.owner.subject == SURRENDERED)
+        .then(|| record.owner.part.parse().ok())
+        .flatten()
+}
+
+/// The claim that a part was split off.
+pub(crate) fn parent_of(part: Prefix, claims: &[SliceObject]) -> Option<&SliceObject> {
+    claims
+        .iter()
+        .filter(|other| other.claim.range != part && other.claim.range.covers(part))
+        .max_by_key(|other| other.claim.range.length())
+}
+
+impl SlicePool {
+    /// Takes every address of a part out of use, all or none; false if one of them is held.
+    pub async fn surrender(
+        &self,
+        of: &Arc<Sliced>,
+        part: Prefix,
+        to: &NodeName,
+    ) -> Result<bool, SliceError> {
+        let space = of.usable.clipped(part);
+        if space.count() > MOST {
+            return Ok(false);
+        }
+        let addresses: Vec<_> = (0..space.count()).filter_map(|n| space.nth(n)).collect();
+        let record = record(part, to);
+        let rows = |pool: &Pool| -> Vec<Change> {
+            if addresses.iter().any(|address| pool.is_held(*address)) {
+                return Vec::new();
+            }
+            let claim = |address: &berth_core::Address| Change::Claim {
+                address: *address,
+                record: record.clone(),
+            };
+            addresses.iter().map(claim).collect()
+        };
+        let made = self.world.amend(&of.key(), rows).await?;
+        Ok(made.len() == addresses.len())
+    }
+
+    /// Puts the addresses of a slice that was granted into use, whatever took them out.
+    pub async fn free_addresses(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
+        let rows = |pool: &Pool| -> Vec<Change> {
+            let inside = pool
+                .records()
+                .filter(|(address, row)| slice.contains(*address) && part_of(row).is_some());
+            inside
+                .map(|(address, row)| Change::Release {
+                    address,
+                    expected: row.clone(),
+                    rest: None,
+                })
+                .collect()
+        };
+        self.world.amend(&of.key(), rows).await?;
+        Ok(())
+    }
+
+    /// Whether anything is out of use.
+    pub async fn has_rows(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
+        let local = self.world.local.load(&of.key()).await?;
+        Ok(local.pool.records().any(|(_, row)| part_of(row).is_some()))
+    }
+
+    /// What is others' already when a claim becomes this node's.
+    pub async fn surrender_offers(
+        &self,
+        of: &Arc<Sliced>,
+        claim: &Claimed,
+    ) -> Result<(), SliceError> {
+        for offer in &claim.offers {
+            let space = of.usable.clipped(offer.range);
+            let nested = self.nested(offer.range);
+            let addresses: Vec<_> = (0..space.count().min(MOST))
+                .filter_map(|n| space.nth(n))
+                .filter(|address| !nested.iter().any(|slice| slice.contains(*address)))
+                .collect();
+            let record = record(offer.range, &offer.node);
+            let rows = |pool: &Pool| -> Vec<Change> {
+                let free = addresses.iter().filter(|address| !pool.is_held(**address));
+                free.map(|address| Change::Claim {
+                    address: *address,
+                    record: record.clone(),
+                })
+                .collect()
+            };
+            self.world.amend(&of.key(), rows).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts the addresses of parts back into use.
+    pub async fn free_rows(
+        &self,
+        of: &Arc<Sliced>,
+        which: impl Fn(Prefix) -> bool,
+    ) -> Result<(), SliceError> {
+        let rows = |pool: &Pool| -> Vec<Change> {
+            let of_part = pool
+                .records()
+                .filter(|(_, record)| part_of(record).is_some_and(&which));
+            of_part
+                .map(|(address, record)| Change::Release {
+                    address,
+                    expected: record.clone(),
+                    rest: None,
+                })
+                .collect()
+        };
+        self.world.amend(&of.key(), rows).await?;
+        Ok(())
+    }
+
+    /// Frees the rows that no offer stands behind: a crash came between the row and the offer, or after the offer went.
+    /// The gate must be held.
+    pub async fn settle_surrenders(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        let _donating = self.donating.lock().await;
+        if !self.has_rows(of).await? {
+            return Ok(());
+        }
+        // Read under the lock: a donation may have been written since the last look.
+        let now = self
+            .world
+            .cluster
+            .slices(Some((&of.network, of.range)), Some(&self.world.node))
+            .await?;
+        let offered: Vec<Prefix> = now
+            .iter()
+            .flat_map(|object| object.claim.offers.iter().map(|offer| offer.range))
+            .collect();
+        self.free_rows(of, |part| !offered.iter().any(|offer| offer.covers(part)))
+            .await
+    }
+}

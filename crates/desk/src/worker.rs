@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Moment, Pool, Release, Request};
-use berth_ledger::{Backoff, LedgerError, PoolKey, Rejection, SharedLedger, Snapshot};
+use berth_ledger::{Backoff, LedgerError, PoolKey, Rejection, SharedLedger, Snapshot, Version};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use tokio::sync::mpsc;
@@ -71,6 +71,7 @@ impl Worker {
                 None => continue,
                 Some(0) => break,
                 Some(_) => {
+                    self.turn().await;
                     self.gather(&mut tickets).await;
                     self.serve(tickets).await;
                 }
@@ -78,6 +79,19 @@ impl Worker {
             if !self.returns.is_empty() {
                 self.serve(Vec::new()).await;
             }
+        }
+    }
+
+    /// Where writers take turns the plan waits for it: then it is made on the newest state, for all who
+    /// have asked by then. As with a watch, `read_at` stays.
+    async fn turn(&mut self) {
+        let base = match &self.copy {
+            Some((copy, _)) => copy.version.clone(),
+            None => Version::default(),
+        };
+        let newer = self.ledger.turn(&self.pool, &base).await;
+        if let (Some(newer), Some((copy, _))) = (newer, &mut self.copy) {
+            *copy = newer;
         }
     }
 
@@ -225,6 +239,9 @@ impl Worker {
             tickets = self.drop_expired(tickets, last.as_ref());
             if tickets.is_empty() && (self.returns.is_empty() || last.is_some()) {
                 return Ok(());
+            }
+            if last.is_some() {
+                self.turn().await;
             }
             let step = match self.read(stale || !self.returns.is_empty()).await {
                 Ok(()) => self.plan_and_commit(tickets, conflicts).await,
@@ -481,7 +498,7 @@ fn now() -> Moment {
 
 #[cfg(test)]
 mod tests {
-    use berth_ledger::{MemoryLedger, Version};
+    use berth_ledger::MemoryLedger;
 
     use super::*;
     use crate::DeskMetrics;
@@ -497,13 +514,13 @@ mod tests {
             tickets,
         );
         let at = |version: &str| Snapshot {
-            version: Version(version.into()),
+            version: Version::new(version),
             ..Snapshot::default()
         };
         worker.copy = Some((at("10"), Instant::now()));
         for (seen, kept) in [("9", "10"), ("10", "10"), ("11", "11"), ("10", "11")] {
             worker.adopt(at(seen));
-            assert_eq!(worker.copy.as_ref().unwrap().0.version.0, kept);
+            assert_eq!(worker.copy.as_ref().unwrap().0.version.stored(), kept);
         }
         worker.adopt(at("absent"));
         assert!(worker.copy.is_none());

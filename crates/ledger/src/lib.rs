@@ -63,36 +63,50 @@ impl fmt::Display for PoolKey {
 
 /// The state that a pool was read at. Opaque: only the ledger that made it can compare it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Version(pub String);
+pub struct Version {
+    stored: String,
+    merged: bool,
+}
 
 impl Version {
+    /// The version that a store has by this name.
+    pub fn new(stored: impl Into<String>) -> Self {
+        Self {
+            stored: stored.into(),
+            merged: false,
+        }
+    }
+
     /// The version of a commit that was applied to a newer state than the caller's.
     #[must_use]
     pub fn merged(self) -> Self {
-        Self(self.0 + "+")
+        Self {
+            merged: true,
+            ..self
+        }
     }
 
     /// Whether others wrote between the caller's base and this commit.
-    pub fn is_merged(&self) -> bool {
-        self.0.ends_with('+')
+    pub const fn is_merged(&self) -> bool {
+        self.merged
     }
 
-    /// The store's own version, without that mark.
+    /// The store's own version.
     pub fn stored(&self) -> &str {
-        self.0.trim_end_matches('+')
+        &self.stored
     }
 
     /// Which of two states is the later one. Versions that begin with a number grow (a
     /// resourceVersion, a count of commits); of others only equality is known.
     pub fn order(&self, other: &Self) -> Option<Ordering> {
         let number = |version: &Self| {
-            let digits = version.0.find(|c: char| !c.is_ascii_digit());
-            let digits = digits.map_or(version.0.as_str(), |end| &version.0[..end]);
-            digits.parse::<u64>().ok()
+            let text = version.stored();
+            let digits = text.find(|c: char| !c.is_ascii_digit());
+            text[..digits.unwrap_or(text.len())].parse::<u64>().ok()
         };
         match (number(self), number(other)) {
             (Some(this), Some(other)) => Some(this.cmp(&other)),
-            _ => (self == other).then_some(Ordering::Equal),
+            _ => (self.stored == other.stored).then_some(Ordering::Equal),
         }
     }
 }
@@ -175,6 +189,12 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         changes: &[Change],
     ) -> Result<Version, LedgerError>;
 
+    /// Waits until a commit has a chance, where writers of one object take turns; the pool if it is
+    /// known to be newer than `base`. Only a hint: a commit needs no turn, and a turn promises none.
+    async fn turn(&self, _pool: &PoolKey, _base: &Version) -> Option<Snapshot> {
+        None
+    }
+
     /// The pool now and after every later change by anyone, coalesced: a slow reader sees the newest
     /// state, not each one. A hint for caches, never a basis for freeing (I4).
     async fn watch(
@@ -215,16 +235,18 @@ mod tests {
 
     #[test]
     fn versions_that_begin_with_a_number_tell_which_is_older() {
-        let order = |a: &str, b: &str| Version(a.into()).order(&Version(b.into()));
-        for (a, b) in [
-            ("9", "10"),
-            ("9/plain/bare/", "10/tracked/without/"),
-            ("9+", "10"),
-        ] {
+        let order = |a: &str, b: &str| Version::new(a).order(&Version::new(b));
+        for (a, b) in [("9", "10"), ("9/plain/bare/", "10/tracked/without/")] {
             assert_eq!(order(a, b), Some(Ordering::Less), "{a} {b}");
             assert_eq!(order(b, a), Some(Ordering::Greater), "{b} {a}");
         }
-        assert_eq!(order("10", "10+"), Some(Ordering::Equal));
+        let merged = Version::new("10").merged();
+        assert_eq!(merged.order(&Version::new("10")), Some(Ordering::Equal));
+        assert_ne!(
+            merged,
+            Version::new("10"),
+            "a merged one is not the caller's"
+        );
         assert_eq!(order("absent", "absent"), Some(Ordering::Equal));
         assert_eq!(order("absent", "10"), None);
     }

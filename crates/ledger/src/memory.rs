@@ -34,7 +34,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn snapshot(state: &(u64, Pool)) -> Snapshot {
     Snapshot {
         pool: state.1.clone(),
-        version: Version(state.0.to_string()),
+        version: Version::new(state.0.to_string()),
     }
 }
 
@@ -66,9 +66,10 @@ impl Ledger for MemoryLedger {
             })?;
         }
         // A pool that nobody wrote yet is at version 0 and at none.
-        let exact = base.0 == number.to_string() || (number == 0 && base.0.is_empty());
+        let exact =
+            *base == Version::new(number.to_string()) || (number == 0 && base.stored().is_empty());
         state.send_replace((number + 1, next));
-        let version = Version((number + 1).to_string());
+        let version = Version::new((number + 1).to_string());
         Ok(if exact { version } else { version.merged() })
     }
 

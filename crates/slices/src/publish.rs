@@ -81,7 +81,7 @@ impl SlicePool {
             let fresh = publisher
                 .views
                 .get(&slice)
-                .is_none_or(|view| view.object.version.0.is_empty());
+                .is_none_or(|view| view.object.version.stored().is_empty());
             if fresh {
                 let known = publisher.views.remove(&slice);
                 if known.is_none() && wanted.is_empty() && !self.has_object(&of, slice).await? {

@@ -1,7 +1,7 @@
 //! VM pools, each in one key of one ConfigMap, in the form that live clusters hold.
 //!
 //! Promises: a write goes under the resourceVersion that was read, so no other writer's change is
-//! lost (I1); a state that can't be read, or is suddenly gone, is an error and never an empty pool
+//! lost (I1); writers that meet take turns ([`ring`]), so that each write counts; a state that can't be read, or is suddenly gone, is an error and never an empty pool
 //! (I5); a state that would not fit is refused before it is sent. When another writer was first, the
 //! same changes are tried on the newer state as long as their preconditions hold there, without
 //! planning again: that is what makes two writers of different addresses cheap.
@@ -11,10 +11,12 @@
 mod document;
 mod gojson;
 mod object;
-mod pace;
+mod ring;
 mod salvage;
 mod state;
+mod view;
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,8 +27,10 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
+use rand::RngExt;
 
 use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Version};
 
@@ -36,12 +40,16 @@ pub use salvage::Salvage;
 pub use state::{Repairs, attribute};
 
 use crate::kube::status::{Ask, Failure, Verb};
-use object::Stored;
-use pace::Pace;
+use object::{Draft, Stored};
+use ring::Ring;
 use state::{Members, Obstacle};
+use view::View;
 
 /// How long one commit is tried on newer and newer states, before the desk is told.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A state that was learned no longer ago than this was as good as new when its write was sent.
+const YOUNG: Duration = Duration::from_millis(500);
 
 /// The pools of one namespace; a pool's name is its ConfigMap's.
 pub struct ConfigMapLedger {
@@ -50,10 +58,10 @@ pub struct ConfigMapLedger {
     /// For one request to the API server.
     timeout: Duration,
     members: Mutex<BTreeMap<String, Members>>,
-    /// What was last read or written: the base of the next commit, if its version still is.
-    last: Mutex<BTreeMap<String, Arc<Stored>>>,
-    conflicts: Mutex<BTreeMap<String, u64>>,
-    paces: Mutex<BTreeMap<String, Pace>>,
+    /// What was last read, written or heard: the base of the next commit.
+    views: Mutex<BTreeMap<String, Arc<View>>>,
+    /// The name of this process among those that take turns.
+    id: String,
 }
 
 impl std::fmt::Debug for ConfigMapLedger {
@@ -76,9 +84,8 @@ impl ConfigMapLedger {
             namespace,
             timeout,
             members: Mutex::default(),
-            last: Mutex::default(),
-            conflicts: Mutex::default(),
-            paces: Mutex::default(),
+            views: Mutex::default(),
+            id: format!("{:08x}", rand::random::<u32>()),
         }
     }
 
@@ -98,7 +105,7 @@ impl ConfigMapLedger {
     pub async fn repair(&self, pool: &PoolKey) -> Result<Repairs, LedgerError> {
         let members = self.members(pool);
         let mut repairs = Repairs::default();
-        self.edit(pool, None, &mut |stored, document| {
+        self.edit(pool, None, 1, &mut |stored, document| {
             repairs = state::repair(document, &members, Timestamp::now());
             Ok(!repairs.is_empty() || !stored.exists())
         })
@@ -120,7 +127,7 @@ impl ConfigMapLedger {
             };
             let now = Timestamp::now();
             let salvage = salvage::salvage(&text, &members, now);
-            let next = object::with_set_aside(kept, text, &salvage.document, now)?;
+            let next = object::with_set_aside(kept, text, salvage.document.clone(), now)?;
             if self.write(pool, next, end).await?.is_some() {
                 return Ok(Some(salvage));
             }
@@ -129,7 +136,7 @@ impl ConfigMapLedger {
 
     /// How many writes to the pool met another writer, since this ledger was opened.
     pub fn conflicts(&self, pool: &PoolKey) -> u64 {
-        lock(&self.conflicts).get(&pool.name).copied().unwrap_or(0)
+        self.view(pool).conflicts()
     }
 
     fn members(&self, pool: &PoolKey) -> Members {
@@ -140,8 +147,8 @@ impl ConfigMapLedger {
         format!("ConfigMap {}/{}", self.namespace, pool.name)
     }
 
-    fn remember(&self, pool: &PoolKey, stored: Arc<Stored>) {
-        lock(&self.last).insert(pool.name.clone(), stored);
+    fn view(&self, pool: &PoolKey) -> Arc<View> {
+        Arc::clone(lock(&self.views).entry(pool.name.clone()).or_default())
     }
 
     /// One request, bounded, whose failure says what is known of its outcome.
@@ -174,7 +181,8 @@ impl ConfigMapLedger {
     async fn fetch(&self, pool: &PoolKey) -> Result<Arc<Stored>, LedgerError> {
         let found = self.get(pool).await?;
         let target = self.target(pool);
-        let before = lock(&self.last).get(&pool.name).map(|last| last.in_use());
+        let view = self.view(pool);
+        let before = view.last().map(|last| last.in_use());
         if found.is_none()
             && let Some(in_use @ 1..) = before
         {
@@ -187,21 +195,22 @@ impl ConfigMapLedger {
             });
         }
         let stored = Arc::new(Stored::read(&target, found)?);
-        self.remember(pool, stored.clone());
+        view.learn(Arc::clone(&stored));
         Ok(stored)
     }
 
     /// Creates or replaces, under the version that the object was read at.
-    async fn put(&self, pool: &PoolKey, next: ConfigMap) -> Result<Arc<Stored>, LedgerError> {
+    async fn put(&self, pool: &PoolKey, next: &Draft) -> Result<Arc<Stored>, LedgerError> {
         let params = kube::api::PostParams::default();
-        let written = if next.metadata.resource_version.is_none() {
-            self.ask(Verb::Create, &pool.name, self.api.create(&params, &next))
+        let object = &next.object;
+        let answer = if object.metadata.resource_version.is_none() {
+            self.ask(Verb::Create, &pool.name, self.api.create(&params, object))
                 .await?
         } else {
-            let replaced = self.api.replace(&pool.name, &params, &next);
+            let replaced = self.api.replace(&pool.name, &params, object);
             self.ask(Verb::Update, &pool.name, replaced).await?
         };
-        Ok(Arc::new(Stored::read(&self.target(pool), Some(written))?))
+        Ok(Arc::new(Stored::written(&self.target(pool), next, answer)?))
     }
 
     /// Writes and remembers. `None`: another writer was first, and it is to be tried again on what
@@ -209,46 +218,22 @@ impl ConfigMapLedger {
     async fn write(
         &self,
         pool: &PoolKey,
-        next: ConfigMap,
+        next: Draft,
         end: Instant,
     ) -> Result<Option<Version>, LedgerError> {
-        match self.put(pool, next).await {
+        let (view, begun) = (self.view(pool), Instant::now());
+        match self.put(pool, &next).await {
             Ok(stored) => {
-                self.pace(pool, Pace::succeeded);
+                view.wrote(begun.elapsed());
                 let version = stored.version();
-                self.remember(pool, stored);
+                view.learn(stored);
                 Ok(Some(version))
             }
             Err(LedgerError::Conflict { .. }) if Instant::now() < end => {
-                self.pace(pool, Pace::collided);
-                *lock(&self.conflicts).entry(pool.name.clone()).or_default() += 1;
+                view.collided();
                 Ok(None)
             }
             Err(error) => Err(error),
-        }
-    }
-
-    fn pace<T>(&self, pool: &PoolKey, act: impl FnOnce(&mut Pace) -> T) -> T {
-        act(lock(&self.paces).entry(pool.name.clone()).or_default())
-    }
-
-    /// The state to begin with: the one that the caller knows, unless others write too. Then that
-    /// one is old by the time it is written, and holding back before reading is cheaper.
-    async fn current(
-        &self,
-        pool: &PoolKey,
-        base: Option<&Version>,
-    ) -> Result<Arc<Stored>, LedgerError> {
-        if let Some(pause) = self.pace(pool, |pace| pace.pause()) {
-            tokio::time::sleep(pause).await;
-            return self.fetch(pool).await;
-        }
-        let last = lock(&self.last).get(&pool.name).cloned();
-        let is_base =
-            |last: &Arc<Stored>| base.is_some_and(|base| base.stored() == last.version().0);
-        match last.filter(is_base) {
-            Some(last) => Ok(last),
-            None => self.fetch(pool).await,
         }
     }
 
@@ -258,22 +243,109 @@ impl ConfigMapLedger {
         &self,
         pool: &PoolKey,
         base: Option<&Version>,
+        changes: usize,
         edit: &mut (dyn FnMut(&Stored, &mut Document) -> Result<bool, LedgerError> + Send),
     ) -> Result<Version, LedgerError> {
         let end = Instant::now() + PATIENCE;
-        let mut base_of_try = base;
+        let (view, target) = (self.view(pool), self.target(pool));
+        let last = view.last();
+        let is_base =
+            |last: &Arc<Stored>| base.is_some_and(|base| base.stored() == last.version().stored());
+        let mut known = last.filter(is_base);
         loop {
-            let current = self.current(pool, base_of_try).await?;
+            let (current, passed) = self.at_turn(pool, known.take()).await?;
             let mut document = current.document().clone();
             if !edit(&current, &mut document)? {
                 return Ok(current.version());
             }
             let exact = base.is_none_or(|base| *base == current.version());
-            let next = current.with(&self.target(pool), &pool.name, &document)?;
+            let ring = current.ring();
+            let keeps = ring.place(&self.id).is_some() && view.keeps_turn(changes);
+            let ring = ring.after_write(&self.id, passed, keeps);
+            let next = current.with(&target, &pool.name, document, &ring)?;
             if let Some(version) = self.write(pool, next, end).await? {
                 return Ok(if exact { version } else { version.merged() });
             }
-            base_of_try = None;
+            known = self.after_conflict(pool, &current).await?;
+        }
+    }
+
+    /// Waits for the turn, if turns are taken. The state to write on, which is `known` where they are not,
+    /// and how many members were waited for in vain.
+    async fn at_turn(
+        &self,
+        pool: &PoolKey,
+        known: Option<Arc<Stored>>,
+    ) -> Result<(Arc<Stored>, usize), LedgerError> {
+        let view = self.view(pool);
+        while let Some(turn) = view.turn(&self.id).await {
+            view.follow(&self.api, &pool.name);
+            match turn.stored {
+                Some(stored) => return Ok((stored, turn.passed)),
+                None => self.fetch(pool).await?,
+            };
+        }
+        match known {
+            Some(known) => Ok((known, 0)),
+            None => Ok((self.fetch(pool).await?, 0)),
+        }
+    }
+
+    /// The state to try on next, if it is known. Whoever lost on a state that had just been read met others
+    /// who write at this moment, and joins their turns; a state that was old proves nothing.
+    async fn after_conflict(
+        &self,
+        pool: &PoolKey,
+        lost: &Stored,
+    ) -> Result<Option<Arc<Stored>>, LedgerError> {
+        let view = self.view(pool);
+        if lost.ring().place(&self.id).is_some() {
+            let told = view.is_followed() && view.is_newer(lost).await;
+            if !told {
+                self.fetch(pool).await?;
+            }
+            if view.has_member(&self.id) {
+                return Ok(None);
+            }
+        } else if lost.age() > YOUNG {
+            let newer = self.fetch(pool).await?;
+            if newer.ring().next().is_none() {
+                return Ok(Some(newer));
+            }
+        }
+        self.sign_up(pool).await.map(Some)
+    }
+
+    /// Joins those who take turns, as the next.
+    async fn sign_up(&self, pool: &PoolKey) -> Result<Arc<Stored>, LedgerError> {
+        let (view, target) = (self.view(pool), self.target(pool));
+        let (params, patch) = (
+            PatchParams::default(),
+            Patch::Merge(Ring::sign_up(&self.id)),
+        );
+        let signed = self.api.patch(&pool.name, &params, &patch);
+        match self.ask(Verb::Patch, &pool.name, signed).await {
+            Ok(object) => {
+                let stored = Arc::new(Stored::read(&target, Some(object))?);
+                view.new_turn();
+                view.learn(Arc::clone(&stored));
+                view.follow(&self.api, &pool.name);
+                Ok(stored)
+            }
+            Err(error) => {
+                // No right to patch, or too many at once: then chance parts them, more slowly.
+                tracing::debug!(target, %error, "no turn is to be had");
+                let share: f64 = rand::rng().random_range(0.0..4.0);
+                tokio::time::sleep(view.turn_time().mul_f64(share)).await;
+                self.fetch(pool).await
+            }
+        }
+    }
+
+    fn snapshot(&self, pool: &PoolKey, stored: &Stored) -> Snapshot {
+        Snapshot {
+            pool: state::pool(stored.document(), &self.members(pool)),
+            version: stored.version(),
         }
     }
 
@@ -290,10 +362,7 @@ impl ConfigMapLedger {
 impl Ledger for ConfigMapLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
         let stored = self.fetch(pool).await?;
-        Ok(Snapshot {
-            pool: state::pool(stored.document(), &self.members(pool)),
-            version: stored.version(),
-        })
+        Ok(self.snapshot(pool, &stored))
     }
 
     async fn commit(
@@ -307,7 +376,8 @@ impl Ledger for ConfigMapLedger {
         }
         let members = self.members(pool);
         let target = self.target(pool);
-        self.edit(pool, Some(base), &mut |_, document| match state::apply(
+        let count = changes.len();
+        self.edit(pool, Some(base), count, &mut |_, document| match state::apply(
             document,
             &members,
             changes,
@@ -327,6 +397,15 @@ impl Ledger for ConfigMapLedger {
             }),
         })
         .await
+    }
+
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Option<Snapshot> {
+        if !self.view(pool).has_member(&self.id) {
+            return None;
+        }
+        let (stored, _) = self.at_turn(pool, None).await.ok()?;
+        let is_newer = stored.version().order(base) == Some(Ordering::Greater);
+        is_newer.then(|| self.snapshot(pool, &stored))
     }
 
     async fn watch(

@@ -4,12 +4,14 @@
 //! what would pass the API server's limit is refused before it is sent.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 
 use super::document::Document;
+use super::ring::Ring;
 use crate::kube::resource::Resource;
 use crate::{LedgerError, Version};
 
@@ -33,17 +35,19 @@ pub(super) fn selector() -> String {
 }
 
 /// A state as it was read: the object, for its version and its other content, and the document.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Stored {
     object: Option<ConfigMap>,
     document: Document,
+    ring: Ring,
+    learned: Instant,
 }
 
 impl Stored {
     /// An object without the key has no state yet, like one that does not exist.
     pub(super) fn read(target: &str, found: Option<ConfigMap>) -> Result<Self, LedgerError> {
         let Some(mut object) = found else {
-            return Ok(Self::default());
+            return Ok(Self::holding(None, Document::default()));
         };
         // The text is decoded, and written anew each time: no need to carry it along.
         let text = object.data.as_mut().and_then(|data| data.remove(STATE_KEY));
@@ -55,15 +59,46 @@ impl Stored {
                     .map_or_else(String::new, ToString::to_string),
             })?,
         };
-        object.metadata.managed_fields = None;
-        Ok(Self {
-            object: Some(object),
+        Ok(Self::holding(Some(object), document))
+    }
+
+    fn holding(mut object: Option<ConfigMap>, document: Document) -> Self {
+        if let Some(object) = &mut object {
+            object.metadata.managed_fields = None;
+        }
+        let annotations = object.as_ref().map(|object| &object.metadata.annotations);
+        Self {
+            ring: Ring::read(annotations.and_then(Option::as_ref)),
+            object,
             document,
-        })
+            learned: Instant::now(),
+        }
+    }
+
+    /// The state after a write, from the server's answer to it. What came back as it was sent is not
+    /// decoded again.
+    pub(super) fn written(
+        target: &str,
+        sent: &Draft,
+        mut answer: ConfigMap,
+    ) -> Result<Self, LedgerError> {
+        let text = answer.data.as_mut().and_then(|data| data.get(STATE_KEY));
+        if text.is_none() || text != sent.text() {
+            return Self::read(target, Some(answer));
+        }
+        if let Some(data) = &mut answer.data {
+            data.remove(STATE_KEY);
+        }
+        Ok(Self::holding(Some(answer), sent.document.clone()))
     }
 
     pub(super) const fn document(&self) -> &Document {
         &self.document
+    }
+
+    /// How long ago it was read or written.
+    pub(super) fn age(&self) -> Duration {
+        self.learned.elapsed()
     }
 
     pub(super) const fn exists(&self) -> bool {
@@ -74,24 +109,45 @@ impl Stored {
         self.document.allocated.len()
     }
 
+    /// Who waits to write it.
+    pub(super) const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
     /// Empty if there is no object yet.
     pub(super) fn version(&self) -> Version {
         let version = self
             .object
             .as_ref()
             .and_then(|object| object.metadata.resource_version.clone());
-        Version(version.unwrap_or_default())
+        Version::new(version.unwrap_or_default())
     }
 
-    /// The object with another document in it, to be written under the version that was read.
+    /// The object with another document in it, to be written under the version that was read, and the
+    /// ring as it is after that.
     pub(super) fn with(
         &self,
         target: &str,
         name: &str,
-        document: &Document,
-    ) -> Result<ConfigMap, LedgerError> {
-        let object = self.object.clone().unwrap_or_else(|| new_object(name));
+        document: Document,
+        ring: &Ring,
+    ) -> Result<Draft, LedgerError> {
+        let mut object = self.object.clone().unwrap_or_else(|| new_object(name));
+        ring.write(&mut object.metadata.annotations);
         with_document(object, target, document)
+    }
+}
+
+/// An object that is ready to be written, and the document in it.
+#[derive(Debug)]
+pub(super) struct Draft {
+    pub object: ConfigMap,
+    document: Document,
+}
+
+impl Draft {
+    fn text(&self) -> Option<&String> {
+        self.object.data.as_ref()?.get(STATE_KEY)
     }
 }
 
@@ -110,8 +166,8 @@ fn new_object(name: &str) -> ConfigMap {
 fn with_document(
     mut object: ConfigMap,
     target: &str,
-    document: &Document,
-) -> Result<ConfigMap, LedgerError> {
+    document: Document,
+) -> Result<Draft, LedgerError> {
     let text = document.encode().map_err(|error| LedgerError::Unreadable {
         target: target.into(),
         why: error.to_string(),
@@ -137,7 +193,7 @@ fn with_document(
             ),
         });
     }
-    Ok(object)
+    Ok(Draft { object, document })
 }
 
 /// The object and its text, if the text is there and is no document.
@@ -152,9 +208,9 @@ pub(super) fn unreadable(found: &Option<ConfigMap>) -> Option<(ConfigMap, String
 pub(super) fn with_set_aside(
     mut object: ConfigMap,
     text: String,
-    document: &Document,
+    document: Document,
     now: Timestamp,
-) -> Result<ConfigMap, LedgerError> {
+) -> Result<Draft, LedgerError> {
     let target = object.metadata.name.clone().unwrap_or_default();
     let data = object.data.get_or_insert_default();
     let stamp = now.strftime("%Y%m%dT%H%M%SZ");
@@ -164,4 +220,42 @@ pub(super) fn with_set_aside(
     }
     data.insert(key, text);
     with_document(object, &target, document)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// An empty state at a version, with a ring.
+    pub(in crate::configmap) fn stored(version: u64, ring: &[(&str, u64)]) -> Arc<Stored> {
+        let mut object = new_object("pool");
+        object.metadata.resource_version = Some(version.to_string());
+        let signed = ring
+            .iter()
+            .map(|(id, place)| (format!("turn.berth.dev/{id}"), place.to_string()));
+        object.metadata.annotations = Some(signed.collect());
+        Arc::new(Stored::read("pool", Some(object)).unwrap())
+    }
+
+    #[test]
+    fn an_answer_that_is_not_what_was_sent_is_believed() {
+        let before = Stored::read("pool", None).unwrap();
+        let document = Document::default();
+        let draft = before
+            .with("pool", "pool", document, &Ring::default())
+            .unwrap();
+        let mut answer = draft.object.clone();
+        let same = Stored::written("pool", &draft, answer.clone()).unwrap();
+        assert_eq!(*same.document(), Document::default());
+        let other = Document {
+            version: 9,
+            ..Document::default()
+        };
+        let text = other.encode().unwrap();
+        answer.data.as_mut().unwrap().insert(STATE_KEY.into(), text);
+        let changed = Stored::written("pool", &draft, answer).unwrap();
+        assert_eq!(changed.document().version, 9);
+    }
 }

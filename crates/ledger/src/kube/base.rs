@@ -87,7 +87,7 @@ impl Base {
 
 impl From<&Base> for Version {
     fn from(base: &Base) -> Self {
-        Self(match base {
+        Self::new(match base {
             Base::Unknown => String::new(),
             Base::Absent => ABSENT.to_owned(),
             Base::At(stamp) => {
@@ -174,7 +174,7 @@ mod tests {
             assert_eq!(Base::from(&Version::from(&base)), base);
         }
         for foreign in ["17", "a/1/c/d/e", "1/x/plain/bare/", "1/1/plain/half"] {
-            assert_eq!(Base::from(&Version(foreign.into())), Base::Unknown);
+            assert_eq!(Base::from(&Version::new(foreign)), Base::Unknown);
         }
     }
 

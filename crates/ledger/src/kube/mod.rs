@@ -126,7 +126,7 @@ impl KubeLedger {
         let ask = self.wire.ask(Verb::Delete, &POOLS, &pool.name);
         let stamp = match Base::from(version) {
             Base::Absent => return Ok(()),
-            Base::At(stamp) if version.stored() == version.0 => stamp,
+            Base::At(stamp) if !version.is_merged() => stamp,
             _ => {
                 return Err(LedgerError::Conflict {
                     pool: ask.target(),
@@ -194,9 +194,8 @@ impl Ledger for KubeLedger {
         base: &Version,
     ) -> Result<Option<Snapshot>, LedgerError> {
         let known = Base::from(base);
-        let merged = base.stored() != base.0;
         if !self.paged
-            && !merged
+            && !base.is_merged()
             && known != Base::Unknown
             && self.store(pool).is_at(&known).await?
         {
@@ -221,7 +220,7 @@ impl Ledger for KubeLedger {
             let written = self.store(pool).commit(&base.into(), changes).await?;
             (Version::from(&Base::At(written.stamp)), written.merged)
         };
-        Ok(if merged || base.stored() != base.0 {
+        Ok(if merged || base.is_merged() {
             version.merged()
         } else {
             version

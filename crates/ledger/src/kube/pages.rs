@@ -164,9 +164,9 @@ pub(super) fn snapshot<'a>(pages: impl Iterator<Item = (u128, &'a Object)>) -> S
 fn join(bases: &BTreeMap<u128, Base>) -> Version {
     let lines: Vec<String> = bases
         .iter()
-        .map(|(page, base)| format!("{page} {}", Version::from(base).0))
+        .map(|(page, base)| format!("{page} {}", Version::from(base).stored()))
         .collect();
-    Version(format!("pages\n{}", lines.join("\n")))
+    Version::new(format!("pages\n{}", lines.join("\n")))
 }
 
 /// `None` for a version that is not one of pages.
@@ -175,7 +175,7 @@ fn split(version: &Version) -> Option<BTreeMap<u128, Base>> {
     lines
         .map(|line| {
             let (page, base) = line.split_once(' ')?;
-            Some((page.parse().ok()?, Base::from(&Version(base.to_owned()))))
+            Some((page.parse().ok()?, Base::from(&Version::new(base))))
         })
         .collect()
 }
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(split(&join(&bases)), Some(bases.clone()));
         assert_eq!(split(&join(&bases).merged()), Some(bases));
         assert_eq!(split(&join(&BTreeMap::new())), Some(BTreeMap::new()));
-        assert_eq!(split(&Version("7/1/plain/bare/".into())), None);
+        assert_eq!(split(&Version::new("7/1/plain/bare/")), None);
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn mk_pool() -> PoolKey {
 }
 
 fn mk_base() -> Version {
-    Version("7/3/plain/bare/".into())
+    Version::new("7/3/plain/bare/")
 }
 
 fn mk_claim() -> Change {

@@ -11,7 +11,7 @@ pub(super) fn version(connection: &Connection, pool: &PoolKey) -> Result<Version
         .prepare_cached("SELECT version FROM pools WHERE name = ?1")?
         .query_row([&pool.name], |row| row.get(0))
         .optional()?;
-    Ok(Version(
+    Ok(Version::new(
         number.map(|number| number.to_string()).unwrap_or_default(),
     ))
 }
@@ -58,7 +58,7 @@ pub(super) fn commit(
     if *base != current {
         return Err(conflict(Vec::new()));
     }
-    let number = current.0.parse::<i64>().unwrap_or(0) + 1;
+    let number = current.stored().parse::<i64>().unwrap_or(0) + 1;
     connection
         .prepare_cached(
             "INSERT INTO pools (name, network, version) VALUES (?1, ?2, ?3)
@@ -88,7 +88,7 @@ pub(super) fn commit(
             return Err(conflict(vec![change.address()]));
         }
     }
-    Ok(Version(number.to_string()))
+    Ok(Version::new(number.to_string()))
 }
 
 fn claim_address(

@@ -93,6 +93,9 @@ impl Row for Status {
         if !self.silent.is_empty() {
             trouble.push(format!("silent: {}", ips(&self.silent)));
         }
+        if !self.uncleaned.is_empty() {
+            trouble.push(format!("cleanup failed: {}", ips(&self.uncleaned)));
+        }
         if !self.doubled.is_empty() {
             trouble.push(format!("two owners: {}", ips(&self.doubled)));
         }

@@ -292,6 +292,7 @@ impl Fleet {
     ) -> Result<Returned, PoolError> {
         let pool = match name {
             Some(_) => self.pool(name)?,
+            None if self.names().len() == 1 => self.pool(None)?,
             None => match self
                 .find(|pool| async move { pool.by_id(id).await })
                 .await?

@@ -118,6 +118,8 @@ pub struct Status {
     pub quarantined: usize,
     /// Free VMs that are passed over because they did not answer.
     pub silent: Vec<IpAddr>,
+    /// Quarantined VMs whose last cleanup failed; it is tried again.
+    pub uncleaned: Vec<IpAddr>,
     /// VMs that two allocations claim to have: another program broke the state.
     pub doubled: Vec<IpAddr>,
     /// Entries of the state that are no allocation.
@@ -196,10 +198,11 @@ impl VmPool {
 
     /// From now on these VMs are the pool's. What is in use stays with who has it.
     pub(crate) async fn resize(&self, ips: &[IpAddr]) -> Result<(), PoolError> {
+        let pool = self.load().await?;
+        // Before the ledger counts them: what is shown as available can be given.
+        self.inner.members.set(ips, &pool);
         self.set_members(ips);
         self.repair().await?;
-        let pool = self.load().await?;
-        self.inner.members.set(ips, &pool);
         Ok(())
     }
 
@@ -457,6 +460,10 @@ impl VmPool {
                 .filter(|a| !pool.is_held(*a))
                 .collect(),
         };
+        let failed = |record: &Record| Quarantine::read(record)?.error;
+        let uncleaned = quarantined
+            .iter()
+            .filter(|(_, record)| failed(record).is_some());
         let silent = self.inner.health.passed_over(Instant::now()).into_iter();
         Status {
             pool: self.name().into(),
@@ -467,6 +474,7 @@ impl VmPool {
             silent: silent
                 .filter(|ip| free.contains(&Address::from(*ip)))
                 .collect(),
+            uncleaned: uncleaned.map(|(address, _)| (*address).into()).collect(),
             doubled: pool.rivals().map(|(address, _)| address.into()).collect(),
             strays: pool
                 .strays()

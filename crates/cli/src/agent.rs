@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use berth_agent::{AgentConfig, GarbageSettings, GatherSettings, Patience};
 use berth_cni::wire::DEFAULT_SOCKET;
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,6 +30,9 @@ pub struct AgentArgs {
     garbage: GarbageArgs,
     #[command(flatten)]
     gather: GatherArgs,
+    /// Keep VM pools and leave the cluster's pods alone: no right to anything of theirs is needed.
+    #[arg(long)]
+    vms_only: bool,
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
     #[command(flatten)]
@@ -90,13 +93,18 @@ impl AgentArgs {
         logs::start("info", self.log_format);
         let cluster = self.cluster.connect();
         let vms = self.vms.setup(self.node.as_deref(), cluster.clone())?;
+        if self.vms_only && vms.is_none() {
+            bail!(
+                "--vms-only: no VM pools are set; name them with vm-pool-ips, pools-configmap or vm-settings"
+            );
+        }
         let node = node::name(self.node);
         let config = AgentConfig {
             socket: self.socket,
             database,
             gather: self.gather.settings(&node),
             node,
-            cluster,
+            cluster: cluster.filter(|_| !self.vms_only),
             listen: self.listen,
             flat_places: None,
             garbage: self.garbage.settings(),

@@ -1,8 +1,5 @@
 //! Eight manager processes on one ConfigMap of a real API server, which is killed in between: no VM is given
 //! twice, none is lost, and what the state says at the end is what the managers said all along.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod manager;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -11,8 +8,9 @@ use std::time::Duration;
 use berth_testkit::{Cluster, Part};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use manager::{Manager, call};
 use serde_json::{Value, json};
+
+use crate::manager::{Manager, call};
 
 const MANAGERS: usize = 8;
 const EACH: usize = 200;

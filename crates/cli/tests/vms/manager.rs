@@ -1,5 +1,4 @@
 //! A `berth agent` process that manages VM pools, and the little HTTP that its socket needs.
-#![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,11 +18,16 @@ pub struct Manager {
 impl Manager {
     /// Starts the built binary and waits until its pools are open.
     pub async fn start(kubeconfig: &Path, env: &[(&str, &str)]) -> Self {
+        Self::start_with(kubeconfig, env, &[]).await
+    }
+
+    pub async fn start_with(kubeconfig: &Path, env: &[(&str, &str)], args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("berth.sock");
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_berth"))
             .args(["agent", "--log-format", "json"])
+            .args(args)
             .env_clear()
             .env("BERTH_SOCKET", &socket)
             .env("BERTH_DATABASE", dir.path().join("berth.db"))
@@ -57,6 +61,38 @@ impl Manager {
         body: &str,
     ) -> std::io::Result<(u16, Value)> {
         call(&self.socket, method, &format!("/v1/vms{path}"), body).await
+    }
+
+    /// `berth vm ...` on this manager's socket: what it printed, and whether it succeeded.
+    pub fn cli(&self, args: &[&str]) -> (String, bool) {
+        let output = Command::new(env!("CARGO_BIN_EXE_berth"))
+            .arg("vm")
+            .args(args)
+            .env_clear()
+            .env("BERTH_SOCKET", &self.socket)
+            .output()
+            .unwrap();
+        let told = [output.stdout, output.stderr].concat();
+        (String::from_utf8(told).unwrap(), output.status.success())
+    }
+
+    /// One series of the agent's metrics; 0 if there is none yet.
+    pub async fn metric(&self, series: &str) -> f64 {
+        let (_, text) = call(&self.socket, "GET", "/metrics", "").await.unwrap();
+        let text = text.as_str().unwrap().to_string();
+        let line = text.lines().find_map(|line| line.strip_prefix(series));
+        line.map_or(0.0, |value| value.trim().parse().unwrap())
+    }
+
+    /// The audit's lines of one operation, in their order.
+    pub fn audit(&self, operation: &str) -> Vec<Value> {
+        let log = self.log();
+        let lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let is_asked =
+            |line: &Value| line["target"] == "audit" && line["fields"]["operation"] == operation;
+        lines.filter(is_asked).collect()
     }
 
     /// kill -9.

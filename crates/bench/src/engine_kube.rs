@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
+use berth_core::Address;
 use berth_desk::{Desk, DeskMetrics};
+use berth_ledger::configmap::ConfigMapLedger;
 use berth_ledger::kube::Connect;
 use berth_ledger::{KubeLedger, PoolKey, SharedLedger};
 use berth_testkit::Cluster;
@@ -30,6 +32,9 @@ pub struct EngineKube {
     /// Seconds that the separate desks get: their rate is measured, not their patience.
     #[arg(long, default_value_t = 30)]
     separate_seconds: u64,
+    /// VMs of the ConfigMap's document, all of which are claimed.
+    #[arg(long, default_value_t = 1_000)]
+    vms: u32,
     /// Objects of each turn of claims by name.
     #[arg(long, default_value_t = 1_250)]
     names: u64,
@@ -88,6 +93,7 @@ impl EngineKube {
     pub async fn run(&self) -> Result<Vec<Figure>> {
         let bed = Bed::new().await?;
         let mut figures = self.shared_pool(&bed).await?;
+        figures.push(self.document(&bed).await?);
         figures.extend(self.names(&bed).await?);
         Ok(figures)
     }
@@ -138,6 +144,33 @@ impl EngineKube {
                 Target::None,
             ),
         ])
+    }
+
+    /// A document in a ConfigMap is written whole: what one desk gathers is all that can be gained.
+    async fn document(&self, bed: &Bed) -> Result<Figure> {
+        let pool = mk_pool("document")?;
+        let client = bed.cluster.client().await?;
+        let ledger = ConfigMapLedger::new(client, &bed.namespace, Duration::from_secs(60));
+        let first: Address = "10.0.0.1".parse()?;
+        let vms = (0..self.vms).filter_map(|n| first.plus(n.into()));
+        ledger.set_members(&pool, &vms.collect::<Vec<_>>());
+        let ledger: SharedLedger = Arc::new(ledger);
+        let metrics = DeskMetrics::default();
+        let of_pool = metrics.of(&pool.name);
+        let desk = Desk::open(Arc::clone(&ledger), pool.clone(), &settings(), of_pool);
+        let n = self.requesters;
+        let end = End {
+            claims: self.vms as usize,
+            after: Duration::from_secs(600),
+        };
+        let what = format!("one desk on a ConfigMap, {n} requesters");
+        let run = shared::run(&what, &ledger, &pool, vec![desk], &metrics, n, end).await?;
+        Ok(Figure::new(
+            format!("{what}, empty to {} entries", run.claims),
+            run.rate(),
+            "claims/s",
+            Target::AtLeast(300.0),
+        ))
     }
 
     async fn names(&self, bed: &Bed) -> Result<Vec<Figure>> {

@@ -34,13 +34,18 @@ pub struct Vms {
     pods: usize,
     #[arg(long, default_value_t = 20)]
     seconds: u64,
+    /// Seconds before that, in which all processes begin at once; of them only the longest is told.
+    #[arg(long, default_value_t = 4)]
+    run_in: u64,
 }
 
 /// What one process did.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
-    /// Milliseconds of each operation, its repeats included.
+    /// Milliseconds of each operation that began after the run-in, its repeats included.
     millis: Vec<f64>,
+    /// Of the run-in.
+    first_millis: Vec<f64>,
     /// Operations that had used up their tries and were put again.
     repeats: usize,
 }
@@ -51,7 +56,7 @@ impl Vms {
         let namespace = cluster.namespace("bench").await?;
         let (n, many) = (self.processes, self.pods);
         let mut figures = Vec::new();
-        for (pods, least) in [(many, Target::AtLeast(5.0)), (1, Target::None)] {
+        for (pods, least) in [(many, Target::AtLeast(5.0)), (1, Target::AtLeast(1.0))] {
             let plain = self
                 .measure(&cluster, &namespace, Mode::Plain, pods)
                 .await?;
@@ -67,6 +72,8 @@ impl Vms {
                 add("operations", run.rate, "/s", Target::None);
                 add("p50", run.percentile(0.5), "ms", Target::None);
                 add("p99", run.percentile(0.99), "ms", limit);
+                let longest = "longest of all, from the start on";
+                add(longest, run.longest, "ms", Target::None);
                 let repeats = run.repeats as f64;
                 add("gave up and tried anew", repeats, "times", Target::None);
             }
@@ -89,7 +96,7 @@ impl Vms {
         let api: Api<ConfigMap> = Api::namespaced(cluster.client().await?, namespace);
         worker::prepare(&api, &name, self.vms).await?;
         let what = format!("{mode}, {} processes x {pods} pods", self.processes);
-        let bar = progress(&what, self.seconds);
+        let bar = progress(&what, self.seconds + self.run_in);
         let mut children = Vec::new();
         for node in 0..self.processes {
             let child = Command::new(std::env::current_exe()?)
@@ -98,6 +105,7 @@ impl Vms {
                 .args(["--node", &format!("node-{node}")])
                 .args(["--pods", &pods.to_string()])
                 .args(["--seconds", &self.seconds.to_string()])
+                .args(["--run-in", &self.run_in.to_string()])
                 .args(["--vms", &self.vms.to_string()])
                 .arg("--kubeconfig")
                 .arg(cluster.kubeconfig())
@@ -111,6 +119,8 @@ impl Vms {
             let output = child.wait_with_output().await?;
             ensure!(output.status.success(), "a process of {mode} failed");
             let tally: Tally = serde_json::from_slice(&output.stdout)?;
+            let all = tally.millis.iter().chain(&tally.first_millis);
+            run.longest = all.copied().fold(run.longest, f64::max);
             run.millis.extend(tally.millis);
             run.repeats += tally.repeats;
         }
@@ -146,6 +156,7 @@ struct Run {
     rate: f64,
     /// Ascending.
     millis: Vec<f64>,
+    longest: f64,
     repeats: usize,
 }
 

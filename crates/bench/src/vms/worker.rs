@@ -53,6 +53,8 @@ pub struct VmsWorker {
     pods: usize,
     #[arg(long)]
     seconds: u64,
+    #[arg(long)]
+    run_in: u64,
 }
 
 fn ip(n: usize) -> String {
@@ -113,15 +115,17 @@ impl VmsWorker {
             Mode::Plain => Way::Plain(Box::new(Api::namespaced(client, &self.namespace))),
             Mode::Berth => Way::Berth(self.fleet(client).await?),
         };
-        let end = Instant::now() + Duration::from_secs(self.seconds);
+        let counted = Instant::now() + Duration::from_secs(self.run_in);
+        let end = counted + Duration::from_secs(self.seconds);
         let mut pods = tokio::task::JoinSet::new();
         for pod in 0..self.pods {
-            pods.spawn(self.clone().come_and_go(way.clone(), pod, end));
+            pods.spawn(self.clone().come_and_go(way.clone(), pod, counted..end));
         }
         let mut tally = Tally::default();
         while let Some(done) = pods.join_next().await {
             let done = done??;
             tally.millis.extend(done.millis);
+            tally.first_millis.extend(done.first_millis);
             tally.repeats += done.repeats;
         }
         Ok(tally)
@@ -153,10 +157,15 @@ impl VmsWorker {
     }
 
     /// One pod after another, until the end; what was begun is finished, so that nothing stays.
-    async fn come_and_go(self, way: Way, pod: usize, end: Instant) -> Result<Tally> {
+    async fn come_and_go(
+        self,
+        way: Way,
+        pod: usize,
+        counted: std::ops::Range<Instant>,
+    ) -> Result<Tally> {
         let mut tally = Tally::default();
         for n in 0.. {
-            if Instant::now() >= end {
+            if Instant::now() >= counted.end {
                 break;
             }
             let id = format!("pod-{}-{pod}-{n}", self.node);
@@ -165,9 +174,12 @@ impl VmsWorker {
                 while self.operate(&way, &id, allocates).await?.is_err() {
                     tally.repeats += 1;
                 }
-                // Only what ended in time counts towards the rate.
-                if Instant::now() <= end {
-                    tally.millis.push(begun.elapsed().as_secs_f64() * 1e3);
+                let millis = begun.elapsed().as_secs_f64() * 1e3;
+                if begun < counted.start {
+                    tally.first_millis.push(millis);
+                } else if Instant::now() <= counted.end {
+                    // Only what ended in time counts towards the rate.
+                    tally.millis.push(millis);
                 }
             }
         }
@@ -188,10 +200,8 @@ impl VmsWorker {
                 Ok(Ok(()))
             }
             (Way::Berth(fleet), false) => {
-                fleet
-                    .deallocate(Some("default"), id, false)
-                    .await
-                    .context("deallocate")?;
+                let returned = fleet.deallocate(None, id, false).await;
+                returned.context("deallocate")?;
                 Ok(Ok(()))
             }
         }

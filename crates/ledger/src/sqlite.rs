@@ -1,7 +1,9 @@
 //! The embedded ledger: one SQLite file, many processes.
 //!
-//! Promises: WAL with synchronous=FULL, so a commit that returned survives a power cut (I2); the
-//! file is 0600; a file that is corrupt, of another program, or of a newer Berth is refused and not
+//! Promises: WAL with synchronous=FULL, so a commit that returned survives a power cut (I2). A
+//! reservation survives the end of the process, and a power cut no later than the next commit: it
+//! only repeats what a pool's record says, which is durable, and a machine that lost its power has no
+//! containers left that could hold one. The file is 0600; a file that is corrupt, of another program, or of a newer Berth is refused and not
 //! touched (I5). Readable with the `sqlite3` shell: addresses are text.
 //!
 //! Every process has its own connection. Writers of one process queue on a lock, writers of several
@@ -204,14 +206,13 @@ impl Ledger for SqliteLedger {
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
         let (key, record) = (key.clone(), record.clone());
         self.run("create", move |connection| {
-            let transaction =
-                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            match rows::claim(&transaction, &key)? {
-                Some(held) if held.same_holder(&record) => return Ok(()),
-                Some(held) => return Err(taken(&key, &held).into()),
-                None => rows::insert_claim(&transaction, &key, &record)?,
-            }
-            Ok(transaction.commit()?)
+            claiming(connection, key.kind, |transaction| {
+                match rows::claim(transaction, &key)? {
+                    Some(held) if held.same_holder(&record) => Ok(()),
+                    Some(held) => Err(taken(&key, &held).into()),
+                    None => rows::insert_claim(transaction, &key, &record),
+                }
+            })
         })
         .await
     }
@@ -219,14 +220,13 @@ impl Ledger for SqliteLedger {
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         let (key, expected) = (key.clone(), expected.clone());
         self.run("remove", move |connection| {
-            let transaction =
-                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            match rows::claim(&transaction, &key)? {
-                Some(held) if !held.same_holder(&expected) => return Err(taken(&key, &held).into()),
-                Some(_) => rows::delete_claim(&transaction, &key)?,
-                None => return Ok(()),
-            }
-            Ok(transaction.commit()?)
+            claiming(connection, key.kind, |transaction| {
+                match rows::claim(transaction, &key)? {
+                    Some(held) if !held.same_holder(&expected) => Err(taken(&key, &held).into()),
+                    Some(_) => rows::delete_claim(transaction, &key),
+                    None => Ok(()),
+                }
+            })
         })
         .await
     }
@@ -241,6 +241,28 @@ impl Ledger for SqliteLedger {
         self.run("list", move |connection| rows::claims(connection, kind))
             .await
     }
+}
+
+/// A transaction on claims by name; one on reservations does not wait for the disk.
+fn claiming(
+    connection: &mut Connection,
+    kind: ClaimKind,
+    work: impl FnOnce(&Connection) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let waits = kind != ClaimKind::Reservation;
+    if !waits {
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+    }
+    let transact = |connection: &mut Connection| {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        work(&transaction)?;
+        Ok(transaction.commit()?)
+    };
+    let done = transact(connection);
+    if !waits {
+        connection.pragma_update(None, "synchronous", "FULL")?;
+    }
+    done
 }
 
 fn taken(key: &ClaimKey, held: &Record) -> LedgerError {

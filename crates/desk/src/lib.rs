@@ -17,6 +17,7 @@
 
 mod batch;
 mod common;
+mod crowd;
 mod metrics;
 mod registry;
 mod worker;
@@ -43,6 +44,8 @@ pub struct DeskSettings {
     /// Whether the pool's copy in memory follows the ledger's watch. Without it the copy is loaded
     /// when it turns out to be old.
     pub watch: bool,
+    /// Whether it holds back when it meets other writers of the pool. For ledgers whose writers do not take turns.
+    pub apart: bool,
     /// The desk that the requests of all processes meet in, if there is one.
     pub common: Option<Arc<dyn CommonDesk>>,
     /// How long an answer of the common desk is waited for before the request is served here.
@@ -56,6 +59,7 @@ impl Default for DeskSettings {
             batch: 1024,
             retry: RetryPolicy::default(),
             watch: false,
+            apart: false,
             common: None,
             common_patience: Duration::from_secs(5),
         }

@@ -13,6 +13,7 @@ use futures::stream::BoxStream;
 use tokio::sync::mpsc;
 
 use crate::batch::{Planned, plan_tickets};
+use crate::crowd::{Crowd, Meeting};
 use crate::{Asker, DeskError, DeskSettings, PoolMetrics, Ticket};
 
 /// Turns of the runtime without a new request before a commit begins.
@@ -31,6 +32,7 @@ pub(crate) struct Worker {
     /// Releases of what given-up requests were granted. They lead the next commit, so that an
     /// owner's own repeat never finds a grant that is about to be taken away.
     returns: Vec<Request>,
+    crowd: Crowd,
 }
 
 impl Worker {
@@ -49,6 +51,7 @@ impl Worker {
             queue,
             copy: None,
             returns: Vec::new(),
+            crowd: Crowd::default(),
         }
     }
 
@@ -71,6 +74,7 @@ impl Worker {
                 None => continue,
                 Some(0) => break,
                 Some(_) => {
+                    self.hold_back(&mut tickets, &mut watch).await;
                     self.turn().await;
                     self.gather(&mut tickets).await;
                     self.serve(tickets).await;
@@ -92,6 +96,32 @@ impl Worker {
         let newer = self.ledger.turn(&self.pool, &base).await;
         if let (Some(newer), Some((copy, _))) = (newer, &mut self.copy) {
             *copy = newer;
+        }
+    }
+
+    /// Waits if others write the pool too; those who ask meanwhile join, and the watch goes on.
+    async fn hold_back(&mut self, tickets: &mut Vec<Ticket>, watch: &mut Option<Watch>) {
+        let wait = self.crowd.draw();
+        if wait.is_zero() {
+            return;
+        }
+        let limit = self.settings.batch.max(1);
+        let end = tokio::time::sleep(wait);
+        tokio::pin!(end);
+        loop {
+            tokio::select! {
+                () = &mut end => return,
+                count = self.queue.recv_many(tickets, limit) => {
+                    if count == 0 || tickets.len() >= limit {
+                        return;
+                    }
+                }
+                seen = next(watch) => {
+                    if let Some(Ok(snapshot)) = seen {
+                        self.adopt(snapshot);
+                    }
+                }
+            }
         }
     }
 
@@ -283,7 +313,8 @@ impl Worker {
         };
         let pause = backoff
             .pause(retry_after)
-            .unwrap_or(self.settings.retry.max);
+            .unwrap_or(self.settings.retry.max)
+            .max(self.crowd.draw());
         let latest = tickets.iter().map(|ticket| ticket.deadline).max();
         let left = latest.map(|end| end.saturating_duration_since(Instant::now()));
         tokio::time::sleep(pause.min(left.unwrap_or_default())).await;
@@ -327,7 +358,14 @@ impl Worker {
         if !changes.is_empty() {
             self.metrics.batch.observe(pending.len() as f64);
             self.metrics.commits.inc();
-            match self.ledger.commit(&self.pool, &base, &changes).await {
+            let began = Instant::now();
+            let committed = self.ledger.commit(&self.pool, &base, &changes).await;
+            if self.settings.apart
+                && let Some(meeting) = meeting(&committed)
+            {
+                self.crowd.learn(meeting, began.elapsed());
+            }
+            match committed {
                 Ok(version) if version.is_merged() => {
                     self.returns.clear();
                     let again = self.after_others(pending).await;
@@ -437,6 +475,16 @@ async fn next(watch: &mut Option<Watch>) -> Option<Result<Snapshot, LedgerError>
             seen
         }
         None => std::future::pending().await,
+    }
+}
+
+/// Whom a commit met; nothing where the server itself is in trouble.
+fn meeting(committed: &Result<Version, LedgerError>) -> Option<Meeting> {
+    match committed {
+        Ok(version) if version.is_merged() => Some(Meeting::Others),
+        Ok(_) => Some(Meeting::Nobody),
+        Err(LedgerError::Conflict { .. }) => Some(Meeting::Outrun),
+        Err(_) => None,
     }
 }
 

@@ -57,6 +57,7 @@ impl Store {
     pub fn cluster(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
         let settings = DeskSettings {
             watch: true,
+            apart: true,
             ..DeskSettings::default()
         };
         Store::new(ledger, settings, metrics, true)
@@ -64,7 +65,11 @@ impl Store {
 
     /// The same for a process that serves one call: following a watch would cost more than it saves.
     pub fn cluster_once(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
-        Store::new(ledger, DeskSettings::default(), metrics, true)
+        let settings = DeskSettings {
+            apart: true,
+            ..DeskSettings::default()
+        };
+        Store::new(ledger, settings, metrics, true)
     }
 
     /// The same where the requests of all nodes meet in one desk. What that does not answer is served here, from a
@@ -76,6 +81,7 @@ impl Store {
     ) -> Store {
         let settings = DeskSettings {
             common: Some(common),
+            apart: true,
             ..DeskSettings::default()
         };
         Store::new(ledger, settings, metrics, true)

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
@@ -39,6 +39,8 @@ pub(crate) struct NodeStores {
     gather: Option<GatherSettings>,
     local: OnceCell<SharedLedger>,
     standalone: OnceCell<Arc<Store>>,
+    /// One for all clusters: two would meet in their pools, and wait for each other.
+    journal: OnceLock<Arc<Journal>>,
     told: OnceCell<Connected>,
     /// Clusters that networks name, by kubeconfig.
     named: Mutex<HashMap<PathBuf, (Stamp, Connected)>>,
@@ -82,6 +84,7 @@ impl NodeStores {
             gather: None,
             local: OnceCell::new(),
             standalone: OnceCell::new(),
+            journal: OnceLock::new(),
             told: OnceCell::new(),
             named: Mutex::default(),
         }
@@ -203,7 +206,8 @@ impl NodeStores {
             }
             Lifetime::Daemon(collectors) => {
                 let local = self.local().await?;
-                let journal = Arc::new(Journal::new(SharedLedger::clone(local)));
+                let open = || Arc::new(Journal::new(SharedLedger::clone(local)));
+                let journal = Arc::clone(self.journal.get_or_init(open));
                 let (slices, guard) = collectors.slices(&connection, SharedLedger::clone(local));
                 slices.open().await?;
                 let store = match &self.gather {

@@ -1,6 +1,7 @@
 //! `berth agent`: the node's daemon.
 
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -90,6 +91,7 @@ impl GatherArgs {
 
 impl AgentArgs {
     pub fn run(self, database: PathBuf) -> anyhow::Result<()> {
+        give_memory_back();
         logs::start("info", self.log_format);
         let cluster = self.cluster.connect();
         let vms = self.vms.setup(self.node.as_deref(), cluster.clone())?;
@@ -114,6 +116,8 @@ impl AgentArgs {
         // Two workers: the agent waits for disks and servers, it does not compute.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
+            // Each has a stack and a heap of its own, and they wait for one SQLite file.
+            .max_blocking_threads(8)
             .enable_all()
             .build()
             .context("the runtime can't be started")?;
@@ -130,4 +134,22 @@ impl AgentArgs {
             Ok(())
         })
     }
+}
+
+/// The allocator gives pages back when it is used again after a while, which an agent that has nothing to do never
+/// is: the peak would stay. It reads its settings before `main`, so the process begins once more, with them.
+fn give_memory_back() {
+    const SETTING: &str = "MIMALLOC_PURGE_DELAY";
+    if std::env::var_os(SETTING).is_some() {
+        return;
+    }
+    let Ok(program) = std::env::current_exe() else {
+        return;
+    };
+    let mut again = std::process::Command::new(program);
+    // It returns only if it failed; then the agent runs as it is.
+    let _ = again
+        .args(std::env::args_os().skip(1))
+        .env(SETTING, "0")
+        .exec();
 }

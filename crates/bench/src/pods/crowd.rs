@@ -48,11 +48,16 @@ fn at_once(callers: Vec<(Plugin, Vec<String>)>, bar: &ProgressBar) -> Result<Run
                     let mut run = Run::default();
                     for pod in pods {
                         let began = Instant::now();
-                        match plugin.add(pod) {
-                            Ok(added) => run.given.push((pod.clone(), added.address)),
-                            Err(error) => run.failures.push(format!("{error:#}")),
-                        }
+                        let added = plugin.add(pod);
                         run.times.push(began.elapsed());
+                        match added {
+                            Ok(added) => run.given.push((pod.clone(), added.address)),
+                            Err(error) => {
+                                run.failures.push(format!("{error:#}"));
+                                // What a runtime does then; nothing of the call may stay.
+                                let _ = plugin.del(pod);
+                            }
+                        }
                         bar.inc(1);
                     }
                     run

@@ -44,6 +44,7 @@ mod forward;
 mod holder;
 mod image;
 mod kubeconfig;
+mod machine;
 mod netns;
 mod node;
 mod pki;
@@ -54,6 +55,7 @@ mod scratch;
 
 pub use account::Account;
 pub use cluster::{Cluster, Options, Part};
+pub use machine::Machine;
 pub use netns::Netns;
 pub use node::{Node, NodeOptions};
 pub use process::{Process, guarded};

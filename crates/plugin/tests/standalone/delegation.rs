@@ -4,60 +4,31 @@
 use std::path::Path;
 use std::process::Output;
 
-use berth_parts::Parts;
-use berth_testkit::Netns;
+use berth_testkit::{Machine as Bare, Netns};
 use serde_json::{Value, json};
 
 use crate::node::TestNode;
 use crate::on_sqlite;
 
-/// A machine of its own: a network namespace with an uplink, a node's agent and a network.
+/// A machine with a node's agent.
 struct Machine {
-    host: Netns,
-    _switch: Netns,
+    bare: Bare,
     node: TestNode,
-    conf: tempfile::TempDir,
 }
 
 impl Machine {
-    fn with_network(plugin: Value, ipam: Value) -> Machine {
-        let (host, switch) = (Netns::new().unwrap(), Netns::new().unwrap());
-        host.veth("eth0", &switch, "uplink").unwrap();
-        let mut plugin = plugin;
-        plugin["ipam"] = ipam;
-        plugin["ipam"]["type"] = json!("whereabouts");
-        let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": [plugin]});
-        let conf = tempfile::tempdir().unwrap();
-        std::fs::write(conf.path().join("net.conflist"), list.to_string()).unwrap();
-        std::fs::create_dir(conf.path().join("cache")).unwrap();
+    fn with_network(plugin: Value, mut ipam: Value) -> Machine {
+        ipam["type"] = json!("whereabouts");
         Machine {
-            host,
-            _switch: switch,
+            bare: Bare::with_network(plugin, ipam).unwrap(),
             node: on_sqlite(),
-            conf,
         }
     }
 
-    /// `cnitool <verb> net <namespace>` on the machine, with a cache of its own in place of the machine's.
     fn cnitool(&self, verb: &str, pod: &Netns) -> Output {
-        let parts = Parts::find().unwrap();
         let bin = self.node.plugin.parent().unwrap();
-        let script = "mkdir -p /var/lib/cni && mount --bind \"$0\" /var/lib/cni && exec \"$@\"";
-        self.host
-            .command("unshare")
-            .args(["--mount", "sh", "-c", script])
-            .arg(self.conf.path().join("cache"))
-            .arg(parts.cnitool())
-            .args([verb, "net"])
-            .arg(pod.path())
-            .env("NETCONFPATH", self.conf.path())
-            .env(
-                "CNI_PATH",
-                format!("{}:{}", bin.display(), parts.cni_dir().display()),
-            )
-            .env("BERTH_SOCKET", bin.join("berth.sock"))
-            .output()
-            .unwrap()
+        let socket = [("BERTH_SOCKET", bin.join("berth.sock"))];
+        self.bare.cnitool(verb, pod, bin, &socket).unwrap()
     }
 
     fn run(&self, verb: &str, pod: &Netns) -> String {
@@ -127,7 +98,8 @@ fn ptp_routes_through_the_host() {
     );
     let (a, b) = (Netns::new().unwrap(), Netns::new().unwrap());
     let forward = machine
-        .host
+        .bare
+        .host()
         .exec(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
         .unwrap();
     assert!(forward.status.success());

@@ -8,6 +8,8 @@
     clippy::indexing_slicing
 )]
 
+mod agentless;
+
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};

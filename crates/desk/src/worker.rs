@@ -530,6 +530,7 @@ const fn is_about_content(error: &LedgerError) -> bool {
     matches!(
         error,
         LedgerError::Full { .. }
+            | LedgerError::Moved { .. }
             | LedgerError::Rejected {
                 rejection: Rejection::Invalid { .. },
                 ..

@@ -35,6 +35,10 @@ pub enum LedgerError {
     #[error("{target} can't be read and is left as it is: {why}")]
     Unreadable { target: String, why: String },
 
+    /// The pool's range was moved: nothing is claimed in the pool itself.
+    #[error("the range of {pool} is given from node slices now; its plain pool gives nothing")]
+    Moved { pool: String },
+
     /// The pool's object can't take more. Nothing was recorded.
     #[error("{target} is full: {size} bytes would pass its limit of {limit}; {hint}")]
     Full {

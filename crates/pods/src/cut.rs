@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use berth_core::{Answer, Claim, Prefix, Refusal, Request, Space, Want};
+use berth_desk::DeskError;
+use berth_ledger::{LedgerError, PoolKey};
 use berth_slices::{SliceError, Sliced, Slices};
 
 use crate::error::PodError;
@@ -30,7 +32,7 @@ pub(crate) async fn claim(
     claim: Claim,
 ) -> Result<Answer, PodError> {
     let Some((slices, of)) = sliced(store, pool) else {
-        return Ok(store.ask(&pool.key, Request::Claim(claim)).await?);
+        return claim_plain(store, pool, claim).await;
     };
     let mut active = slices.active(of).await?;
     loop {
@@ -61,6 +63,29 @@ pub(crate) async fn claim(
             }
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// Claims in a plain pool; where the range was sliced, after it was brought back.
+async fn claim_plain(store: &Store, pool: &PoolWants, claim: Claim) -> Result<Answer, PodError> {
+    let asked = store.ask(&pool.key, Request::Claim(claim.clone())).await;
+    let moved = |error: &DeskError| matches!(error.ledger(), Some(LedgerError::Moved { .. }));
+    match (asked, store.slices(), &pool.plain) {
+        (Err(error), Some(slices), Some(of)) if moved(&error) => {
+            slices.retire(of).await?;
+            Ok(store.ask(&pool.key, Request::Claim(claim)).await?)
+        }
+        (asked, ..) => Ok(asked?),
+    }
+}
+
+/// Where else a container of this network may hold an address: the range was sliced, or is, since it was given.
+pub(crate) fn elsewhere(store: &Store, pool: &PoolWants) -> Option<PoolKey> {
+    let slices = store.slices()?;
+    match (&pool.sliced, &pool.plain) {
+        (Some(of), _) => slices.plain_may_hold(of).then(|| of.plain()),
+        (None, Some(of)) => slices.slices_may_hold(of).then(|| of.key()),
+        (None, None) => None,
     }
 }
 

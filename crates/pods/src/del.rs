@@ -3,16 +3,22 @@
 //! Goes on past an error, so that one pool's trouble does not keep another's addresses; the first error is
 //! reported, so that the runtime comes back. Freeing nothing is a success: a repeat must be one.
 
+use std::time::Duration;
+
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Handle, Record};
 use berth_ledger::PoolKey;
 
 use crate::config::PodNetwork;
+use crate::cut;
 use crate::error::PodError;
 use crate::layout::Layout;
 use crate::release::{free, release};
 use crate::sticky::Wishes;
 use crate::store::Store;
+
+/// How long a pool that the network does not give from any more may take.
+const ELSEWHERE_LIMIT: Duration = Duration::from_secs(3);
 
 /// Frees the addresses of `ifname` of the container `handle`; gives back which they were.
 pub async fn del(
@@ -24,6 +30,23 @@ pub async fn del(
     let mut freed = Vec::new();
     let mut first = None;
     for pool in &Layout::of(network).pools {
+        if let Some(other) = cut::elsewhere(store, pool) {
+            match tokio::time::timeout(
+                ELSEWHERE_LIMIT,
+                del_in(store, network, &other, handle, ifname),
+            )
+            .await
+            {
+                Ok(Ok(some)) => freed.extend(some),
+                // Nobody waits for it: what stays is freed when its pod is seen to be gone.
+                Ok(Err(error)) => {
+                    tracing::warn!(pool = %other, %handle, %error, "left to the collector")
+                }
+                Err(_) => {
+                    tracing::warn!(pool = %other, %handle, "no answer; left to the collector")
+                }
+            }
+        }
         match del_in(store, network, &pool.key, handle, ifname).await {
             Ok(some) => freed.extend(some),
             Err(error) => {

@@ -33,6 +33,8 @@ pub struct PoolWants {
     pub wants: Vec<(usize, Want)>,
     /// The range, where its addresses are given from slices of this node.
     pub sliced: Option<Arc<Sliced>>,
+    /// The range, where it is not sliced: it may have been.
+    pub plain: Option<Arc<Sliced>>,
 }
 
 /// How an address is told to the container.
@@ -96,7 +98,12 @@ impl Layout {
     }
 
     fn pool(&mut self, network: &PodNetwork, prefix: Prefix) -> &mut PoolWants {
-        let sliced = sliced(network, prefix);
+        let range = range_of(network, prefix);
+        let (sliced, plain) = if network.is_sliced() {
+            (range, None)
+        } else {
+            (None, range)
+        };
         let key = match &sliced {
             Some(sliced) => sliced.key(),
             None => PoolKey::of_network(names::pool(&network.network_name, "", prefix), prefix),
@@ -108,6 +115,7 @@ impl Layout {
                     key,
                     wants: Vec::new(),
                     sliced: sliced.map(Arc::new),
+                    plain: plain.map(Arc::new),
                 });
                 self.pools.len() - 1
             }
@@ -116,11 +124,8 @@ impl Layout {
     }
 }
 
-/// The range of that network, if it is given from slices. A static address of no range is not.
-fn sliced(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
-    if !network.is_sliced() {
-        return None;
-    }
+/// The range of that network. A static address may be of none.
+fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
     let place = network
         .ranges
         .iter()

@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::error::SliceError;
 use crate::pool::SlicePool;
-use crate::sliced::Sliced;
+use crate::sliced::{Mode, Sliced};
 
 /// Where a record came from, if it is not this node's own.
 pub(crate) const ORIGIN: &str = "origin";
@@ -39,12 +39,17 @@ impl SlicePool {
     /// Takes in what the plain pool holds in a slice.
     pub async fn adopt_plain(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
         let plain = self.world.cluster.load(&of.plain()).await?;
-        // Only a pool that was marked before stays empty.
-        self.set_plain_is_empty(plain.pool.is_empty() && self.known_mark().is_some());
+        self.note_plain(of, &plain.pool);
         let old = entries(&plain.pool, slice)
             .into_iter()
             .map(|(address, record)| (address, record.with(ORIGIN, PLAIN)));
         self.take_in(of, old.collect()).await
+    }
+
+    /// Only a pool that was marked before, or that no network gives from, stays empty.
+    pub fn note_plain(&self, of: &Sliced, plain: &Pool) {
+        let closed = self.known_mark().is_some() || of.mode == Mode::Assigned;
+        self.set_plain_is_empty(plain.is_empty() && closed);
     }
 
     /// Holds each address for whoever has it; one that is held here for another is reported.

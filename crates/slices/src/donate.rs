@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::error::SliceError;
 use crate::pool::SlicePool;
+use crate::retire::LEAVING;
 use crate::sliced::Sliced;
 
 /// Pods that took an address of the part that was about to be spared, before the asker is told no.
@@ -26,7 +27,8 @@ impl SlicePool {
             let Some(object) = self.world.cluster.slice(&of.network, range).await? else {
                 return Ok(());
             };
-            let Some(taker) = object.claim.wants.first().cloned() else {
+            let asks = |want: &&NodeName| want.as_str() != LEAVING;
+            let Some(taker) = object.claim.wants.iter().find(asks).cloned() else {
                 return Ok(());
             };
             if object.claim.node != self.world.node {
@@ -201,19 +203,17 @@ impl SlicePool {
         child: &SliceObject,
     ) -> Result<(), SliceError> {
         let part = child.claim.range;
+        let world = &self.world;
+        // Each of these is a write, whatever it changes: an older one of ours may still be on its way.
+        let Some(child) = world.cluster.amend_slice(child, &child.claim).await? else {
+            return Ok(());
+        };
         let mut claim = parent.claim.clone();
         claim.offers.retain(|offer| offer.range != part);
-        if claim.offers.len() != parent.claim.offers.len()
-            && self
-                .world
-                .cluster
-                .amend_slice(parent, &claim)
-                .await?
-                .is_none()
-        {
+        if world.cluster.amend_slice(parent, &claim).await?.is_none() {
             return Ok(());
         }
-        if self.world.cluster.end_slice(child).await? {
+        if world.cluster.end_slice(&child).await? {
             self.free_rows(of, |row| part.covers(row)).await?;
             tracing::info!(%part, slice = %parent.claim.range, "a part of a slice was taken back");
         }

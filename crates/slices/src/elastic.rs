@@ -1,6 +1,7 @@
 //! Slices that the node claims by itself, ahead of need, and gives back when they have been empty for a while.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use berth_core::slice::elastic::{
     Claimed, Known, Mark, MarkState, Standing, Walk, standing, usual_size, wanted,
@@ -23,6 +24,8 @@ use crate::surrender::parent_of;
 const WALKED: usize = 8;
 /// Free slots of that list that turned out to be taken, before it is left to the next try.
 const LISTED: usize = 64;
+/// How long a range may be on its way back before a network that is sliced takes it again.
+const LEAVING_LIMIT: Duration = Duration::from_secs(30);
 /// The first epoch of a slice that is claimed by name: whoever has the name has it.
 const FIRST: Epoch = Epoch(1);
 
@@ -95,18 +98,16 @@ impl SlicePool {
                 continue;
             }
             let known = known.cloned();
-            if object.claim.node_uid != uid {
-                // The node was registered anew: the claim goes with it, unless somebody judged it meanwhile.
-                let renewed = Claimed {
-                    node_uid: uid.clone(),
-                    ..object.claim.clone()
-                };
-                if world.cluster.amend_slice(object, &renewed).await?.is_none() {
-                    continue;
-                }
-            }
+            // A write before anything is given: a DELETE of before may be on its way, ours or a controller's.
+            let renewed = Claimed {
+                node_uid: uid.clone(),
+                ..object.claim.clone()
+            };
+            let Some(object) = world.cluster.amend_slice(object, &renewed).await? else {
+                continue;
+            };
             if known.is_none() {
-                if !self.is_granted(of, object).await? {
+                if !self.is_granted(of, &object).await? {
                     continue;
                 }
                 self.free_addresses(of, slice).await?;
@@ -179,9 +180,20 @@ impl SlicePool {
         loop {
             match self.world.cluster.mark(&of.plain()).await? {
                 Some(mark) if mark.state == MarkState::Leaving => {
-                    return Err(SliceError::Leaving { range: of.range });
+                    // Nobody finished going back: the network is sliced again.
+                    let now = Instant::now();
+                    let since = self.idle_since(of.range, Some(now)).unwrap_or(now);
+                    if now - since < LEAVING_LIMIT {
+                        return Err(SliceError::Leaving { range: of.range });
+                    }
+                    let again = Some(Mark::sliced(mark.size));
+                    self.world
+                        .cluster
+                        .set_mark(&of.plain(), Some(mark), again)
+                        .await?;
                 }
                 Some(mark) => {
+                    self.idle_since(of.range, None);
                     self.set_mark(Some(mark));
                     return Ok(mark);
                 }

@@ -33,6 +33,9 @@ pub enum SliceError {
     /// The network is on its way back to its plain pool.
     #[error("{range} is going back to its plain pool; nothing is given from slices of it")]
     Leaving { range: Prefix },
+    /// Wait for other nodes, or for a controller to see that they are gone.
+    #[error("{range} is going back to its plain pool; slices of it are still held by {nodes}")]
+    StillSliced { range: Prefix, nodes: String },
     /// The network's slices do not fit its range.
     #[error(transparent)]
     Cut(#[from] berth_core::slice::SliceError),

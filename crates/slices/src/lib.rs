@@ -17,6 +17,7 @@
 //! | `elastic` | slices that the node claims and gives back |
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
 //! | `adopt` | what others hold in a slice that becomes ours |
+//! | `retire` | the way back to a plain pool |
 //! | `publish` | the view of it in the cluster |
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -31,6 +32,7 @@ mod ledger;
 mod metrics;
 mod pool;
 mod publish;
+mod retire;
 mod settings;
 pub mod sliced;
 pub mod slices;

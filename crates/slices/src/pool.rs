@@ -36,6 +36,8 @@ pub(crate) struct World {
     pub cluster: Arc<KubeLedger>,
     /// Writes the pools that this node publishes, and says so on them.
     pub views: KubeLedger,
+    /// Brings entries back into plain pools.
+    pub moves: KubeLedger,
     pub connection: Connection,
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
@@ -328,8 +330,12 @@ impl SlicePool {
     /// Compares, and takes back what others do not want.
     async fn examine(&self) -> Result<(), SliceError> {
         let _gate = self.gate.lock().await;
-        self.compare().await?;
         let of = self.of();
+        if of.mode != Mode::Assigned && self.leave_if_told(&of).await? {
+            return Ok(());
+        }
+        self.compare().await?;
+        self.follow_plain(&of).await?;
         if self.has_rows(&of).await? {
             self.withdraw_offers(&of).await?;
         }

@@ -64,7 +64,7 @@ impl SlicePool {
         outcome
     }
 
-    async fn publish_slice(
+    pub async fn publish_slice(
         &self,
         publisher: &mut Publisher,
         slice: Prefix,

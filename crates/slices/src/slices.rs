@@ -20,12 +20,15 @@ use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
 use crate::metrics::SliceMetrics;
 use crate::pool::{Active, SlicePool, World};
+use crate::retire::LEAVING;
 use crate::settings::SliceSettings;
 use crate::sliced::{self, Mode, Sliced};
 
 /// How long an ADD that finds no slice at all waits for an API server that is busy or away.
 const PASSING_LIMIT: Duration = Duration::from_secs(8);
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
+/// How long an ADD waits for other nodes to give their slices up.
+const RETIRE_LIMIT: Duration = Duration::from_secs(20);
 
 /// What a node's slices need.
 #[derive(Debug)]
@@ -95,6 +98,7 @@ impl Slices {
             Box::new(changed),
         );
         let world = World {
+            moves: KubeLedger::new(connection.clone()).into_marked_pools(),
             views: KubeLedger::new(connection.clone()).publishing(&node),
             node: NodeName::new(node),
             boot,
@@ -209,6 +213,36 @@ impl Slices {
         Ok(pool.active())
     }
 
+    /// Brings a range back to its plain pool; returns when that gives again.
+    pub async fn retire(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        let pool = self.pool(of);
+        let end = Instant::now() + RETIRE_LIMIT;
+        loop {
+            let nodes = pool.retire(of).await?;
+            if nodes.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                return Err(SliceError::StillSliced {
+                    range: of.range,
+                    nodes: nodes.join(", "),
+                });
+            }
+            sleep(PASSING_PAUSE).await;
+        }
+    }
+
+    /// Whether the plain pool may hold addresses that were given before the range was sliced.
+    pub fn plain_may_hold(&self, of: &Arc<Sliced>) -> bool {
+        !self.pool(of).plain_is_empty()
+    }
+
+    /// Whether this node's ledger may hold addresses of a range that is not sliced any more.
+    pub fn slices_may_hold(&self, of: &Sliced) -> bool {
+        let pool = locked(&self.inner.pools).get(&of.key().name).cloned();
+        pool.is_some_and(|pool| !pool.held().is_empty())
+    }
+
     /// Publishes what is not published yet: for a process that serves one call.
     pub async fn flush(&self) -> Result<(), SliceError> {
         let pools: Vec<Arc<SlicePool>> = locked(&self.inner.pools).values().cloned().collect();
@@ -239,7 +273,12 @@ impl Slices {
                 elastic && of.network == object.network && of.range.covers(object.claim.range)
             });
             for pool in of_claim {
-                if !there || !pool.knows(&object.claim) {
+                let leaving = object
+                    .claim
+                    .wants
+                    .iter()
+                    .any(|want| want.as_str() == LEAVING);
+                if !there || leaving || !pool.knows(&object.claim) {
                     pool.suspect();
                 } else if !object.claim.wants.is_empty()
                     && let Err(error) = pool.answer_wants(&object).await

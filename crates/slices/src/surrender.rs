@@ -17,9 +17,9 @@ use crate::publish::SURRENDERED;
 use crate::sliced::Sliced;
 
 /// No part has more addresses than that: each is a row.
-const MOST: u128 = 1024;
+pub(crate) const MOST: u128 = 1024;
 
-fn record(part: Prefix, to: &NodeName) -> Record {
+pub(crate) fn record(part: Prefix, to: &NodeName) -> Record {
     Record::new(
         Owner::new(SURRENDERED, part.to_string()),
         Handle::new(to.as_str()),

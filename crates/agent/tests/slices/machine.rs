@@ -119,7 +119,7 @@ pub async fn until<T>(what: &str, mut check: impl AsyncFnMut() -> Result<T, Stri
 
 /// A node with an agent.
 pub struct Machine {
-    pub dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     pub node: String,
     config: AgentConfig,
     agent: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
@@ -155,7 +155,7 @@ impl Machine {
             vms: None,
         };
         let mut machine = Machine {
-            dir,
+            _dir: dir,
             node: node.to_owned(),
             config,
             agent: None,
@@ -203,18 +203,10 @@ impl Machine {
     }
 
     pub async fn call(&self, verb: &str, pod: &str, container: &str, ipam: &Value) -> Answer {
-        let mut ipam = ipam.clone();
-        ipam["type"] = json!("whereabouts");
-        let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
-        let environment = Environment {
-            command: verb.to_owned(),
-            container_id: container.to_owned(),
-            netns: "/var/run/netns/none".to_owned(),
-            ifname: "net1".to_owned(),
-            args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-            path: "/opt/cni/bin".to_owned(),
-        };
-        let request = Request::new("whereabouts", environment, conf.to_string());
+        self.send(request(verb, "ns", pod, container, ipam)).await
+    }
+
+    async fn send(&self, request: Request) -> Answer {
         let socket = self.config.socket.clone();
         let called = move || http::call(&socket, &request, Duration::from_secs(120));
         tokio::task::spawn_blocking(called).await.unwrap().unwrap()
@@ -237,6 +229,15 @@ impl Machine {
             .collect())
     }
 
+    /// The same for a pod of that namespace.
+    pub async fn add_in(&self, namespace: &str, pod: &str, ipam: &Value) -> String {
+        let request = request("ADD", namespace, pod, &format!("{pod}-container"), ipam);
+        let answer = self.send(request).await;
+        assert_eq!(answer.exit, 0, "{}", answer.stdout);
+        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
+        said["ips"][0]["address"].as_str().unwrap().to_owned()
+    }
+
     pub async fn add(&self, pod: &str, ipam: &Value) -> String {
         self.try_add(pod, ipam).await.unwrap().remove(0)
     }
@@ -247,6 +248,21 @@ impl Machine {
             .await;
         assert_eq!((answer.exit, answer.stdout.as_str()), (0, ""));
     }
+}
+
+fn request(verb: &str, namespace: &str, pod: &str, container: &str, ipam: &Value) -> Request {
+    let mut ipam = ipam.clone();
+    ipam["type"] = json!("whereabouts");
+    let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
+    let environment = Environment {
+        command: verb.to_owned(),
+        container_id: container.to_owned(),
+        netns: "/var/run/netns/none".to_owned(),
+        ifname: "net1".to_owned(),
+        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod}"),
+        path: "/opt/cni/bin".to_owned(),
+    };
+    Request::new("whereabouts", environment, conf.to_string())
 }
 
 /// Settings that keep waits short.

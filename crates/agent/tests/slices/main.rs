@@ -8,5 +8,6 @@
 
 mod assigned;
 mod elastic;
-#[allow(dead_code)]
+mod garbage;
 mod machine;
+mod moves;

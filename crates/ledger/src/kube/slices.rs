@@ -16,6 +16,7 @@ use futures::stream::BoxStream;
 use kube::api::{ApiResource, DynamicObject, Patch, Preconditions};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
+use rand::RngExt;
 use serde_json::{Value, json};
 
 use super::KubeLedger;
@@ -31,6 +32,9 @@ const PAGE: u32 = 500;
 const NODE: &str = "berth.dev/node";
 /// The label of a claim that says which range it is of.
 const RANGE: &str = "berth.dev/range";
+
+/// The annotation of a claim that makes every write of it one.
+const WRITTEN: &str = "berth.dev/written";
 
 /// The annotation of a NodeSlicePool that has the epochs of its slices; absent ones are 0.
 const EPOCHS: &str = "berth.dev/epochs";
@@ -130,11 +134,16 @@ impl KubeLedger {
             Ok(created) => self.slice_of(&name, &created).map(Some),
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
                 let found = self.slice(network, claim.range).await?;
-                Ok(found.filter(|found| {
+                let ours = found.filter(|found| {
                     found.claim.node == claim.node
                         && found.claim.node_uid == claim.node_uid
                         && found.claim.epoch == claim.epoch
-                }))
+                });
+                match ours {
+                    // One of before: a DELETE may be on its way to it.
+                    Some(found) => self.amend_slice(&found, &found.claim).await,
+                    None => Ok(None),
+                }
             }
             Err(failure) => Err(failure.into_error(ask)),
         }
@@ -158,6 +167,8 @@ impl KubeLedger {
             "metadata": {
                 "resourceVersion": object.resource_version,
                 "labels": { NODE: label(claim.node.as_str()) },
+                // Always a change: what was sent before, and may still arrive, finds another version.
+                "annotations": { WRITTEN: format!("{:x}", rand::rng().random_range(0..u64::MAX)) },
             },
             "spec": {
                 "node": claim.node,

@@ -235,10 +235,9 @@ impl Store<'_> {
                 return Err(self.outside(object.network, outside));
             }
             if object.stamp.sliced && claims(changes) && !self.moves {
-                return Err(self.unfit(format!(
-                    "{} is given from node slices now; its plain pool gives nothing",
-                    object.network
-                )));
+                return Err(LedgerError::Moved {
+                    pool: self.name.to_owned(),
+                });
             }
             let draft = Draft::of(&object, changes).map_err(|violated| self.conflict(violated))?;
             let resting: Vec<Address> = changes

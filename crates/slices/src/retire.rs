@@ -1,0 +1,247 @@
+//! Back to the plain pool: a range that is not sliced any more, without a pod that notices.
+//!
+//! ```text
+//!   mark: leaving  ->  nothing is given from slices  ->  entries are copied into the plain pool
+//!                  ->  holdings, published entries and claims go  ->  no claim left: the mark goes
+//! ```
+//! The mark is turned first: a claim that is made after that sees it and goes, one that was made before is in the list
+//! that is read after. So when a list shows none, nobody gives from a slice of the range.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_core::slice::NodeName;
+use berth_core::slice::elastic::{Mark, MarkState};
+use berth_core::{Change, Pool, Prefix, Record};
+use berth_ledger::{Ledger, LedgerError};
+
+use crate::adopt::{ORIGIN, PLAIN};
+use crate::error::SliceError;
+use crate::holdings::{Holding, State};
+use crate::pool::SlicePool;
+use crate::publish::SURRENDERED;
+use crate::sliced::Sliced;
+use crate::surrender::{self, MOST};
+
+/// Asked for by nobody: whoever finds it among the wants of its claim looks at the range's mark.
+pub(crate) const LEAVING: &str = "(leaving)";
+
+/// How long a slice with more addresses than can be taken out one by one waits for what is under way.
+const BIG_SLICE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Commits into the plain pool that met another writer.
+const TRIES: usize = 20;
+
+impl SlicePool {
+    /// Does this node's share; says which nodes have not done theirs, nobody: the plain pool gives again.
+    pub async fn retire(&self, of: &Arc<Sliced>) -> Result<Vec<String>, SliceError> {
+        let _gate = self.gate.lock().await;
+        let world = &self.world;
+        let Some(mark) = world.cluster.mark(&of.plain()).await? else {
+            return Ok(Vec::new());
+        };
+        let leaving = Mark {
+            state: MarkState::Leaving,
+            ..mark
+        };
+        if mark != leaving {
+            tracing::info!(range = %of.range, "the range goes back to its plain pool");
+            world
+                .cluster
+                .set_mark(&of.plain(), Some(mark), Some(leaving))
+                .await?;
+        }
+        self.set_mark(None);
+        self.leave(of).await?;
+        let left = self.all_claims(of).await?;
+        if left.is_empty() {
+            world
+                .cluster
+                .set_mark(&of.plain(), Some(leaving), None)
+                .await?;
+            tracing::info!(range = %of.range, "the plain pool gives again");
+            return Ok(Vec::new());
+        }
+        for object in &left {
+            // Whoever holds it hears of the change and looks at the mark.
+            let mut claim = object.claim.clone();
+            if !claim.wants.iter().any(|want| want.as_str() == LEAVING) {
+                claim.wants.push(NodeName::new(LEAVING));
+                world.cluster.amend_slice(object, &claim).await?;
+            }
+        }
+        let mut nodes: Vec<String> = left.iter().map(|one| one.claim.node.to_string()).collect();
+        nodes.sort();
+        nodes.dedup();
+        Ok(nodes)
+    }
+
+    /// Gives up every slice of the range, if it is going back. The gate must be held.
+    pub async fn leave_if_told(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
+        let mark = self.world.cluster.mark(&of.plain()).await?;
+        let leaving = mark.is_some_and(|mark| mark.state == MarkState::Leaving);
+        if leaving {
+            self.set_mark(None);
+            self.leave(of).await?;
+        }
+        Ok(leaving)
+    }
+
+    async fn leave(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        self.set_held(self.holdings.load().await?);
+        let held = self.held();
+        for holding in held.iter() {
+            let lost = Holding {
+                state: State::Lost,
+                ..holding.clone()
+            };
+            self.set_held(self.holdings.put(&lost).await?);
+            self.close(of, holding.slice).await?;
+            // So that what is published is known to be ours before it goes.
+            let mut publisher = self.publisher.lock().await;
+            self.publish_slice(&mut publisher, holding.slice).await?;
+        }
+        self.copy_to_plain(of).await?;
+        for holding in held.iter() {
+            self.set_held(self.holdings.remove(holding).await?);
+        }
+        // What is in the plain pool is that pool's: here it goes, and from what is published.
+        self.world.amend(&of.key(), everything).await?;
+        for holding in held.iter() {
+            let mut publisher = self.publisher.lock().await;
+            self.publish_slice(&mut publisher, holding.slice).await?;
+            publisher.forget(holding.slice);
+        }
+        let mine = self
+            .world
+            .cluster
+            .slices(Some((&of.network, of.range)), Some(&self.world.node))
+            .await?;
+        for object in mine {
+            let all = self.all_claims(of).await?;
+            let parts = |part: Prefix| all.iter().any(|one| one.claim.range == part);
+            // A part that nobody claims can't be held any more: whoever claims it now finds the range leaving.
+            if !object.claim.offers.iter().any(|offer| parts(offer.range)) {
+                self.world.cluster.end_slice(&object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes every free address of a slice out of use: who is about to give one finds it held.
+    async fn close(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
+        let space = of.usable.clipped(slice);
+        if space.count() > MOST {
+            // Too many to take one by one: those who are about to give are given the time to do so.
+            tokio::time::sleep(BIG_SLICE_PAUSE).await;
+            return Ok(());
+        }
+        let addresses: Vec<_> = (0..space.count()).filter_map(|n| space.nth(n)).collect();
+        let record = surrender::record(slice, &self.world.node);
+        let rows = |pool: &Pool| -> Vec<Change> {
+            let free = addresses.iter().filter(|address| !pool.is_held(**address));
+            free.map(|address| Change::Claim {
+                address: *address,
+                record: record.clone(),
+            })
+            .collect()
+        };
+        self.world.amend(&of.key(), rows).await?;
+        Ok(())
+    }
+
+    async fn copy_to_plain(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        let local = self.world.local.load(&of.key()).await?;
+        let ours: Vec<(berth_core::Address, &Record)> = local
+            .pool
+            .records()
+            .filter(|(_, record)| is_pods(record) && record.attribute(ORIGIN) != Some(PLAIN))
+            .collect();
+        for _ in 0..TRIES {
+            let plain = self.world.cluster.load(&of.plain()).await?;
+            let mut changes = Vec::new();
+            for (address, record) in &ours {
+                match plain.pool.get(*address) {
+                    None => changes.push(Change::Claim {
+                        address: *address,
+                        record: (*record).clone(),
+                    }),
+                    Some(held) if held.owner == record.owner => {}
+                    Some(held) => {
+                        self.report_conflict(*address, &record.owner.to_string(), &held.owner);
+                    }
+                }
+            }
+            if changes.is_empty() {
+                return Ok(());
+            }
+            let committed = self
+                .world
+                .moves
+                .commit(&of.plain(), &plain.version, &changes)
+                .await;
+            match committed {
+                Ok(_) => return Ok(()),
+                Err(error) if error.needs_reload() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(SliceError::Store(LedgerError::Conflict {
+            pool: of.plain().name,
+            held: Vec::new(),
+        }))
+    }
+
+    /// Frees what is held here only because the plain pool has it, once that has it no more.
+    pub async fn follow_plain(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        let is_plain = |record: &Record| record.attribute(ORIGIN) == Some(PLAIN);
+        let local = self.world.local.load(&of.key()).await?;
+        let any = local.pool.records().any(|(_, record)| is_plain(record));
+        if !any && self.plain_is_empty() {
+            return Ok(());
+        }
+        let plain = self.world.cluster.load(&of.plain()).await?;
+        self.note_plain(of, &plain.pool);
+        let gone = |pool: &Pool| -> Vec<Change> {
+            let old = pool.records().filter(|(address, record)| {
+                let there = plain
+                    .pool
+                    .holders(*address)
+                    .any(|held| held.owner == record.owner);
+                is_plain(record) && !there
+            });
+            old.map(|(address, record)| Change::Release {
+                address,
+                expected: record.clone(),
+                rest: None,
+            })
+            .collect()
+        };
+        self.world.amend(&of.key(), gone).await?;
+        // What came in since: a program that does not know of slices gave it.
+        for slice in self.active().slices {
+            let found = plain
+                .pool
+                .records()
+                .filter(|(address, _)| slice.contains(*address));
+            let found =
+                found.map(|(address, record)| (address, record.clone().with(ORIGIN, PLAIN)));
+            self.take_in(of, found.collect()).await?;
+        }
+        Ok(())
+    }
+}
+
+fn is_pods(record: &Record) -> bool {
+    record.owner.subject != SURRENDERED
+}
+
+fn everything(pool: &Pool) -> Vec<Change> {
+    pool.records()
+        .map(|(address, record)| Change::Release {
+            address,
+            expected: record.clone(),
+            rest: None,
+        })
+        .collect()
+}

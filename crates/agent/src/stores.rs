@@ -15,7 +15,7 @@ use berth_cni::CniError;
 use berth_desk::DeskMetrics;
 use berth_gather::{GatherSettings, Leader};
 use berth_ledger::kube::Connect;
-use berth_ledger::{ClaimKey, ClaimKind, LedgerError, SharedLedger, SqliteLedger};
+use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, SqliteLedger};
 use berth_pods::boot;
 use berth_pods::garbage::reboot;
 use berth_pods::journal::Journal;
@@ -106,7 +106,7 @@ impl NodeStores {
             tracing::info!(?freed, "a reboot left these addresses");
         }
         if let Some(connect) = &self.cluster {
-            self.told(connect).await?;
+            self.told(connect, false).await?;
         }
         Ok(())
     }
@@ -132,7 +132,13 @@ impl NodeStores {
     pub(crate) async fn ready(&self) -> Result<(), LedgerError> {
         let nobody = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
         match &self.cluster {
-            Some(connect) => self.told(connect).await?.ledger().claim(&nobody).await?,
+            Some(connect) => {
+                self.told(connect, false)
+                    .await?
+                    .ledger()
+                    .claim(&nobody)
+                    .await?
+            }
             None => self.local().await?.claim(&nobody).await?,
         };
         Ok(())
@@ -157,13 +163,13 @@ impl NodeStores {
         self.standalone.get_or_try_init(open).await.cloned()
     }
 
-    async fn told(&self, connect: &Connect) -> Result<Arc<Store>, LedgerError> {
-        let open = async || self.connect(connect).await;
+    async fn told(&self, connect: &Connect, sliced: bool) -> Result<Arc<Store>, LedgerError> {
+        let open = async || self.connect(connect, sliced).await;
         let connected = self.told.get_or_try_init(open).await?;
         Ok(Arc::clone(&connected.store))
     }
 
-    async fn named(&self, kubeconfig: &Path) -> Result<Arc<Store>, LedgerError> {
+    async fn named(&self, kubeconfig: &Path, sliced: bool) -> Result<Arc<Store>, LedgerError> {
         let stamp = Stamp::of(kubeconfig);
         let mut named = self.named.lock().await;
         if let Some((seen, connected)) = named.get(kubeconfig)
@@ -175,17 +181,25 @@ impl NodeStores {
             kubeconfig: Some(kubeconfig.to_owned()),
             ..Connect::default()
         };
-        let connected = self.connect(&connect).await?;
+        let connected = self.connect(&connect, sliced).await?;
         let store = Arc::clone(&connected.store);
         named.insert(kubeconfig.to_owned(), (stamp, connected));
         Ok(store)
     }
 
-    async fn connect(&self, connect: &Connect) -> Result<Connected, LedgerError> {
+    /// A cluster's store. A process that serves one call has the node's slices only if the call is about them.
+    async fn connect(&self, connect: &Connect, sliced: bool) -> Result<Connected, LedgerError> {
         let connection = connect.open().await?;
         let metrics = self.metrics.clone();
         let sticky = Sticky::new(connection.client.clone(), connection.timeout);
         Ok(match &self.lifetime {
+            Lifetime::Call { .. } if !sliced => {
+                let ledger: SharedLedger = Arc::new(KubeLedger::new(connection));
+                Connected {
+                    store: Arc::new(Store::cluster_once(ledger, metrics).with_sticky(sticky)),
+                    _collector: None,
+                }
+            }
             Lifetime::Call { node } => {
                 let slices = Slices::new(Setup {
                     connection,
@@ -249,8 +263,8 @@ impl Stamp {
 impl Stores for NodeStores {
     async fn of(&self, network: &PodNetwork) -> Result<Arc<Store>, CniError> {
         let store = match (&self.cluster, &network.kubeconfig) {
-            (Some(connect), _) => self.told(connect).await,
-            (None, Some(kubeconfig)) => self.named(kubeconfig).await,
+            (Some(connect), _) => self.told(connect, network.is_sliced()).await,
+            (None, Some(kubeconfig)) => self.named(kubeconfig, network.is_sliced()).await,
             (None, None) => self.standalone().await,
         };
         store.map_err(|error| PodError::from(error).into())

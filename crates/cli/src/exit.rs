@@ -89,6 +89,7 @@ const fn of_ledger(error: &LedgerError) -> u8 {
         | LedgerError::Conflict { .. } => 5,
         LedgerError::Unreadable { .. }
         | LedgerError::Full { .. }
+        | LedgerError::Moved { .. }
         | LedgerError::Rejected { .. } => 6,
     }
 }

@@ -7,13 +7,18 @@
     clippy::indexing_slicing
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use berth_api::whereabouts::IPPool;
+use berth_cni::call::Environment;
+use berth_cni::http;
+use berth_cni::wire::Request;
 use berth_testkit::Cluster;
+use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -21,6 +26,8 @@ const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 struct Machine {
     dir: tempfile::TempDir,
     kubeconfig: PathBuf,
+    namespace: String,
+    ipam: Value,
 }
 
 /// `berth agent`, killed when dropped.
@@ -39,11 +46,12 @@ async fn machine() -> Machine {
         cluster.apply_object(crd).await.unwrap();
     }
     let namespace = cluster.namespace("engine").await.unwrap();
-    let rules = json!([{
-        "apiGroups": ["whereabouts.cni.cncf.io"],
-        "resources": ["ippools", "overlappingrangeipreservations"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-    }]);
+    let verbs = ["get", "list", "watch", "create", "patch", "delete"];
+    let rules = json!([
+        { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
+        { "apiGroups": ["berth.dev"], "resources": ["sliceclaims"], "verbs": verbs },
+        { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
+    ]);
     let account = cluster
         .service_account(&namespace, &namespace, rules)
         .await
@@ -51,6 +59,8 @@ async fn machine() -> Machine {
     Machine {
         dir: tempfile::tempdir().unwrap(),
         kubeconfig: account.kubeconfig().to_owned(),
+        namespace,
+        ipam: json!({ "range": "10.0.0.0/16" }),
     }
 }
 
@@ -74,8 +84,10 @@ impl Machine {
 
     /// One call in a process of its own; the network names the cluster.
     fn cni(&self, verb: &str, pod: &str) -> (bool, Value) {
-        let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": {
-            "type": "whereabouts", "range": "10.0.0.0/16", "kubernetes": {"kubeconfig": self.kubeconfig}}});
+        let mut ipam = self.ipam.clone();
+        ipam["type"] = json!("whereabouts");
+        ipam["kubernetes"] = json!({ "kubeconfig": self.kubeconfig });
+        let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
         let mut child = self
             .command(verb, pod)
             .args(["cni", "--plugin", "whereabouts"])
@@ -191,4 +203,156 @@ async fn an_agent_is_ready_when_its_cluster_answers() {
     );
     // Nothing that changes anything is open to the network.
     assert!(get("/v1/cni").unwrap().starts_with("HTTP/1.1 404"));
+}
+
+impl Machine {
+    fn agent(&self) -> Agent {
+        let child = self
+            .command("", "")
+            .args(["agent", "--node", "node-1", "--kubeconfig"])
+            .arg(&self.kubeconfig)
+            .arg("--socket")
+            .arg(self.dir.path().join("berth.sock"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Agent(child)
+    }
+
+    /// An ADD over the agent's socket; none if there was no whole answer.
+    fn ask(&self, pod: &str) -> Option<String> {
+        let mut ipam = self.ipam.clone();
+        ipam["type"] = json!("whereabouts");
+        let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
+        let environment = Environment {
+            command: "ADD".to_owned(),
+            container_id: format!("{pod}-container"),
+            netns: "/var/run/netns/none".to_owned(),
+            ifname: "net1".to_owned(),
+            args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+            path: "/opt/cni/bin".to_owned(),
+        };
+        let request = Request::new("whereabouts", environment, conf.to_string());
+        let socket = self.dir.path().join("berth.sock");
+        let answer = http::call(&socket, &request, Duration::from_secs(20)).ok()?;
+        let said: Value = serde_json::from_str(&answer.stdout).ok()?;
+        Some(said["ips"][0]["address"].as_str()?.to_owned())
+    }
+}
+
+/// Address and pod of every published entry.
+async fn published(machine: &Machine) -> BTreeMap<String, String> {
+    let client = Cluster::shared().await.client().await.unwrap();
+    let pools: Api<IPPool> = Api::namespaced(client, &machine.namespace);
+    let mut all = BTreeMap::new();
+    for pool in pools.list(&ListParams::default()).await.unwrap() {
+        let range: berth_core::Prefix = pool.spec.range.parse().unwrap();
+        for (offset, held) in pool.spec.allocations {
+            let address = range.network().plus(offset.parse().unwrap()).unwrap();
+            let twice = all.insert(address.to_string(), held.podref);
+            assert_eq!(twice, None, "{address}");
+        }
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_killed_in_the_middle_of_adds_gives_no_address_twice() {
+    let mut machine = machine().await;
+    machine.ipam =
+        json!({ "range": "10.1.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let given: Vec<(String, String)> = std::thread::scope(|scope| {
+        let machine = &machine;
+        let killer = scope.spawn(move || {
+            for pause in [700, 900, 1100] {
+                let agent = machine.agent();
+                std::thread::sleep(Duration::from_millis(pause));
+                drop(agent);
+            }
+            machine.agent()
+        });
+        let lanes: Vec<_> = (0..3)
+            .map(|lane| {
+                scope.spawn(move || {
+                    let mut given = Vec::new();
+                    let began = Instant::now();
+                    for n in (lane..60).step_by(3) {
+                        let pod = format!("p{n}");
+                        // What a runtime does: it asks again until it is served.
+                        let address = loop {
+                            match machine.ask(&pod) {
+                                Some(address) => break address,
+                                None => std::thread::sleep(Duration::from_millis(20)),
+                            }
+                            assert!(began.elapsed() < Duration::from_secs(90), "{pod}");
+                        };
+                        given.push((address, pod));
+                    }
+                    given
+                })
+            })
+            .collect();
+        let given = lanes
+            .into_iter()
+            .flat_map(|lane| lane.join().unwrap())
+            .collect();
+        // Everybody is asked again, of the last agent: what was told holds.
+        let agent = killer.join().unwrap();
+        let again = |given: &Vec<(String, String)>| {
+            for (address, pod) in given {
+                let began = Instant::now();
+                let told = loop {
+                    match machine.ask(pod) {
+                        Some(told) => break told,
+                        None => std::thread::sleep(Duration::from_millis(20)),
+                    }
+                    assert!(began.elapsed() < Duration::from_secs(30), "{pod}");
+                };
+                assert_eq!(told, *address, "{pod}");
+            }
+        };
+        again(&given);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let expected: BTreeMap<String, String> = given
+            .iter()
+            .map(|(address, pod): &(String, String)| {
+                let bare = address.split('/').next().unwrap().to_owned();
+                (bare, format!("ns/{pod}"))
+            })
+            .collect();
+        assert_eq!(expected.len(), 60, "no address twice");
+        let began = Instant::now();
+        loop {
+            let now = runtime.block_on(published(machine));
+            if now == expected {
+                break;
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "{now:?}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        drop(agent);
+        given
+    });
+    assert_eq!(given.len(), 60);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_call_without_an_agent_gives_from_the_nodes_slices_too() {
+    let mut machine = machine().await;
+    machine.ipam =
+        json!({ "range": "10.2.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let first = machine.address("a");
+    assert_eq!(machine.address("a"), first);
+    let second = machine.address("b");
+    assert_ne!(first, second);
+    let bare = |address: &str| address.split('/').next().unwrap().to_owned();
+    let now = published(&machine).await;
+    let expected = BTreeMap::from([
+        (bare(&first), "ns/a".to_owned()),
+        (bare(&second), "ns/b".to_owned()),
+    ]);
+    assert_eq!(now, expected);
+    assert_eq!(machine.cni("DEL", "a"), (true, Value::Null));
+    assert_eq!(published(&machine).await.len(), 1);
+    assert_eq!(machine.address("c"), first);
 }

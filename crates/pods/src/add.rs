@@ -11,7 +11,9 @@
 
 use berth_cni::result::IpamResult;
 use berth_core::plan::Selector;
-use berth_core::{Address, Answer, Claim, Granted, Record, Refusal, Release, Request, Want};
+use berth_core::{
+    Address, Answer, Claim, Granted, Handle, Record, Refusal, Release, Request, Want,
+};
 use berth_ledger::{LedgerError, PoolKey};
 use berth_slices::sliced::is_sliced;
 use futures::future::join_all;
@@ -24,6 +26,7 @@ use crate::error::PodError;
 use crate::garbage::reboot;
 use crate::layout::{Layout, PoolWants};
 use crate::probe::{self, Link};
+use crate::release::is_away;
 use crate::reserve::Reservations;
 use crate::store::Store;
 
@@ -312,10 +315,17 @@ impl Addition<'_> {
                 .filter(|one| !taken.contains(&one.slot))
                 .collect();
             let addresses: Vec<Address> = free.iter().map(|one| one.granted.address).collect();
-            let foreign = self
+            let reserved = self
                 .reservations()
                 .reserve(&self.record.owner, &addresses)
-                .await?;
+                .await;
+            let foreign = match reserved {
+                Err(error) if is_away(&error) && self.may_reserve_later(&free) => {
+                    self.reserve_later(&addresses).await?;
+                    Vec::new()
+                }
+                reserved => reserved?,
+            };
             let lost = free
                 .iter()
                 .filter(|one| foreign.contains(&one.granted.address));
@@ -324,14 +334,36 @@ impl Addition<'_> {
         Ok(taken)
     }
 
+    /// Whether nobody else can have given these: they are of slices, of networks that overlap no other.
+    fn may_reserve_later(&self, held: &[&Held]) -> bool {
+        let proved = |pool: &PoolWants| match (self.store.slices(), &pool.sliced) {
+            (Some(slices), Some(of)) => slices.is_disjoint(of),
+            _ => false,
+        };
+        let of_slice = |held: &&Held| {
+            let mut pools = self.layout.pools.iter();
+            pools.any(|pool| pool.key == held.pool && proved(pool))
+        };
+        self.network.settings.reserve_later && held.iter().all(of_slice)
+    }
+
+    async fn reserve_later(&self, addresses: &[Address]) -> Result<(), LedgerError> {
+        let Some(slices) = self.store.slices() else {
+            return Ok(());
+        };
+        let holder = Record::new(self.record.owner.clone(), Handle::default());
+        for address in addresses {
+            let name = self.reservations().name(*address);
+            tracing::warn!(%address, owner = %holder.owner, "given without a check: the API server is away, and no other network overlaps");
+            slices.reserve_later(&name, &holder).await?;
+        }
+        Ok(())
+    }
+
     /// The address is this node's, and nobody can be asked whether another network has given it too.
     fn unchecked(&self, error: LedgerError) -> PodError {
         let sliced = self.layout.pools.iter().any(|pool| pool.sliced.is_some());
-        let away = matches!(
-            error,
-            LedgerError::Unavailable { .. } | LedgerError::Uncertain { .. }
-        );
-        if sliced && away {
+        if sliced && is_away(&error) {
             PodError::Unchecked(error)
         } else {
             error.into()

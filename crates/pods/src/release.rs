@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Record, Refusal, Release, Request};
-use berth_ledger::PoolKey;
+use berth_ledger::{LedgerError, PoolKey};
+use berth_slices::sliced::is_sliced;
 use futures::future::join_all;
 
 use crate::config::PodNetwork;
@@ -77,7 +78,14 @@ async fn free_one(
 ) -> Result<Option<Address>, PodError> {
     let reservations = Reservations::of(store, &network.network_name);
     if network.overlap_checks {
-        reservations.end(&record.owner, &[address]).await?;
+        let ended = reservations.end(&record.owner, &[address]).await;
+        match ended {
+            // The node's own record decides; a reservation without one is ended by the next sweep.
+            Err(error) if is_sliced(pool) && is_away(&error) => {
+                tracing::warn!(%address, owner = %record.owner, %error, "a reservation stays until the next sweep");
+            }
+            ended => ended?,
+        }
     }
     let selector = Selector::Address {
         address,
@@ -96,6 +104,14 @@ async fn free_one(
         }
         _ => Ok(None),
     }
+}
+
+/// Whether the API server could not be asked, in contrast to what it said.
+pub(crate) fn is_away(error: &LedgerError) -> bool {
+    matches!(
+        error,
+        LedgerError::Unavailable { .. } | LedgerError::Uncertain { .. }
+    )
 }
 
 /// Releases by a selector, with the network's rest.

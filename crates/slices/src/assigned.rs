@@ -20,24 +20,19 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 impl SlicePool {
     /// Takes on what is assigned, loses what is not any more. The gate must be held.
     pub async fn compare_assigned(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
-        let assigned = self.world.cluster.assigned(&of.slice_pool).await?;
-        if let Some(assigned) = &assigned
-            && assigned.range != of.range
-        {
+        let assigned = self.world.assigned.load(&of.slice_pool).await?;
+        let found = assigned.as_ref().map(|one| one.pool.table.cut().range());
+        if let Some(found) = found.filter(|found| *found != of.range) {
             return Err(SliceError::OtherRange {
                 slice_pool: of.slice_pool.clone(),
-                found: assigned.range,
+                found,
                 range: of.range,
             });
         }
-        let holders: BTreeMap<Prefix, (String, Epoch)> = assigned
-            .iter()
-            .flat_map(|assigned| {
-                let line = |(slice, node): &(Prefix, _)| {
-                    (*slice, (format!("{node}"), assigned.epoch(*slice)))
-                };
-                assigned.slices.iter().map(line)
-            })
+        self.set_disjoint(assigned.as_ref().is_some_and(|one| one.pool.marks.disjoint));
+        let lines = assigned.iter().flat_map(|one| one.pool.table.holdings());
+        let holders: BTreeMap<Prefix, (String, Epoch)> = lines
+            .map(|line| (line.slice, (line.node.to_string(), line.epoch)))
             .collect();
         let me = self.world.node.as_str();
         for holding in self.held().iter().filter(|holding| holding.is_active()) {
@@ -56,7 +51,10 @@ impl SlicePool {
             let known = held
                 .iter()
                 .find(|holding| holding.slice == slice && holding.is_active());
-            if known.is_some_and(|known| known.boot == self.world.boot) {
+            let same = |known: &Holding| {
+                known.boot == self.world.boot && known.disjoint == self.is_disjoint()
+            };
+            if known.is_some_and(same) {
                 continue;
             }
             if known.is_none() {
@@ -69,6 +67,7 @@ impl SlicePool {
                 node_uid: String::new(),
                 boot: self.world.boot.clone(),
                 state: State::Active,
+                disjoint: self.is_disjoint(),
             })
             .await?;
         }

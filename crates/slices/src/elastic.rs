@@ -162,6 +162,7 @@ impl SlicePool {
             node_uid: uid.to_owned(),
             boot: self.world.boot.clone(),
             state: State::Active,
+            disjoint: false,
         }
     }
 

@@ -16,6 +16,7 @@ mod attribute {
     pub const BOOT: &str = "boot";
     pub const STATE: &str = "state";
     pub const NODE: &str = "node";
+    pub const DISJOINT: &str = "disjoint";
     pub const NETWORK: &str = "network";
     pub const SOURCE: &str = "source";
 }
@@ -67,6 +68,8 @@ pub struct Holding {
     /// The boot of the node that it was last confirmed in.
     pub boot: String,
     pub state: State,
+    /// No other network overlapped this one when it was last looked at.
+    pub disjoint: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +101,7 @@ impl Holding {
             .with(attribute::BOOT, &self.boot)
             .with(attribute::STATE, self.state.text())
             .with(attribute::NODE, self.node.as_str())
+            .with(attribute::DISJOINT, self.disjoint.to_string())
     }
 
     fn read(record: &Record) -> Option<Self> {
@@ -108,6 +112,7 @@ impl Holding {
             node: NodeName::new(text(attribute::NODE)),
             node_uid: record.handle.as_str().to_owned(),
             boot: text(attribute::BOOT).to_owned(),
+            disjoint: text(attribute::DISJOINT) == "true",
             state: match text(attribute::STATE) {
                 "active" => State::Active,
                 // Whatever a newer Berth may call it: nothing is given from it.
@@ -230,6 +235,7 @@ mod tests {
             node_uid: "u1".into(),
             boot: "b1".into(),
             state: State::Active,
+            disjoint: true,
         };
         assert_eq!(holdings.put(&holding).await.unwrap(), [holding.clone()]);
         holding.state = State::Lost;

@@ -19,6 +19,7 @@
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
 //! | `publish` | the view of it in the cluster |
+//! | `pending` | reservations that wait for the API server |
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod adopt;
@@ -30,6 +31,7 @@ mod error;
 mod holdings;
 mod ledger;
 mod metrics;
+mod pending;
 mod pool;
 mod publish;
 mod retire;

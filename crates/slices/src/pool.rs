@@ -9,6 +9,7 @@ use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Mark;
 use berth_core::{Change, Pool, Prefix};
 use berth_ledger::kube::Connection;
+use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
 use rand::RngExt;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell};
@@ -36,6 +37,10 @@ pub(crate) struct World {
     pub cluster: Arc<KubeLedger>,
     /// Writes the pools that this node publishes, and says so on them.
     pub views: KubeLedger,
+    /// What a controller assigns.
+    pub assigned: SlicePools,
+    /// Whether a reservation may be waiting for the API server.
+    pub pending: AtomicBool,
     /// Brings entries back into plain pools.
     pub moves: KubeLedger,
     pub connection: Connection,
@@ -93,6 +98,8 @@ pub(crate) struct SlicePool {
     suspect: AtomicBool,
     /// The plain pool was empty after the mark was set: nothing comes into it any more.
     plain_is_empty: AtomicBool,
+    /// The controller has proved that no other network overlaps this one.
+    disjoint: AtomicBool,
     changed: Mutex<Option<Instant>>,
     kick: Notify,
 }
@@ -132,6 +139,7 @@ impl SlicePool {
             idle: Mutex::default(),
             suspect: AtomicBool::new(false),
             plain_is_empty: AtomicBool::new(false),
+            disjoint: AtomicBool::new(false),
             confirmation: Mutex::new(Confirmation::Unknown),
             changed: Mutex::default(),
             kick: Notify::new(),
@@ -215,6 +223,14 @@ impl SlicePool {
         *locked(&self.mark) = mark;
     }
 
+    pub fn is_disjoint(&self) -> bool {
+        self.disjoint.load(Ordering::Acquire)
+    }
+
+    pub fn set_disjoint(&self, disjoint: bool) {
+        self.disjoint.store(disjoint, Ordering::Release);
+    }
+
     pub fn plain_is_empty(&self) -> bool {
         self.plain_is_empty.load(Ordering::Acquire)
     }
@@ -272,6 +288,8 @@ impl SlicePool {
             return Ok(());
         }
         self.set_held(self.holdings.load().await?);
+        // As it was when it was last seen: the file outlives the agent.
+        self.set_disjoint(self.held().iter().any(|holding| holding.disjoint));
         let in_this_boot = !self.active().slices.is_empty();
         let compared = if in_this_boot {
             let limited = timeout(CONFIRM_LIMIT, self.compare()).await;
@@ -383,6 +401,9 @@ impl SlicePool {
                 }
             }
             published = Instant::now();
+            if let Err(error) = self.world.reserve_pending().await {
+                tracing::warn!(%error, "reservations still wait");
+            }
             if let Err(error) = self.balance().await {
                 tracing::warn!(range = %self.of().range, %error, "slices are neither refilled nor given back for now");
             }

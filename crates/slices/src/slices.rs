@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use berth_core::Record;
 use berth_core::slice::NodeName;
 use berth_ledger::kube::Connection;
+use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::StreamExt;
 use tokio::sync::OnceCell;
@@ -98,6 +100,8 @@ impl Slices {
             Box::new(changed),
         );
         let world = World {
+            assigned: SlicePools::new(&connection),
+            pending: AtomicBool::new(true),
             moves: KubeLedger::new(connection.clone()).into_marked_pools(),
             views: KubeLedger::new(connection.clone()).publishing(&node),
             node: NodeName::new(node),
@@ -230,6 +234,16 @@ impl Slices {
             }
             sleep(PASSING_PAUSE).await;
         }
+    }
+
+    /// Whether the controller has proved, when it was last seen, that no other network overlaps this one.
+    pub fn is_disjoint(&self, of: &Arc<Sliced>) -> bool {
+        self.pool(of).is_disjoint()
+    }
+
+    /// Makes a reservation when the API server is there again; durable when this returns.
+    pub async fn reserve_later(&self, name: &str, holder: &Record) -> Result<(), LedgerError> {
+        self.inner.world.reserve_later(name, holder).await
     }
 
     /// Whether the plain pool may hold addresses that were given before the range was sliced.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use berth_api::whereabouts::{IPPool, NodeSlicePool};
+use berth_api::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
 use berth_testkit::{Cluster, Part};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -60,7 +60,7 @@ async fn an_assigned_slice_is_given_from_and_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_without_a_slice_is_told_so_until_it_has_one() {
     let site = Site::shared().await;
-    site.assign("net", "10.1.0.0/24", "26", &[("other", "10.1.0.0/26")])
+    site.assign("net", "10.1.0.0/24", "/30", &[("other", "10.1.0.0/30")])
         .await;
     let mut settings = quick();
     settings.assign_wait = std::time::Duration::from_millis(200);
@@ -71,7 +71,7 @@ async fn a_node_without_a_slice_is_told_so_until_it_has_one() {
     for word in ["node-1", "10.1.0.0/24", "NodeSlicePool net"] {
         assert!(why.contains(word), "{why}");
     }
-    let lines = json!([{ "nodeName": "other", "sliceRange": "10.1.0.0/26" },
+    let lines = json!([{ "nodeName": "other", "sliceRange": "10.1.0.0/30" },
         { "nodeName": "node-1", "sliceRange": "10.1.0.64/30" },
         { "nodeName": "node-1", "sliceRange": "10.1.0.128/30" }]);
     let patch = Patch::Merge(json!({ "status": { "allocations": lines } }));
@@ -127,6 +127,12 @@ async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
     let site = Site::of(&cluster).await;
     site.assign("net", "10.3.0.0/24", "/26", &[("node-1", "10.3.0.0/26")])
         .await;
+    let proved =
+        Patch::Merge(json!({ "metadata": { "annotations": { "berth.dev/disjoint": "true" } } }));
+    site.api::<NodeSlicePool>()
+        .patch("net", &PatchParams::default(), &proved)
+        .await
+        .unwrap();
     let mut machine = Machine::start(&site, "node-1").await;
     let ipam = json!({ "range": "10.3.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
     assert_eq!(machine.add("a", &ipam).await, "10.3.0.1/24");
@@ -146,17 +152,29 @@ async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
     let (code, why) = machine.try_add("checked", &checked).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
     assert!(why.contains("overlap"), "{why}");
+    // Where a controller has proved that there is no overlap, and the network wishes so, the reservation follows.
+    let later = json!({ "range": "10.3.0.0/24", "node_slice_size": "/26", "reserve_later": true });
+    let given = machine.add("later", &later).await;
+    machine.del("p19", &later).await;
     // An agent that is restarted in the meantime serves from what this boot left.
     machine.stop().await;
     machine.run().await;
     assert_eq!(machine.add("p3", &ipam).await, "10.3.0.5/24");
-    assert_eq!(machine.add("late", &ipam).await, "10.3.0.1/24");
+    assert_eq!(machine.add("late", &ipam).await, "10.3.0.21/24");
     cluster.resume(Part::ApiServer).unwrap();
     until("published after all", async || {
         let now = site.entries("node-1-10.3.0.0-26").await.unwrap();
-        (now.len() == 21 && now["1"] == entry("late"))
+        (now.len() == 21 && now["21"] == entry("late"))
             .then_some(())
             .ok_or(format!("{now:?}"))
+    })
+    .await;
+    let reservations = site.api::<OverlappingRangeIPReservation>();
+    let name = given.split('/').next().unwrap();
+    until("reserved after all", async || {
+        let found = reservations.get_opt(name).await.unwrap();
+        let ours = found.filter(|one| one.spec.podref == "ns/later");
+        ours.map(|_| ()).ok_or(name.to_owned())
     })
     .await;
 }

@@ -37,7 +37,7 @@ use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version
 pub use claims::attribute;
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use marks::PUBLISHED;
-pub use slices::{Assigned, SliceObject};
+pub use slices::SliceObject;
 
 use base::Base;
 use object::Object;

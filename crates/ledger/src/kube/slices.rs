@@ -1,13 +1,10 @@
 //! Claims of slices with what the protocol of slices needs beyond a name (docs/decisions/0006-slices.md): guarded
-//! changes, a watch, and the slices that a controller has assigned.
+//! changes and a watch.
 //!
 //! Every write names the version that it was planned on: one that lost the race changes nothing.
 
-use std::collections::BTreeMap;
-
 use berth_api::berth::{SliceClaim, SliceClaimSpec, SliceOffer};
 use berth_api::names;
-use berth_api::whereabouts::{NodeSlicePoolSpec, NodeSlicePoolStatus};
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::slice::{Epoch, NodeName};
@@ -21,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::KubeLedger;
 use super::pages::label;
-use super::resource::{SLICE_POOLS, SLICES};
+use super::resource::SLICES;
 use super::status::{Failure, Verb};
 use crate::LedgerError;
 
@@ -36,11 +33,6 @@ const RANGE: &str = "berth.dev/range";
 /// The annotation of a claim that makes every write of it one.
 const WRITTEN: &str = "berth.dev/written";
 
-/// The annotation of a NodeSlicePool that has the epochs of its slices; absent ones are 0.
-const EPOCHS: &str = "berth.dev/epochs";
-/// The annotation of a NodeSlicePool of which the controller has proved that no other network overlaps it.
-const DISJOINT: &str = "berth.dev/disjoint";
-
 /// A claim and the version that it was read at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceObject {
@@ -49,23 +41,6 @@ pub struct SliceObject {
     pub claim: Claimed,
     uid: String,
     resource_version: String,
-}
-
-/// What a controller has assigned of one range.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    pub range: Prefix,
-    pub size: u8,
-    pub slices: Vec<(Prefix, NodeName)>,
-    pub epochs: BTreeMap<Prefix, Epoch>,
-    /// No other network of the cluster overlaps this one.
-    pub disjoint: bool,
-}
-
-impl Assigned {
-    pub fn epoch(&self, slice: Prefix) -> Epoch {
-        self.epochs.get(&slice).copied().unwrap_or_default()
-    }
 }
 
 impl KubeLedger {
@@ -247,19 +222,6 @@ impl KubeLedger {
             .boxed()
     }
 
-    /// What was assigned under a name: the network's, as whereabouts has it.
-    pub async fn assigned(&self, name: &str) -> Result<Option<Assigned>, LedgerError> {
-        match self.wire.get(&SLICE_POOLS, name).await? {
-            Some(fetched) => self.assigned_of(name, &fetched.object).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn assigned_of(&self, name: &str, object: &Value) -> Result<Assigned, LedgerError> {
-        read_assigned(object)
-            .map_err(|why| unreadable(self.wire.ask(Verb::Get, &SLICE_POOLS, name).target(), &why))
-    }
-
     fn slice_of(&self, name: &str, object: &Value) -> Result<SliceObject, LedgerError> {
         read_slice(name, object)
             .map_err(|why| unreadable(self.wire.ask(Verb::Get, &SLICES, name).target(), &why))
@@ -305,74 +267,4 @@ fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
         uid: text("uid"),
         resource_version: text("resourceVersion"),
     })
-}
-
-fn read_assigned(object: &Value) -> Result<Assigned, String> {
-    let part = |key: &str| object.get(key).cloned().unwrap_or_default();
-    let spec: NodeSlicePoolSpec =
-        serde_json::from_value(part("spec")).map_err(|error| format!("its spec: {error}"))?;
-    let status: NodeSlicePoolStatus = match part("status") {
-        Value::Null => NodeSlicePoolStatus::default(),
-        status => serde_json::from_value(status).map_err(|error| format!("its status: {error}"))?,
-    };
-    let prefix = |text: &str| -> Result<Prefix, String> {
-        text.parse().map_err(|_| format!("{text:?} is no CIDR"))
-    };
-    let size = spec.slice_size.trim_start_matches('/');
-    let mut slices = Vec::new();
-    for one in status.allocations {
-        if !one.node_name.is_empty() {
-            slices.push((prefix(&one.slice_range)?, NodeName::new(one.node_name)));
-        }
-    }
-    let annotations = &object["metadata"]["annotations"];
-    let epochs: BTreeMap<String, u64> = match annotations[EPOCHS].as_str() {
-        None => BTreeMap::new(),
-        Some(text) => serde_json::from_str(text).map_err(|error| format!("{EPOCHS}: {error}"))?,
-    };
-    let mut by_slice = BTreeMap::new();
-    for (slice, epoch) in epochs {
-        by_slice.insert(prefix(&slice)?, Epoch(epoch));
-    }
-    Ok(Assigned {
-        range: prefix(&spec.range)?,
-        size: size
-            .parse()
-            .map_err(|_| format!("spec.sliceSize {:?} is no length", spec.slice_size))?,
-        slices,
-        epochs: by_slice,
-        disjoint: annotations[DISJOINT]
-            .as_str()
-            .is_some_and(|text| !text.is_empty() && text != "false"),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_assignment_reads_as_whereabouts_writes_it() {
-        let object = json!({
-            "metadata": { "name": "blue", "annotations": {
-                EPOCHS: r#"{"10.0.0.64/26":3}"#, DISJOINT: "true",
-            } },
-            "spec": { "range": "10.0.0.0/16", "sliceSize": "/26" },
-            "status": { "allocations": [
-                { "nodeName": "a", "sliceRange": "10.0.0.0/26" },
-                { "nodeName": "a", "sliceRange": "10.0.0.64/26" },
-                { "nodeName": "", "sliceRange": "10.0.0.128/26" },
-            ] },
-        });
-        let assigned = read_assigned(&object).unwrap();
-        assert_eq!((assigned.size, assigned.slices.len()), (26, 2));
-        assert_eq!(assigned.epoch("10.0.0.0/26".parse().unwrap()), Epoch(0));
-        assert_eq!(assigned.epoch("10.0.0.64/26".parse().unwrap()), Epoch(3));
-        assert!(assigned.disjoint);
-        let fresh =
-            json!({ "metadata": {}, "spec": { "range": "10.0.0.0/16", "sliceSize": "26" } });
-        assert!(read_assigned(&fresh).unwrap().slices.is_empty());
-        let broken = json!({ "metadata": {}, "spec": { "range": "x", "sliceSize": "26" } });
-        assert!(read_assigned(&broken).is_err());
-    }
 }

@@ -30,6 +30,9 @@ pub struct Settings {
     /// `slice_borrow`, default true: a node that finds no free slice asks others for parts of theirs. Off where
     /// routes follow slices.
     pub slice_borrow: bool,
+    /// `reserve_later`, default false: while the API server is away, an address of a slice is given without the check for
+    /// overlapping ranges, if a controller has proved that there are none; its reservation follows.
+    pub reserve_later: bool,
     /// `check_addresses`, default true: a static address is recorded and refused to a second pod.
     pub check_addresses: bool,
 }
@@ -61,6 +64,7 @@ pub(super) fn read(source: &Source<'_>, conf: &NetConf) -> Result<Settings, Conf
         probe: source.flag("probe")?.unwrap_or(false),
         slice_size: length(source, "slice_size")?,
         slice_borrow: source.flag("slice_borrow")?.unwrap_or(true),
+        reserve_later: source.flag("reserve_later")?.unwrap_or(false),
         check_addresses: source.flag("check_addresses")?.unwrap_or(true),
     })
 }

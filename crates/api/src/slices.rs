@@ -63,6 +63,3 @@ pub struct DisjointRanges(pub BTreeMap<String, Prefix>);
 
 /// The Lease of the controllers, in the namespace of the pools.
 pub const CONTROLLER_LEASE: &str = "berth-controller";
-
-/// On that Lease: where its holder listens for agents, `host:port`. Empty or absent: nowhere.
-pub const LEADER_ADDRESS: &str = "berth.dev/address";

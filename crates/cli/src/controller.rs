@@ -1,5 +1,6 @@
 //! `berth controller`: cuts ranges into node slices, for the whole cluster. Run two: one leads, one is ready to.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,9 +20,6 @@ pub struct ControllerArgs {
     /// This process among its replicas [default: $POD_NAME, else the machine's name, and a number of its own].
     #[arg(long, env = "BERTH_IDENTITY")]
     identity: Option<String>,
-    /// Where agents reach this process while it leads, host:port; told on the Lease.
-    #[arg(long, env = "BERTH_ADVERTISE")]
-    advertise: Option<String>,
     /// Seconds that a leader which is gone may go unnoticed.
     #[arg(long, env = "BERTH_LEASE_DURATION", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease_duration: u64,
@@ -63,7 +61,7 @@ impl ControllerArgs {
         let config = ControllerConfig {
             cluster: self.cluster.connect().unwrap_or_default(),
             identity: self.identity.unwrap_or_else(identity),
-            address: self.advertise.filter(|address| !address.is_empty()),
+            notice: BTreeMap::new(),
             lease: (!self.no_election).then(|| Duration::from_secs(self.lease_duration)),
             grace: Duration::from_secs_f64(self.slice_grace),
             gather: Duration::from_millis(self.gather_ms),

@@ -11,10 +11,10 @@
 //!   stop      --the Lease is given back: the next one takes it at its next look
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_api::slices::LEADER_ADDRESS;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
@@ -25,6 +25,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+/// Annotations of leaders.
+const OURS: &str = "berth.dev/";
+
 /// How a process stands for election.
 #[derive(Clone, Debug)]
 pub struct Candidate {
@@ -32,8 +35,8 @@ pub struct Candidate {
     pub lease: String,
     /// This process; no other may have the name.
     pub identity: String,
-    /// Where it serves agents while it leads, `host:port`.
-    pub address: Option<String>,
+    /// What it tells on the Lease while it leads, such as where it serves agents: annotations.
+    pub notice: BTreeMap<String, String>,
     /// How long a leader that is gone goes unnoticed, at least a second.
     pub duration: Duration,
 }
@@ -42,8 +45,8 @@ pub struct Candidate {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leader {
     pub identity: String,
-    /// Where it serves agents.
-    pub address: Option<String>,
+    /// The annotations of its Lease.
+    pub notice: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -63,11 +66,11 @@ pub struct Leadership {
 
 impl Leadership {
     /// A process that needs no election: it always leads.
-    pub fn sole(identity: &str, address: Option<String>) -> Leadership {
+    pub fn sole(identity: &str, notice: BTreeMap<String, String>) -> Leadership {
         let standing = Standing {
             leader: Some(Leader {
                 identity: identity.to_owned(),
-                address,
+                notice,
             }),
             until: Some(Instant::now() + Duration::from_secs(10 * 365 * 24 * 3600)),
             term: 0,
@@ -228,7 +231,7 @@ impl Election {
                 self.standing.send_replace(Standing {
                     leader: Some(Leader {
                         identity: self.candidate.identity.clone(),
-                        address: self.candidate.address.clone(),
+                        notice: self.candidate.notice.clone(),
                     }),
                     // From before the request: others can't have seen it earlier than that.
                     until: Some(begun + self.candidate.duration * 5 / 6),
@@ -246,11 +249,9 @@ impl Election {
     }
 
     fn follow(&self, lease: &Lease, holder: String) {
-        let annotations = lease.metadata.annotations.as_ref();
-        let address = annotations.and_then(|found| found.get(LEADER_ADDRESS));
         self.depose(Some(Leader {
             identity: holder,
-            address: address.filter(|address| !address.is_empty()).cloned(),
+            notice: lease.metadata.annotations.clone().unwrap_or_default(),
         }));
     }
 
@@ -280,11 +281,10 @@ impl Election {
                 ..ObjectMeta::default()
             });
         metadata.managed_fields = None;
+        // What the leader before has told is no longer true.
         let annotations = metadata.annotations.get_or_insert_default();
-        match &self.candidate.address {
-            Some(address) => annotations.insert(LEADER_ADDRESS.to_owned(), address.clone()),
-            None => annotations.remove(LEADER_ADDRESS),
-        };
+        annotations.retain(|name, _| !name.starts_with(OURS));
+        annotations.extend(self.candidate.notice.clone());
         let seconds = self.candidate.duration.as_secs_f64().ceil().max(1.0) as i32;
         Lease {
             metadata,

@@ -39,4 +39,4 @@ pub mod tend;
 mod work;
 
 pub use election::{Leader, Leadership};
-pub use serve::{ControllerConfig, ControllerError, serve};
+pub use serve::{Controller, ControllerConfig, ControllerError, serve};

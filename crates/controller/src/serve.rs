@@ -1,5 +1,6 @@
 //! The controller's life: connect, stand for election, watch, work, stop.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -13,8 +14,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use berth_api::slices::CONTROLLER_LEASE;
-use berth_ledger::kube::Connect;
 use berth_ledger::kube::slicepools::SlicePools;
+use berth_ledger::kube::{Connect, Connection};
 use berth_ledger::{KubeLedger, LedgerError};
 use berth_pods::garbage::witness::Witness;
 use prometheus_client::registry::Registry;
@@ -37,8 +38,8 @@ pub struct ControllerConfig {
     pub cluster: Connect,
     /// This process, among its replicas.
     pub identity: String,
-    /// Where agents reach it while it leads.
-    pub address: Option<String>,
+    /// What it tells on the Lease while it leads, such as where agents reach it: annotations `berth.dev/...`.
+    pub notice: BTreeMap<String, String>,
     /// How long a leader that is gone goes unnoticed; none: no election, this process always leads.
     pub lease: Option<Duration>,
     /// How long a node, or what a change would drop, must have been unused before it is taken (I4, I8).
@@ -68,87 +69,133 @@ pub enum ControllerError {
     },
 }
 
-/// Runs a controller until `shutdown` completes, then gives its Lease back.
+/// A controller that is about to run. What else a leader does gets its connection and its leadership here.
+#[derive(Debug)]
+pub struct Controller {
+    config: ControllerConfig,
+    connection: Connection,
+    leadership: Leadership,
+    election: Option<Election>,
+}
+
+impl Controller {
+    /// Reads the credentials. Does not talk to the server yet.
+    pub async fn open(config: ControllerConfig) -> Result<Controller, ControllerError> {
+        let connection = config
+            .cluster
+            .open()
+            .await
+            .map_err(ControllerError::Connect)?;
+        let (leadership, election) = match config.lease {
+            Some(duration) => {
+                let candidate = Candidate {
+                    lease: CONTROLLER_LEASE.to_owned(),
+                    identity: config.identity.clone(),
+                    notice: config.notice.clone(),
+                    duration,
+                };
+                let client = connection.client.clone();
+                let (election, leadership) =
+                    Election::new(client, &connection.namespace, candidate);
+                (leadership, Some(election))
+            }
+            None => {
+                let sole = Leadership::sole(&config.identity, config.notice.clone());
+                (sole, None)
+            }
+        };
+        Ok(Controller {
+            config,
+            connection,
+            leadership,
+            election,
+        })
+    }
+
+    pub fn leadership(&self) -> Leadership {
+        self.leadership.clone()
+    }
+
+    pub fn connection(&self) -> Connection {
+        self.connection.clone()
+    }
+
+    /// Runs until `shutdown` completes, then gives the Lease back. `registry` is what `/metrics` shows.
+    pub async fn run(
+        self,
+        mut registry: Registry,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), ControllerError> {
+        let Controller {
+            config,
+            connection,
+            leadership,
+            election,
+        } = self;
+        let client = connection.client.clone();
+        let metrics = Metrics::default();
+        metrics.register(&mut registry);
+        let stop = CancellationToken::new();
+        let election = election.map(|election| tokio::spawn(election.run(stop.clone())));
+        let pools = SlicePools::new(&connection);
+        let seen = Arc::new(Seen::default());
+        let listener = listen(&config, registry, &seen, &leadership, &stop).await?;
+        let work = Work {
+            seen: Arc::clone(&seen),
+            leadership,
+            tender: Tender {
+                pools: pools.clone(),
+                looker: Looker {
+                    witness: Witness::new(client.clone(), connection.timeout),
+                    ledger: KubeLedger::new(connection.clone()),
+                },
+                grace: config.grace,
+                metrics,
+            },
+            recorder: Recorder::new(client.clone(), &config.identity, connection.timeout),
+            networks: NetworksMap::new(client.clone(), &connection.namespace, connection.timeout),
+            gather: config.gather,
+            resync: config.resync,
+            unseen_is_apart: config.unseen_is_apart,
+            memories: BTreeMap::new(),
+            begun: Instant::now(),
+        };
+        tracing::info!(
+            identity = config.identity,
+            namespace = connection.namespace,
+            "the controller runs"
+        );
+        let watches = async {
+            tokio::join!(
+                seen.follow_nodes(client.clone()),
+                seen.follow_definitions(client.clone(), &config.flat_places),
+                seen.follow_pools(&pools),
+            );
+        };
+        tokio::select! {
+            () = shutdown => {}
+            () = watches => {}
+            () = work.run(stop.clone()) => {}
+        }
+        stop.cancel();
+        if let Some(election) = election {
+            let _ = election.await;
+        }
+        if let Some(listener) = listener {
+            let _ = listener.await;
+        }
+        tracing::info!("the controller has stopped");
+        Ok(())
+    }
+}
+
+/// Runs a controller and nothing beside it.
 pub async fn serve(
     config: ControllerConfig,
-    shutdown: impl Future<Output = ()> + Send + 'static,
+    shutdown: impl Future<Output = ()>,
 ) -> Result<(), ControllerError> {
-    let connection = config
-        .cluster
-        .open()
-        .await
-        .map_err(ControllerError::Connect)?;
-    let client = connection.client.clone();
-    let mut registry = Registry::default();
-    let metrics = Metrics::default();
-    metrics.register(&mut registry);
-    let stop = CancellationToken::new();
-    let (leadership, election) = match config.lease {
-        Some(duration) => {
-            let candidate = Candidate {
-                lease: CONTROLLER_LEASE.to_owned(),
-                identity: config.identity.clone(),
-                address: config.address.clone(),
-                duration,
-            };
-            let (election, leadership) =
-                Election::new(client.clone(), &connection.namespace, candidate);
-            (leadership, Some(tokio::spawn(election.run(stop.clone()))))
-        }
-        None => {
-            let sole = Leadership::sole(&config.identity, config.address.clone());
-            (sole, None)
-        }
-    };
-    let pools = SlicePools::new(&connection);
-    let seen = Arc::new(Seen::default());
-    let listener = listen(&config, registry, &seen, &leadership, &stop).await?;
-    let work = Work {
-        seen: Arc::clone(&seen),
-        leadership,
-        tender: Tender {
-            pools: pools.clone(),
-            looker: Looker {
-                witness: Witness::new(client.clone(), connection.timeout),
-                ledger: KubeLedger::new(connection.clone()),
-            },
-            grace: config.grace,
-            metrics,
-        },
-        recorder: Recorder::new(client.clone(), &config.identity, connection.timeout),
-        networks: NetworksMap::new(client.clone(), &connection.namespace, connection.timeout),
-        gather: config.gather,
-        resync: config.resync,
-        unseen_is_apart: config.unseen_is_apart,
-        memories: std::collections::BTreeMap::new(),
-        begun: Instant::now(),
-    };
-    tracing::info!(
-        identity = config.identity,
-        namespace = connection.namespace,
-        "the controller runs"
-    );
-    let watches = async {
-        tokio::join!(
-            seen.follow_nodes(client.clone()),
-            seen.follow_definitions(client.clone(), &config.flat_places),
-            seen.follow_pools(&pools),
-        );
-    };
-    tokio::select! {
-        () = shutdown => {}
-        () = watches => {}
-        () = work.run(stop.clone()) => {}
-    }
-    stop.cancel();
-    if let Some(election) = election {
-        let _ = election.await;
-    }
-    if let Some(listener) = listener {
-        let _ = listener.await;
-    }
-    tracing::info!("the controller has stopped");
-    Ok(())
+    let controller = Controller::open(config).await?;
+    controller.run(Registry::default(), shutdown).await
 }
 
 #[derive(Clone)]
@@ -205,7 +252,7 @@ async fn leader(State(desk): State<Desk>) -> Response {
     let leader = desk.leadership.leader().unwrap_or_default();
     axum::Json(serde_json::json!({
         "identity": leader.identity,
-        "address": leader.address,
+        "notice": leader.notice,
         "this": desk.leadership.is_leading(),
         "term": desk.leadership.term(),
     }))

@@ -133,7 +133,12 @@ impl Tender {
         if outcome.is_err() {
             memory.known = None;
         }
-        outcome
+        let mut outcome = outcome?;
+        // Somebody may have deleted it before a watch could show it.
+        if let Some(made) = memory.made {
+            outcome.look_at(made.plus(UNSEEN));
+        }
+        Ok(outcome)
     }
 
     async fn maintain(

@@ -97,11 +97,13 @@ async fn what_its_controller_has_assigned_berth_goes_on_with() {
     let world = World::new("takeover").await;
     // whereabouts assigns in no order that one could know; the second comes after the first is served.
     world.nodes(&["z"]).await;
-    let ipam = json!({ "range": "10.0.0.0/24", "node_slice_size": "26" });
-    world.network("net", ipam).await;
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = kubeconfig(&world, dir.path());
-    // It reads the flat file of the machine that it runs on, if there is one; there is none here.
+    // It insists on a flat file.
+    let flat = flat_file(dir.path(), &kubeconfig);
+    let ipam =
+        json!({ "range": "10.0.0.0/24", "node_slice_size": "26", "configuration_path": flat });
+    world.network("net", ipam).await;
     let mut command = guarded(Parts::find().unwrap().whereabouts_slice_controller());
     command
         .arg(format!("--kubeconfig={}", kubeconfig.display()))

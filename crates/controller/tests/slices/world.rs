@@ -110,7 +110,7 @@ impl World {
                 timeout: Duration::from_secs(30),
             },
             identity: "test".into(),
-            address: None,
+            notice: BTreeMap::new(),
             lease: None,
             grace: GRACE,
             gather: Duration::from_millis(50),

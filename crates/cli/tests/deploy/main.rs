@@ -9,6 +9,7 @@
 )]
 
 mod chain;
+mod controller;
 mod manifests;
 mod rights;
 

@@ -72,17 +72,17 @@ async fn applied_twice_nothing_changes() {
 #[tokio::test]
 async fn containers_have_no_more_than_they_need() {
     let cluster = deployed().await;
-    let get = [
-        "get",
-        "daemonset",
-        "berth-agent",
-        "--namespace",
-        HOME,
-        "--output=json",
-    ];
-    let set: Value = serde_json::from_str(&kubectl(cluster, &get)).unwrap();
-    let pod = &set["spec"]["template"]["spec"];
-    for container in containers(pod) {
+    let pod_of = |kind: &str, name: &str| {
+        let get = ["get", kind, name, "--namespace", HOME, "--output=json"];
+        let set: Value = serde_json::from_str(&kubectl(cluster, &get)).unwrap();
+        set["spec"]["template"]["spec"].clone()
+    };
+    let controller = pod_of("deployment", "berth-controller");
+    assert!(controller["volumes"].is_null() && controller["hostNetwork"].is_null());
+    assert_eq!(controller["securityContext"]["runAsNonRoot"], true);
+    let pod = pod_of("daemonset", "berth-agent");
+    let all = [&controller, &pod].map(|pod| pod["containers"].as_array().unwrap());
+    for container in all.into_iter().flatten() {
         let security = &container["securityContext"];
         assert_eq!(security["allowPrivilegeEscalation"], false);
         assert_eq!(security["readOnlyRootFilesystem"], true);

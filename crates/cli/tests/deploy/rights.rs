@@ -87,7 +87,12 @@ const AGENT: &[Right] = &[
 const CONTROLLER: &[Right] = &[
     Right(
         "whereabouts.cni.cncf.io/ippools",
-        &["get", "list", "watch", "create", "patch"],
+        &["get", "list", "watch", "create", "patch", "delete"],
+        NONE,
+    ),
+    Right(
+        "whereabouts.cni.cncf.io/overlappingrangeipreservations",
+        NONE,
         NONE,
     ),
     Right(
@@ -97,7 +102,7 @@ const CONTROLLER: &[Right] = &[
     ),
     Right(
         "berth.dev/sliceclaims",
-        &["get", "list", "watch", "create", "patch", "delete"],
+        &["get", "list", "patch", "delete"],
         NONE,
     ),
     Right(
@@ -106,12 +111,23 @@ const CONTROLLER: &[Right] = &[
         NONE,
     ),
     Right("coordination.k8s.io/leases=whereabouts", &["create"], NONE),
-    Right("/pods", READ, READ),
+    Right(
+        "/configmaps=berth-networks",
+        &["get", "create", "patch"],
+        NONE,
+    ),
+    Right("/configmaps", &["create"], NONE),
+    Right("/pods", &["get", "list"], &["get", "list"]),
+    Right("/pods/exec", NONE, NONE),
     Right("/nodes", READ, READ),
+    Right("/nodes/status", NONE, NONE),
     Right("/events", &["create"], &["create"]),
-    Right("k8s.cni.cncf.io/network-attachment-definitions", READ, READ),
+    Right(
+        "k8s.cni.cncf.io/network-attachment-definitions",
+        &["list", "watch"],
+        &["list", "watch"],
+    ),
     Right("/secrets", NONE, NONE),
-    Right("/configmaps", NONE, NONE),
     Right("/serviceaccounts/token", NONE, NONE),
 ];
 
@@ -171,7 +187,7 @@ async fn the_agent_may_do_what_it_does_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn the_controller_may_do_what_it_will() {
+async fn the_controller_may_do_what_it_does_and_nothing_else() {
     let account = deployed()
         .await
         .account(HOME, "berth-controller")

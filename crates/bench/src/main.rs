@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 
 mod claims;
+mod controller;
 mod engine;
 mod engine_kube;
 mod figure;
@@ -30,6 +31,8 @@ enum Bench {
     EngineKube(engine_kube::EngineKube),
     /// The pods front against whereabouts and host-local, whole processes, on a real API server.
     Pods(pods::Pods),
+    /// The controller with 5,000 nodes: how long until all have slices, and its memory.
+    Controller(controller::Controller),
     /// Processes that share one ConfigMap of VMs, against get-update-retry.
     Vms(vms::Vms),
     /// One of those processes.
@@ -43,6 +46,7 @@ async fn main() -> Result<ExitCode> {
         Bench::Engine => engine::run().await?,
         Bench::EngineKube(bench) => bench.run().await?,
         Bench::Pods(bench) => bench.run().await?,
+        Bench::Controller(bench) => bench.run().await?,
         Bench::Vms(bench) => bench.run().await?,
         Bench::VmsWorker(worker) => {
             println!("{}", serde_json::to_string(&worker.run().await?)?);

@@ -1,0 +1,230 @@
+//! 5,000 nodes that get their slices: how long the built controller takes, and how much memory it needs.
+//!
+//! Nodes look like real ones (some ten kilobytes each: labels, addresses, images), because that is what a
+//! watch of them brings. Two starts are timed: all nodes are there when the network comes, and one node more.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use berth_testkit::{Cluster, Process, guarded};
+use clap::Args;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use serde_json::{Value, json};
+
+use crate::figure::{Figure, Target, progress};
+
+#[derive(Args, Debug)]
+pub struct Controller {
+    #[arg(long, default_value_t = 5_000)]
+    nodes: usize,
+    #[arg(long, default_value_t = 1)]
+    networks: usize,
+    /// Nodes that come one by one after that.
+    #[arg(long, default_value_t = 10)]
+    singles: usize,
+}
+
+/// Requests at a time while nodes are made.
+const AT_ONCE: usize = 16;
+const PATIENCE: Duration = Duration::from_secs(300);
+
+impl Controller {
+    pub async fn run(&self) -> Result<Vec<Figure>> {
+        let cluster = Cluster::start().await?;
+        for crd in berth_api::crds()? {
+            cluster.apply_object(crd).await?;
+        }
+        let namespace = cluster.namespace("bench").await?;
+        let nodes: Api<Node> = Api::all(cluster.client().await?);
+        let bar = progress("nodes are made", self.nodes as u64);
+        futures::stream::iter(0..self.nodes)
+            .map(|n| {
+                let (nodes, bar) = (nodes.clone(), bar.clone());
+                async move {
+                    make(&nodes, n).await?;
+                    bar.inc(1);
+                    anyhow::Ok(())
+                }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<()>()
+            .await?;
+        bar.finish_and_clear();
+
+        let berth = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/berth");
+        let berth = fs::canonicalize(&berth).with_context(|| {
+            format!(
+                "{} is not built: run `cargo xtask bench controller`",
+                berth.display()
+            )
+        })?;
+        let dir = tempfile::tempdir()?;
+        let mut command = guarded(&berth);
+        command
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .args([
+                "controller",
+                "--log-format",
+                "json",
+                "--namespace",
+                &namespace,
+            ])
+            .arg("--kubeconfig")
+            .arg(cluster.kubeconfig());
+        let process = Process::start("controller", command, dir.path())?;
+        // It leads and has listed all nodes, as in a cluster that it has served for a while.
+        let gvk = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", "NodeSlicePool");
+        let pools: Api<DynamicObject> = Api::namespaced_with(
+            cluster.client().await?,
+            &namespace,
+            &ApiResource::from_gvk(&gvk),
+        );
+        self.network(&cluster, &namespace, "warm", "172.16.0.0/12", "/25")
+            .await?;
+        self.until_served(&pools, "warm", self.nodes).await?;
+
+        let begun = Instant::now();
+        for n in 0..self.networks {
+            let range = format!("{}.0.0.0/8", 10 + n);
+            self.network(&cluster, &namespace, &format!("net-{n}"), &range, "/20")
+                .await?;
+        }
+        for n in 0..self.networks {
+            self.until_served(&pools, &format!("net-{n}"), self.nodes)
+                .await?;
+        }
+        let all = begun.elapsed().as_secs_f64();
+
+        let mut slowest = 0.0_f64;
+        for n in self.nodes..self.nodes + self.singles {
+            let begun = Instant::now();
+            make(&nodes, n).await?;
+            self.until_served(&pools, "net-0", n + 1).await?;
+            slowest = slowest.max(begun.elapsed().as_secs_f64());
+        }
+        let (now, most) = memory(&process)?;
+        let many = self.nodes;
+        Ok(vec![
+            Figure::new(
+                format!("{many} nodes x {} networks sliced", self.networks),
+                all,
+                "s",
+                Target::AtMost(10.0),
+            ),
+            Figure::new(
+                format!("one node more, the slowest of {}", self.singles),
+                slowest,
+                "s",
+                Target::None,
+            ),
+            Figure::new(
+                "memory of the controller (RSS)",
+                now,
+                "MB",
+                Target::AtMost(150.0),
+            ),
+            Figure::new("its highest", most, "MB", Target::AtMost(150.0)),
+        ])
+    }
+
+    async fn network(
+        &self,
+        cluster: &Cluster,
+        namespace: &str,
+        name: &str,
+        range: &str,
+        size: &str,
+    ) -> Result<()> {
+        let ipam = json!({
+            "type": "whereabouts", "range": range, "node_slice_size": size, "network_name": name,
+        });
+        let config =
+            json!({ "cniVersion": "0.3.1", "name": name, "type": "macvlan", "ipam": ipam });
+        cluster
+            .apply_object(json!({
+                "apiVersion": "k8s.cni.cncf.io/v1",
+                "kind": "NetworkAttachmentDefinition",
+                "metadata": { "name": name, "namespace": namespace },
+                "spec": { "config": config.to_string() },
+            }))
+            .await?;
+        Ok(())
+    }
+
+    async fn until_served(
+        &self,
+        pools: &Api<DynamicObject>,
+        name: &str,
+        nodes: usize,
+    ) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let found = pools.get_opt(name).await?;
+            let rows =
+                found.and_then(|pool| pool.data["status"]["allocations"].as_array().cloned());
+            let rows = rows.unwrap_or_default();
+            let held = rows.iter().filter(|row| row["nodeName"] != "");
+            if held.count() == nodes {
+                let mut slices: Vec<&str> = rows
+                    .iter()
+                    .filter_map(|row| row["sliceRange"].as_str())
+                    .collect();
+                slices.sort_unstable();
+                slices.dedup();
+                ensure!(
+                    slices.len() == rows.len(),
+                    "one slice of {name} has two rows"
+                );
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("{name} is not served after {PATIENCE:?}");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// A node as a cloud has it.
+async fn make(nodes: &Api<Node>, n: usize) -> Result<()> {
+    let images: Vec<Value> = (0..40)
+        .map(|image| {
+            let name = format!("registry.example/team-{image}/service-with-a-name:v1.{image}.0");
+            let digest =
+                format!("registry.example/team-{image}/service-with-a-name@sha256:{image:064x}");
+            json!({ "names": [digest, name], "sizeBytes": 123_456_789 })
+        })
+        .collect();
+    let labels = json!({
+        "kubernetes.io/hostname": format!("ip-10-0-{n}"), "kubernetes.io/os": "linux",
+        "node.kubernetes.io/instance-type": "m7i.4xlarge", "topology.kubernetes.io/zone": "eu-central-1a",
+    });
+    let node: Node = serde_json::from_value(json!({
+        "metadata": { "name": format!("ip-10-0-{n}.eu-central-1.compute.internal"), "labels": labels },
+        "status": { "images": images },
+    }))?;
+    let name = node.metadata.name.clone().unwrap_or_default();
+    nodes.create(&PostParams::default(), &node).await?;
+    let status = kube::api::Patch::Merge(json!({ "status": node.status }));
+    nodes
+        .patch_status(&name, &kube::api::PatchParams::default(), &status)
+        .await?;
+    Ok(())
+}
+
+/// What the process has, and had at most, in MB.
+fn memory(process: &Process) -> Result<(f64, f64)> {
+    let text = fs::read_to_string(format!("/proc/{}/status", process.pid()?))?;
+    let field = |name: &str| -> Result<f64> {
+        let line = text.lines().find(|line| line.starts_with(name));
+        let kilobytes = line.and_then(|line| line.split_whitespace().nth(1));
+        Ok(kilobytes.context("no such line")?.parse::<f64>()? / 1024.0)
+    };
+    Ok((field("VmRSS")?, field("VmHWM")?))
+}

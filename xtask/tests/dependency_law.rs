@@ -99,6 +99,11 @@ const BANS: &[Ban] = &[
         reason: "fronts do not know each other",
     },
     Ban {
+        package: "berth-controller",
+        never: &["berth-vms", "berth-agent", "russh"],
+        reason: "it works for the whole cluster and keeps nothing on a node",
+    },
+    Ban {
         package: "berth-install",
         never: &[
             "kube",
@@ -214,6 +219,9 @@ fn only_the_ledger_names_pool_objects() {
         "IPAllocation",
         "OverlappingRangeIPReservation",
         "SliceClaim",
+        "NodeSlicePool",
+        "NodeSlicePoolSpec",
+        "NodeSlicePoolStatus",
     ];
     const MAY: &[&str] = &["api", "ledger", "testkit", "bench"];
     let mut broken = Vec::new();

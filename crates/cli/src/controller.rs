@@ -1,15 +1,17 @@
 //! `berth controller`: cuts ranges into node slices, for the whole cluster. Run two: one leads, one is ready to.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use berth_controller::ControllerConfig;
+use berth_controller::{Controller, ControllerConfig};
 use berth_pods::config::flat;
+use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
+use crate::common_desk::DeskArgs;
 use crate::logs::{self, LogFormat};
 use crate::node::{self, ClusterArgs};
 
@@ -20,6 +22,8 @@ pub struct ControllerArgs {
     /// This process among its replicas [default: $POD_NAME, else the machine's name, and a number of its own].
     #[arg(long, env = "BERTH_IDENTITY")]
     identity: Option<String>,
+    #[command(flatten)]
+    desk: DeskArgs,
     /// Seconds that a leader which is gone may go unnoticed.
     #[arg(long, env = "BERTH_LEASE_DURATION", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease_duration: u64,
@@ -58,10 +62,11 @@ fn seconds(text: &str) -> Result<f64, String> {
 impl ControllerArgs {
     pub fn run(self) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
-        let config = ControllerConfig {
+        let desk = self.desk;
+        let mut config = ControllerConfig {
             cluster: self.cluster.connect().unwrap_or_default(),
             identity: self.identity.unwrap_or_else(identity),
-            notice: BTreeMap::new(),
+            notice: Default::default(),
             lease: (!self.no_election).then(|| Duration::from_secs(self.lease_duration)),
             grace: Duration::from_secs_f64(self.slice_grace),
             gather: Duration::from_millis(self.gather_ms),
@@ -85,7 +90,24 @@ impl ControllerArgs {
                     _ = interrupt.recv() => {}
                 }
             };
-            berth_controller::serve(config, told).await?;
+            let desk = desk.bind().await?;
+            config.notice = desk
+                .iter()
+                .flat_map(|desk| desk.notice().annotations())
+                .collect();
+            let controller = Controller::open(config).await?;
+            let mut registry = Registry::default();
+            let stop = CancellationToken::new();
+            let desk = desk.map(|desk| {
+                let (connection, leadership) = (controller.connection(), controller.leadership());
+                tokio::spawn(desk.serve(&connection, leadership, &mut registry, stop.clone()))
+            });
+            let ended = controller.run(registry, told).await;
+            stop.cancel();
+            if let Some(desk) = desk {
+                let _ = desk.await;
+            }
+            ended?;
             Ok(())
         })
     }

@@ -8,6 +8,7 @@ mod addresses;
 mod agent;
 mod allocate;
 mod cni;
+mod common_desk;
 mod controller;
 mod exit;
 mod install;

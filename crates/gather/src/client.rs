@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use axum::body::Bytes;
 use axum::http::{Method, Request as Http, StatusCode, header};
+use berth_api::slices::CONTROLLER_LEASE;
 use berth_core::{Answer, Request};
 use berth_desk::{Away, CommonDesk};
 use berth_ledger::PoolKey;
@@ -49,7 +50,7 @@ impl GatherSettings {
     pub fn new(node: impl Into<String>, token_file: PathBuf) -> GatherSettings {
         GatherSettings {
             node: node.into(),
-            lease: "berth-controller".to_owned(),
+            lease: CONTROLLER_LEASE.to_owned(),
             token_file,
             connect: Duration::from_secs(1),
             pause: Duration::from_secs(5),
@@ -132,7 +133,7 @@ impl Leader {
             Ok(https) => https,
             Err(why) => return Err(self.lost(self.settings.pause, why)),
         };
-        tracing::info!(address = %notice.address, "the common desk is asked");
+        tracing::info!(address = notice.address, "the common desk is asked");
         let known = Arc::new(Known { notice, https });
         self.turn(State::Known(Arc::clone(&known)));
         Ok(known)
@@ -230,7 +231,7 @@ impl CommonDesk for Leader {
         match self.ask(&known, body.into(), limit).await {
             Ok(replies) => Ok(replies.answers),
             Err(away) => {
-                tracing::info!(address = %known.notice.address, %away, "the common desk is left alone for a while");
+                tracing::info!(address = known.notice.address, %away, "the common desk is left alone for a while");
                 self.lost(self.settings.pause, away.to_string());
                 Err(away)
             }

@@ -4,7 +4,6 @@
 //! Lease does, and no second object can contradict it.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use base64::Engine;
@@ -15,7 +14,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::Identity;
 
-/// Where the leader listens: `address:port`.
+/// Where the leader listens: `host:port`.
 const ADDRESS: &str = "berth.dev/desk-address";
 /// The only certificate that it may show, DER in base64.
 const CERTIFICATE: &str = "berth.dev/desk-certificate";
@@ -25,14 +24,15 @@ const SKEW: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    pub address: SocketAddr,
+    /// `host:port`.
+    pub address: String,
     pub certificate: CertificateDer<'static>,
 }
 
 impl Notice {
-    pub fn of(address: SocketAddr, identity: &Identity) -> Notice {
+    pub fn of(address: impl Into<String>, identity: &Identity) -> Notice {
         Notice {
-            address,
+            address: address.into(),
             certificate: identity.certificate().clone(),
         }
     }
@@ -40,7 +40,7 @@ impl Notice {
     /// The annotations that say so.
     pub fn annotations(&self) -> BTreeMap<String, String> {
         BTreeMap::from([
-            (ADDRESS.to_owned(), self.address.to_string()),
+            (ADDRESS.to_owned(), self.address.clone()),
             (CERTIFICATE.to_owned(), STANDARD.encode(&self.certificate)),
         ])
     }
@@ -57,7 +57,10 @@ impl Notice {
         let annotations = lease.metadata.annotations.as_ref()?;
         let certificate = STANDARD.decode(annotations.get(CERTIFICATE)?).ok()?;
         Some(Notice {
-            address: annotations.get(ADDRESS)?.parse().ok()?,
+            address: annotations
+                .get(ADDRESS)
+                .filter(|text| !text.is_empty())?
+                .clone(),
             certificate: CertificateDer::from(certificate),
         })
     }
@@ -88,7 +91,7 @@ mod tests {
     #[test]
     fn only_a_living_leaders_notice_counts() {
         let identity = Identity::make().unwrap();
-        let notice = Notice::of("10.0.0.1:9444".parse().unwrap(), &identity);
+        let notice = Notice::of("10.0.0.1:9444", &identity);
         let now = Timestamp::now();
         let ago = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap();
         let read = |lease: &Lease| Notice::read(lease, now);
@@ -97,7 +100,7 @@ mod tests {
         assert_eq!(read(&mk_lease("", now, &notice)), None);
         let mut torn = mk_lease("one", now, &notice);
         let annotations = torn.metadata.annotations.as_mut().unwrap();
-        annotations.insert(ADDRESS.into(), "nowhere".into());
+        annotations.insert(CERTIFICATE.into(), "?".into());
         assert_eq!(read(&torn), None);
         assert_eq!(read(&Lease::default()), None);
     }

@@ -20,7 +20,6 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -43,7 +42,7 @@ const BREATH: Duration = Duration::from_millis(100);
 pub struct Counter {
     desks: Desks,
     guard: Arc<Guard>,
-    leads: watch::Receiver<bool>,
+    leads: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Requests under way: they end before the process does, heard or not.
     under_way: TaskTracker,
 }
@@ -55,11 +54,16 @@ impl fmt::Debug for Counter {
 }
 
 impl Counter {
-    pub fn new(desks: Desks, guard: Guard, leads: watch::Receiver<bool>) -> Counter {
+    /// `leads` tells whether this process leads, at the time it is asked.
+    pub fn new(
+        desks: Desks,
+        guard: Guard,
+        leads: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Counter {
         Counter {
             desks,
             guard: Arc::new(guard),
-            leads,
+            leads: Arc::new(leads),
             under_way: TaskTracker::new(),
         }
     }
@@ -128,7 +132,7 @@ async fn converse(
 }
 
 async fn put(State(counter): State<Counter>, headers: HeaderMap, body: Bytes) -> Response {
-    if !*counter.leads.borrow() {
+    if !(counter.leads)() {
         let text = "this process does not lead; the Lease says who does\n";
         return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
     }

@@ -102,9 +102,9 @@ impl World {
             &self.namespace,
             Duration::from_secs(5),
         );
-        let counter = Counter::new(desks.clone(), guard, led);
+        let counter = Counter::new(desks.clone(), guard, move || *led.borrow());
         let end = CancellationToken::new();
-        let (until, notice) = (end.clone(), Notice::of(address, &identity));
+        let (until, notice) = (end.clone(), Notice::of(address.to_string(), &identity));
         tokio::spawn(async move { serve(listener, &identity, counter, until).await });
         let lease = json!({
             "metadata": { "name": LEASE, "annotations": notice.annotations() },
@@ -341,8 +341,7 @@ async fn whoever_listens_at_the_leaders_address_is_not_the_leader_without_its_ke
     let identity = Identity::make().unwrap();
     let connection = open(&world.controller).await;
     let guard = Guard::new(connection.client, &world.namespace, Duration::from_secs(5));
-    let (_leads, led) = watch::channel(true);
-    let counter = Counter::new(serving.desks.clone(), guard, led);
+    let counter = Counter::new(serving.desks.clone(), guard, || true);
     let end = CancellationToken::new();
     let until = end.clone();
     tokio::spawn(async move { serve(listener, &identity, counter, until).await });

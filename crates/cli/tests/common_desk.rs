@@ -1,0 +1,277 @@
+//! The built command: two controllers, agents of three nodes, and a range that all of them share. The claims meet in the
+//! leader's desk; the leader is killed, frozen and replaced, and no address is given twice or lost.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use berth_cni::http;
+use berth_cni::wire::Request;
+use berth_cni::{Environment, http::ClientError};
+use berth_testkit::{Account, Cluster, Process, guarded};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use serde_json::{Value, json};
+
+const AUDIENCE: &str = "desk.berth.dev";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Site {
+    cluster: Cluster,
+    namespace: String,
+    agent: Account,
+    controller: Account,
+    dir: tempfile::TempDir,
+}
+
+struct Node {
+    process: Process,
+    socket: PathBuf,
+}
+
+fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
+    json!({ "apiGroups": [group], "resources": resources, "verbs": verbs })
+}
+
+impl Site {
+    async fn new() -> Site {
+        let cluster = Cluster::start().await.unwrap();
+        for crd in berth_api::crds().unwrap() {
+            cluster.apply_object(crd).await.unwrap();
+        }
+        let namespace = cluster.namespace("desk").await.unwrap();
+        let all = &[
+            "get", "list", "watch", "create", "update", "patch", "delete",
+        ];
+        let shared = [
+            rule("whereabouts.cni.cncf.io", &["*"], all),
+            rule("berth.dev", &["*"], all),
+            rule("coordination.k8s.io", &["leases"], all),
+            rule("", &["nodes", "pods"], &["get", "list", "watch"]),
+            rule("", &["events", "configmaps"], all),
+            rule("k8s.cni.cncf.io", &["*"], all),
+        ];
+        let mut reviews = shared.to_vec();
+        reviews.push(rule(
+            "authentication.k8s.io",
+            &["tokenreviews"],
+            &["create"],
+        ));
+        reviews.push(rule(
+            "authorization.k8s.io",
+            &["subjectaccessreviews"],
+            &["create"],
+        ));
+        let agent = cluster.service_account(&namespace, "agent", json!(shared));
+        let agent = agent.await.unwrap();
+        let controller = cluster.service_account(&namespace, "controller", json!(reviews));
+        let controller = controller.await.unwrap();
+        Site {
+            cluster,
+            namespace,
+            agent,
+            controller,
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn controller(&self, name: &str) -> Process {
+        let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
+        command
+            .env_clear()
+            .args(["controller", "--identity", name, "--lease-duration", "3"])
+            .args(["--desk-listen", "127.0.0.1:0", "--log-format", "json"])
+            .env("BERTH_KUBECONFIG", self.controller.kubeconfig());
+        Process::start(name, command, self.dir.path()).unwrap()
+    }
+
+    async fn node(&self, name: &str) -> Node {
+        let token = self.cluster.pod_token(&self.agent, name, AUDIENCE).await;
+        let token_file = self.dir.path().join(format!("{name}.token"));
+        std::fs::write(&token_file, token.unwrap()).unwrap();
+        let socket = self.dir.path().join(format!("{name}.sock"));
+        let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
+        command
+            .env_clear()
+            .args(["agent", "--node", name, "--log-format", "json"])
+            .env("BERTH_SOCKET", &socket)
+            .env("BERTH_DATABASE", self.dir.path().join(format!("{name}.db")))
+            .env("BERTH_KUBECONFIG", self.agent.kubeconfig())
+            .env("BERTH_DESK_TOKEN_FILE", &token_file);
+        let process = Process::start(name, command, self.dir.path()).unwrap();
+        let node = Node { process, socket };
+        until("the agent serves", async || node.socket.exists()).await;
+        node
+    }
+
+    /// Who leads, as everybody can see.
+    async fn leader(&self) -> Option<String> {
+        let leases: Api<Lease> =
+            Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
+        let lease = leases.get_opt("berth-controller").await.unwrap()?;
+        let holder = lease.spec?.holder_identity?;
+        (!holder.is_empty()).then_some(holder)
+    }
+
+    /// Address and pod of every entry of the range's object.
+    async fn held(&self) -> BTreeMap<String, String> {
+        use berth_api::whereabouts::IPPool;
+        let pools: Api<IPPool> =
+            Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
+        let Some(pool) = pools.get_opt("10.9.0.0-16").await.unwrap() else {
+            return BTreeMap::new();
+        };
+        let entries = pool.spec.allocations.into_iter();
+        entries
+            .map(|(offset, entry)| {
+                let offset: u32 = offset.parse().unwrap();
+                (
+                    format!("10.9.{}.{}/16", offset / 256, offset % 256),
+                    entry.podref,
+                )
+            })
+            .collect()
+    }
+}
+
+async fn until(what: &str, check: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !check().await {
+        assert!(begun.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+impl Node {
+    fn call(&self, verb: &str, pod: &str) -> Result<(bool, Value), ClientError> {
+        let conf = json!({
+            "cniVersion": "1.0.0", "name": "shared", "type": "macvlan",
+            "ipam": { "type": "whereabouts", "range": "10.9.0.0/16", "enable_overlapping_ranges": false },
+        });
+        let environment = Environment {
+            command: verb.into(),
+            container_id: format!("{pod}-container"),
+            netns: "/var/run/netns/none".into(),
+            ifname: "net1".into(),
+            args: format!("K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+            path: "/opt/cni/bin".into(),
+        };
+        let request = Request::new("whereabouts", environment, conf.to_string());
+        let answer = http::call(&self.socket, &request, PATIENCE)?;
+        let body = serde_json::from_str(&answer.stdout).unwrap_or(Value::Null);
+        Ok((answer.exit == 0, body))
+    }
+
+    fn add(&self, pod: &str) -> String {
+        let (done, body) = self.call("ADD", pod).unwrap();
+        assert!(done, "{pod}: {body}; {}", self.process.tail());
+        body["ips"][0]["address"].as_str().unwrap().to_owned()
+    }
+
+    /// Requests that the leader's desk answered, of all that this agent had.
+    fn gathered(&self) -> u64 {
+        use std::io::{Read, Write};
+        let mut stream = std::os::unix::net::UnixStream::connect(&self.socket).unwrap();
+        let request = "GET /metrics HTTP/1.1\r\nhost: berth\r\nconnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let counts = text
+            .lines()
+            .filter(|line| line.starts_with("berth_desk_common_total"))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        counts.sum()
+    }
+}
+
+/// Every node adds its pods, all nodes at once.
+fn wave(nodes: &[Node], name: &str, each: usize) -> BTreeMap<String, String> {
+    let mut given = BTreeMap::new();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = nodes
+            .iter()
+            .enumerate()
+            .map(|(at, node)| {
+                scope.spawn(move || {
+                    let pods = (0..each).map(|pod| format!("{name}-{at}-{pod}"));
+                    pods.map(|pod| (node.add(&pod), format!("ns/{pod}")))
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        for thread in threads {
+            for (address, pod) in thread.join().unwrap() {
+                let before = given.insert(address.clone(), pod);
+                assert_eq!(before, None, "{address} was given twice (I1)");
+            }
+        }
+    });
+    given
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_nodes_meet_in_the_leaders_desk_and_do_without_it() {
+    let site = Site::new().await;
+    let mut first = site.controller("first");
+    until("the first leads", async || {
+        site.leader().await.as_deref() == Some("first")
+    })
+    .await;
+    let second = site.controller("second");
+    let mut nodes = Vec::new();
+    for name in ["n0", "n1", "n2"] {
+        nodes.push(site.node(name).await);
+    }
+    let all = |nodes: &[Node]| nodes.iter().map(Node::gathered).sum::<u64>();
+
+    let mut given = wave(&nodes, "calm", 6);
+    assert_eq!(all(&nodes), 18, "the leader answered everybody");
+    assert_eq!(site.held().await, given);
+
+    // The leader is killed: nodes commit by themselves until the other one leads.
+    first.kill().unwrap();
+    given.extend(wave(&nodes, "killed", 4));
+    assert_eq!(site.held().await, given);
+    until("the second leads", async || {
+        site.leader().await.as_deref() == Some("second")
+    })
+    .await;
+    let before = all(&nodes);
+    until("the nodes have found the second", async || {
+        // The same pod, the same address (I3): asked as often as one likes.
+        nodes[0].add("killed-0-0");
+        all(&nodes) > before
+    })
+    .await;
+    given.extend(wave(&nodes, "second", 4));
+    assert_eq!(site.held().await, given);
+
+    // The leader freezes with requests in its hands, and wakes up when they were served elsewhere.
+    second.pause().unwrap();
+    given.extend(wave(&nodes, "frozen", 2));
+    second.resume().unwrap();
+    given.extend(wave(&nodes, "thawed", 4));
+    let held = site.held().await;
+    for (address, pod) in &given {
+        assert_eq!(
+            held.get(address),
+            Some(pod),
+            "I2: what was answered is recorded"
+        );
+    }
+    // Whatever the sleeper wrote late goes with its pod.
+    for (at, node) in nodes.iter().enumerate() {
+        for wave in ["calm", "killed", "second", "frozen", "thawed"] {
+            for pod in 0..6 {
+                assert!(node.call("DEL", &format!("{wave}-{at}-{pod}")).unwrap().0);
+            }
+        }
+    }
+    until("nothing is left", async || site.held().await.is_empty()).await;
+}

@@ -25,7 +25,7 @@ pub struct Bed {
     pub cluster: Cluster,
     parts: Parts,
     plugin: PathBuf,
-    berth: PathBuf,
+    pub(super) berth: PathBuf,
 }
 
 /// A namespace whose pools nobody else uses, and an account in it.
@@ -69,6 +69,10 @@ impl Bed {
         let rules = json!([
             {"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
+            {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["*"]},
+            {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["*"]},
+            {"apiGroups": [""], "resources": ["nodes", "pods", "events", "configmaps"], "verbs": ["*"]},
+            {"apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
         ]);
         let account = self
             .cluster
@@ -85,6 +89,11 @@ impl Bed {
 
     /// Starts `berth agent` and waits for its socket.
     pub async fn node(&self, name: &str) -> Result<Node> {
+        self.node_with(name, None).await
+    }
+
+    /// The same with a token for the leader's desk.
+    pub async fn node_with(&self, name: &str, token: Option<&Path>) -> Result<Node> {
         let dir = tempfile::tempdir().context("make a node's directory")?;
         let mut command = guarded(&self.berth);
         command
@@ -94,6 +103,9 @@ impl Bed {
             .arg("--socket")
             .arg(dir.path().join("berth.sock"))
             .env("BERTH_DATABASE", dir.path().join("berth.db"));
+        if let Some(token) = token {
+            command.env("BERTH_DESK_TOKEN_FILE", token);
+        }
         let process = Process::start("agent", command, dir.path())?;
         let mut node = Node { process, dir };
         let began = Instant::now();

@@ -14,17 +14,17 @@ use crate::figure::{Figure, Target, progress};
 
 /// What a crowd got.
 #[derive(Debug, Default)]
-struct Run {
-    given: Vec<(String, Address)>,
+pub struct Run {
+    pub given: Vec<(String, Address)>,
     /// The time of every call, of failed ones too.
-    times: Vec<Duration>,
+    pub times: Vec<Duration>,
     failures: Vec<String>,
-    elapsed: Duration,
+    pub elapsed: Duration,
 }
 
 impl Run {
-    fn rate(&self) -> f64 {
-        self.given.len() as f64 / self.elapsed.as_secs_f64()
+    pub fn rate(&self) -> f64 {
+        (self.times.len() - self.failures.len()) as f64 / self.elapsed.as_secs_f64()
     }
 
     fn add(&mut self, other: Run) {
@@ -36,7 +36,7 @@ impl Run {
 }
 
 /// Each caller adds its pods one after the other, all callers at once.
-fn at_once(callers: Vec<(Plugin, Vec<String>)>, bar: &ProgressBar) -> Result<Run> {
+pub fn at_once(callers: Vec<(Plugin, Vec<String>)>, bar: &ProgressBar) -> Result<Run> {
     let start = Barrier::new(callers.len() + 1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = callers
@@ -174,7 +174,7 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize) -> Result<Vec<Figure>> 
 }
 
 /// Calls that were refused: none of ours may be.
-fn failures(us: &Run, them: &Run) -> Vec<Figure> {
+pub fn failures(us: &Run, them: &Run) -> Vec<Figure> {
     let what = |run: &Run| {
         run.failures
             .first()

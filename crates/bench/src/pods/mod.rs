@@ -7,6 +7,7 @@
 mod bed;
 mod crowd;
 mod full;
+mod gathered;
 mod memory;
 mod one;
 mod plugin;
@@ -54,6 +55,8 @@ enum Subject {
     Crowd,
     /// Many nodes on one range.
     Nodes,
+    /// The same through the leader's desk.
+    Gathered,
     /// One ADD, full pool.
     Full,
     /// The agent's memory.
@@ -73,6 +76,7 @@ impl Pods {
                 Subject::One => one::add(&bed, self.rounds).await?,
                 Subject::Crowd => crowd::pods(&bed, self.pods, self.crowds).await?,
                 Subject::Nodes => crowd::nodes(&bed, self.nodes, self.each).await?,
+                Subject::Gathered => gathered::nodes(&bed, self.nodes, self.each).await?,
                 Subject::Full => full::full(&bed, self.held, self.rounds).await?,
                 Subject::Memory => memory::memory(&bed).await?,
             });

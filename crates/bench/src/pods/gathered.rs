@@ -1,0 +1,202 @@
+//! Nodes whose claims meet in the leader's desk, against whereabouts; and what the same would cost at least if they met
+//! in objects of the API.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use berth_api::whereabouts::OverlappingRangeIPReservation as Note;
+use berth_testkit::{Process, guarded};
+use futures::StreamExt;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use serde_json::json;
+use tokio::sync::Barrier;
+
+use super::bed::{Bed, Home, check};
+use super::crowd::{Run, at_once, failures};
+use super::quantile;
+use crate::figure::{Figure, Target, progress};
+
+const AUDIENCE: &str = "desk.berth.dev";
+const LABEL: &str = "bench.berth.dev/node";
+
+impl Bed {
+    /// `berth controller` with the common desk, when it leads.
+    async fn leader(&self, home: &Home) -> Result<Process> {
+        let mut command = guarded(&self.berth);
+        command
+            .env_clear()
+            .args([
+                "controller",
+                "--identity",
+                "bench",
+                "--desk-listen",
+                "127.0.0.1:0",
+            ])
+            .args(["--log-format", "json"])
+            .env("BERTH_KUBECONFIG", home.account.kubeconfig());
+        let mut process = Process::start("controller", command, self.cluster.dir())?;
+        let leases: Api<Lease> =
+            Api::namespaced(home.account.client().await?, &home.account.namespace);
+        let began = Instant::now();
+        while leases.get_opt("berth-controller").await?.is_none() {
+            if let Some(status) = process.ended()? {
+                bail!("the controller ended with {status}; {}", process.tail());
+            }
+            if began.elapsed() > Duration::from_secs(60) {
+                bail!("the controller does not lead; {}", process.tail());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(process)
+    }
+
+    async fn token(&self, home: &Home, node: &str) -> Result<PathBuf> {
+        let token = self
+            .cluster
+            .pod_token(&home.account, node, AUDIENCE)
+            .await?;
+        let path = self.cluster.dir().join(format!("{node}.token"));
+        std::fs::write(&path, token).with_context(|| format!("write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+pub async fn nodes(bed: &Bed, nodes: usize, each: usize) -> Result<Vec<Figure>> {
+    let (ours, theirs) = (bed.home().await?, bed.home().await?);
+    let total = (nodes * each) as u64;
+    let mine = |node: usize| -> Vec<String> {
+        (0..each)
+            .map(|pod| format!("workload-{node:02}-{pod:03}"))
+            .collect()
+    };
+    let leader = bed.leader(&ours).await?;
+    let mut agents = Vec::new();
+    for node in 0..nodes {
+        let name = format!("node-{node}");
+        let token = bed.token(&ours, &name).await?;
+        agents.push(bed.node_with(&name, Some(&token)).await?);
+    }
+    // Once in an agent's life it connects and is checked; that is not what a crowd waits for.
+    let warm = |at: usize| vec![format!("first-{at}")];
+    let first = agents.iter().enumerate();
+    let first = first.map(|(at, agent)| (bed.berth_in(agent, &ours), warm(at)));
+    let bar = progress("nodes connect to the leader", nodes as u64);
+    let mut given = tokio::task::block_in_place(|| at_once(first.collect(), &bar))?.given;
+    bar.finish_and_clear();
+    let callers = agents.iter().enumerate();
+    let callers = callers.map(|(at, agent)| (bed.berth_in(agent, &ours), mine(at)));
+    let bar = progress("nodes at once, through the leader's desk", total);
+    let us = tokio::task::block_in_place(|| at_once(callers.collect(), &bar))?;
+    bar.finish_and_clear();
+    given.extend(us.given.iter().cloned());
+    check(&ours.ledger, "berth", &given).await?;
+    drop(agents);
+    drop(leader);
+
+    let plugin = bed.whereabouts(&theirs)?;
+    let callers = (0..nodes).map(|node| {
+        let plugin = plugin.clone().within("NODENAME", format!("node-{node}"));
+        (plugin, mine(node))
+    });
+    let bar = progress("nodes at once, whereabouts", total);
+    let them = tokio::task::block_in_place(|| at_once(callers.collect(), &bar))?;
+    bar.finish_and_clear();
+    check(&theirs.ledger, "whereabouts", &them.given).await?;
+
+    let through_objects = notes(bed, nodes, each).await?;
+    let (rate, their_rate) = (us.rate(), them.rate());
+    let mut figures = vec![
+        Figure::new(
+            format!(
+                "{nodes} nodes x {each} ADDs through the common desk: berth {rate:.0}/s, whereabouts {their_rate:.1}/s"
+            ),
+            rate / their_rate,
+            "x the rate",
+            Target::AtLeast(30.0),
+        ),
+        Figure::new(
+            "the same, p99",
+            quantile(&us.times, 0.99) / 1e3,
+            "s",
+            Target::AtMost(2.0),
+        ),
+        Figure::new(
+            "the same through objects of the API, at most (CREATE and DELETE of a note, no pool)",
+            through_objects.rate(),
+            "/s",
+            Target::None,
+        ),
+        Figure::new(
+            "the same, p99",
+            quantile(&through_objects.times, 0.99) / 1e3,
+            "s",
+            Target::None,
+        ),
+    ];
+    figures.extend(failures(&us, &them));
+    Ok(figures)
+}
+
+/// A floor for meeting in objects: each node creates a note per claim and waits until the leader, who watches, has
+/// deleted it. What the leader would write into the pool comes on top.
+async fn notes(bed: &Bed, nodes: usize, each: usize) -> Result<Run> {
+    let home = bed.home().await?;
+    let client = home.account.client().await?;
+    let api: Api<Note> = Api::namespaced(client.clone(), &home.account.namespace);
+    let answering = tokio::spawn({
+        let api = api.clone();
+        async move {
+            watcher(api.clone(), watcher::Config::default())
+                .default_backoff()
+                .applied_objects()
+                .for_each_concurrent(32, |note| {
+                    let api = api.clone();
+                    async move {
+                        let name = note.ok().and_then(|note| note.metadata.name);
+                        if let Some(name) = name {
+                            let _ = api.delete(&name, &DeleteParams::default()).await;
+                        }
+                    }
+                })
+                .await;
+        }
+    });
+    let start = Arc::new(Barrier::new(nodes + 1));
+    let mut tasks = Vec::new();
+    for node in 0..nodes {
+        let (api, start) = (api.clone(), Arc::clone(&start));
+        tasks.push(tokio::spawn(async move {
+            let selector = format!("{LABEL}=node-{node}");
+            let own = watcher::Config::default().labels(&selector);
+            let mut gone = watcher(api.clone(), own).default_backoff().boxed();
+            while !matches!(gone.next().await, Some(Ok(watcher::Event::InitDone))) {}
+            start.wait().await;
+            let mut times = Vec::new();
+            for pod in 0..each {
+                let note: Note = serde_json::from_value(json!({
+                    "metadata": { "name": format!("note-{node}-{pod}"), "labels": { LABEL: format!("node-{node}") } },
+                    "spec": { "podref": format!("default/workload-{node}-{pod}") },
+                }))?;
+                let began = Instant::now();
+                api.create(&PostParams::default(), &note).await?;
+                while !matches!(gone.next().await, Some(Ok(watcher::Event::Delete(_)))) {}
+                times.push(began.elapsed());
+            }
+            anyhow::Ok(times)
+        }));
+    }
+    start.wait().await;
+    let began = Instant::now();
+    let mut run = Run::default();
+    for task in tasks {
+        run.times.extend(task.await??);
+    }
+    run.elapsed = began.elapsed();
+    answering.abort();
+    Ok(run)
+}

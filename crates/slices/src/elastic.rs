@@ -66,10 +66,11 @@ impl SlicePool {
     pub async fn compare_claims(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         let world = &self.world;
         let uid = world.node_uid().await?;
-        let mine = world
-            .cluster
-            .slices(Some((&of.network, of.range)), Some(&world.node))
-            .await?;
+        let claimed = async || {
+            let range = Some((of.network.as_str(), of.range));
+            world.cluster.slices(range, Some(&world.node)).await
+        };
+        let mut mine = claimed().await?;
         let find = |slice: Prefix| mine.iter().find(|object| object.claim.range == slice);
         for holding in self.held().iter().filter(|holding| holding.is_active()) {
             let known = Known {
@@ -83,7 +84,9 @@ impl SlicePool {
                 self.lose(holding, &to).await?;
             }
         }
-        self.settle_surrenders(of).await?;
+        if self.settle_surrenders(of).await? {
+            mine = claimed().await?;
+        }
         // The large ones first: what lies in them is put into use after they took it out.
         let mut by_size: Vec<&SliceObject> = mine.iter().collect();
         by_size.sort_by_key(|object| object.claim.range.length());

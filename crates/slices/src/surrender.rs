@@ -4,6 +4,7 @@
 //! A row names the part that it belongs to. Rows outlive a crash; which of them still mean something, the offers on this
 //! node's claims say.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use berth_core::slice::NodeName;
@@ -143,11 +144,11 @@ impl SlicePool {
     }
 
     /// Frees the rows that no offer stands behind: a crash came between the row and the offer, or after the offer went.
-    /// The gate must be held.
-    pub async fn settle_surrenders(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+    /// The gate must be held. Whether it wrote claims.
+    pub async fn settle_surrenders(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
         let _donating = self.donating.lock().await;
         if !self.has_rows(of).await? {
-            return Ok(());
+            return Ok(false);
         }
         // Read under the lock: a donation may have been written since the last look.
         let now = self
@@ -155,11 +156,33 @@ impl SlicePool {
             .cluster
             .slices(Some((&of.network, of.range)), Some(&self.world.node))
             .await?;
-        let offered: Vec<Prefix> = now
-            .iter()
-            .flat_map(|object| object.claim.offers.iter().map(|offer| offer.range))
+        let local = self.world.local.load(&of.key()).await?;
+        let rows: BTreeSet<Prefix> = local
+            .pool
+            .records()
+            .filter_map(|(_, row)| part_of(row))
             .collect();
-        self.free_rows(of, |part| !offered.iter().any(|offer| offer.covers(part)))
-            .await
+        let mut wrote = false;
+        for part in rows {
+            let around = now
+                .iter()
+                .find(|object| object.claim.range.covers(part) && object.claim.range != part);
+            let Some(object) = around else {
+                // No slice of ours lies around it: nothing is given from there.
+                self.free_rows(of, |row| row == part).await?;
+                continue;
+            };
+            let mut offers = object.claim.offers.iter();
+            if offers.any(|offer| offer.range.covers(part)) {
+                continue;
+            }
+            // An offer that was sent before a crash may still arrive; after this write it can't. Lost: the next look.
+            let written = self.world.cluster.amend_slice(object, &object.claim);
+            if written.await?.is_some() {
+                self.free_rows(of, |row| row == part).await?;
+                wrote = true;
+            }
+        }
+        Ok(wrote)
     }
 }

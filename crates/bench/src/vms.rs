@@ -42,7 +42,7 @@ pub struct Vms {
 /// What one process did.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
-    /// Milliseconds of each operation that began after the run-in, its repeats included.
+    /// Milliseconds of each operation that ended after the run-in, its repeats included.
     millis: Vec<f64>,
     /// Of the run-in.
     first_millis: Vec<f64>,

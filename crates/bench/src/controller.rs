@@ -92,7 +92,7 @@ impl Controller {
         let begun = Instant::now();
         for n in 0..self.networks {
             let range = format!("{}.0.0.0/8", 10 + n);
-            self.network(&cluster, &namespace, &format!("net-{n}"), &range, "/20")
+            self.network(&cluster, &namespace, &format!("net-{n}"), &range, "/21")
                 .await?;
         }
         for n in 0..self.networks {

@@ -12,6 +12,7 @@
 //! | [`look`] | who uses a slice, by quorum reads |
 //! | [`plan`] | what a NodeSlicePool should be: pure |
 //! | [`tend`] | one NodeSlicePool looked at, planned, written |
+//! | `lost` | slices that nodes claimed by themselves, and whose nodes are gone |
 //! | `work` | the leader's loop |
 //! | `events`, `published` | what users and agents are told |
 //! | [`serve`] | the process |
@@ -29,6 +30,7 @@ pub mod disjoint;
 pub mod election;
 mod events;
 pub mod look;
+mod lost;
 mod metrics;
 pub mod networks;
 pub mod plan;

@@ -52,7 +52,8 @@ pub struct View {
     pub nodes: BTreeSet<NodeName>,
     pub definitions: Vec<Arc<Defined>>,
     pub heads: BTreeMap<String, Head>,
-    gone: BTreeMap<String, String>,
+    /// UIDs of nodes that were seen to go.
+    pub gone: BTreeMap<String, String>,
 }
 
 impl View {

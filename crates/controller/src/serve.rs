@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::election::{Candidate, Election, Leadership};
 use crate::events::Recorder;
 use crate::look::Looker;
+use crate::lost::LostClaims;
 use crate::metrics::Metrics;
 use crate::published::NetworksMap;
 use crate::seen::Seen;
@@ -158,6 +159,7 @@ impl Controller {
             resync: config.resync,
             unseen_is_apart: config.unseen_is_apart,
             memories: BTreeMap::new(),
+            claims: LostClaims::default(),
             begun: Instant::now(),
         };
         tracing::info!(

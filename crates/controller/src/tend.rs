@@ -426,7 +426,7 @@ impl Tender {
     }
 
     /// Between looks at something that is not gone as it seemed.
-    fn pause(&self) -> Duration {
+    pub fn pause(&self) -> Duration {
         (self.grace / 2).clamp(Duration::from_millis(200), Duration::from_secs(10))
     }
 }

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::disjoint::Apart;
 use crate::election::Leadership;
 use crate::events::Recorder;
+use crate::lost::LostClaims;
 use crate::networks::{Trouble, Wish, Wishes, reason};
 use crate::published::NetworksMap;
 use crate::seen::{Seen, View};
@@ -42,6 +43,7 @@ pub(crate) struct Work {
     pub resync: Duration,
     pub unseen_is_apart: bool,
     pub memories: BTreeMap<String, Memory>,
+    pub claims: LostClaims,
     pub begun: Instant,
 }
 
@@ -55,6 +57,7 @@ impl Work {
             self.tender.metrics.leading.set(1);
             // What was known in an earlier term may be anything by now; what was suspected proves nothing.
             self.memories.clear();
+            self.claims = LostClaims::default();
             self.networks.forget();
             self.lead(&stop).await;
             self.tender.metrics.leading.set(0);
@@ -78,6 +81,7 @@ impl Work {
             if Instant::now() >= resync {
                 resync = Instant::now() + self.resync;
                 self.memories.values_mut().for_each(Memory::forget);
+                self.claims.forget();
                 self.networks.forget();
             }
             // A pass is dropped where it stands when leadership ends: whatever it was about to write is guarded.
@@ -149,6 +153,16 @@ impl Work {
             }
             if !forgotten {
                 self.memories.insert(task.name.to_owned(), memory);
+            }
+        }
+        match self.claims.tend(&self.tender, &view, now).await {
+            Ok(Some(moment)) => {
+                look_in(Duration::from_millis(moment.0.saturating_sub(begun.0) + 1));
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, "claimed slices of nodes that are gone can't be looked at; tried again");
+                look_in(LATER);
             }
         }
         if let Err(error) = self.networks.tell(&apart.elastic).await {

@@ -165,3 +165,42 @@ async fn two_that_both_lead_do_no_harm() {
     one.stop().await;
     two.stop().await;
 }
+
+/// Slices that nodes have claimed by themselves: the claim goes, or is nobody's while parts of it are others'.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_of_a_node_that_is_gone_go_back_too() {
+    let world = World::new("claims").await;
+    world.nodes(&["here"]).await;
+    let ipam = json!({ "range": "10.0.0.0/24", "fast_ipam": true });
+    world.network("net", ipam).await;
+    world
+        .claim("10.0.0.0-28", "10.0.0.0/28", "gone", json!([]))
+        .await;
+    let part = json!([{ "range": "10.0.0.16/30", "node": "here" }]);
+    world
+        .claim("10.0.0.16-28", "10.0.0.16/28", "gone", part)
+        .await;
+    world
+        .claim("10.0.0.32-28", "10.0.0.32/28", "here", json!([]))
+        .await;
+    world.run_pod("web", "gone", "net").await;
+    world
+        .put_entries("gone-10.0.0.0-28", "10.0.0.0/28", &[("1", "web")])
+        .await;
+    let running = world.controller();
+    sleep(GRACE * 4).await;
+    let all = [
+        "10.0.0.0-28 gone 3",
+        "10.0.0.16-28 gone 3",
+        "10.0.0.32-28 here 3",
+    ];
+    assert_eq!(world.claims().await, all);
+    world.delete_pod("web").await;
+    world
+        .until("taken back", async || {
+            world.claims().await == ["10.0.0.16-28  4", "10.0.0.32-28 here 3"]
+        })
+        .await;
+    assert_eq!(world.ip_pools().await, Vec::<String>::new());
+    running.stop().await;
+}

@@ -315,6 +315,43 @@ impl World {
             .unwrap();
     }
 
+    fn slice_claims(&self) -> Api<DynamicObject> {
+        let gvk = GroupVersionKind::gvk("berth.dev", "v1alpha1", "SliceClaim");
+        Api::namespaced_with(
+            self.client.clone(),
+            &self.namespace,
+            &ApiResource::from_gvk(&gvk),
+        )
+    }
+
+    /// A slice that a node has claimed by itself, three times passed on.
+    pub async fn claim(&self, name: &str, range: &str, node: &str, offers: Value) {
+        let object = json!({
+            "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
+            "metadata": { "name": name, "labels": { "berth.dev/node": node } },
+            "spec": { "range": range, "node": node, "nodeUID": "u", "epoch": 3, "offers": offers },
+        });
+        let object = serde_json::from_value(object).unwrap();
+        let claims = self.slice_claims();
+        claims
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
+    }
+
+    /// `name node epoch`.
+    pub async fn claims(&self) -> Vec<String> {
+        let list = self.slice_claims().list(&ListParams::default()).await;
+        let claims = list.unwrap().items.into_iter();
+        claims
+            .map(|claim| {
+                let spec = &claim.data["spec"];
+                let node = spec["node"].as_str().unwrap();
+                format!("{} {node} {}", claim.metadata.name.unwrap(), spec["epoch"])
+            })
+            .collect()
+    }
+
     pub async fn ip_pools(&self) -> Vec<String> {
         let list = self.objects("IPPool").list(&ListParams::default()).await;
         let pools = list.unwrap().items.into_iter();

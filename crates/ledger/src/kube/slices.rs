@@ -26,7 +26,7 @@ use crate::LedgerError;
 const PAGE: u32 = 500;
 
 /// The label of a claim that says whose it is.
-const NODE: &str = "berth.dev/node";
+pub(super) const NODE: &str = "berth.dev/node";
 /// The label of a claim that says which range it is of.
 const RANGE: &str = "berth.dev/range";
 

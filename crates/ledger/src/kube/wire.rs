@@ -147,6 +147,16 @@ impl Wire {
         }
     }
 
+    /// One answer of a list, with the objects' metadata alone.
+    pub async fn list_metadata(
+        &self,
+        resource: &'static Resource,
+        params: &ListParams,
+    ) -> Result<Value, Failure> {
+        let request = self.request(resource).list_metadata(params);
+        self.send(request).await.map(|fetched| fetched.object)
+    }
+
     async fn send(&self, request: Request) -> Result<Fetched, Failure> {
         let request = request.map_err(|error| {
             Failure::Unfit(Rejection::Invalid {

@@ -1,0 +1,179 @@
+//! Slices that nodes claimed by themselves, and whose nodes are gone (docs/decisions/0006-slices.md, "Loss").
+//!
+//! ```text
+//!   claim of a node that is gone, unused, twice a grace period apart -> without offers: deleted
+//!                                                                   -> with offers: nobody's, at the next epoch
+//! ```
+//! A claim with offers keeps its name: the parts that others have would be free by name while they live. Whoever
+//! finds one that is nobody's may take it. Both are guarded by the version that was judged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use berth_core::Moment;
+use berth_core::slice::elastic::Claimed;
+use berth_core::slice::proof::{Suspicions, Verdict};
+use berth_core::slice::{Epoch, Holding, NodeName};
+use berth_ledger::kube::SliceObject;
+
+use crate::look::LookError;
+use crate::seen::View;
+use crate::tend::{TendError, Tender};
+
+/// Which claim is suspected: its name, its node's UID, its epoch.
+type Suspect = (String, String, Epoch);
+
+#[derive(Debug, Default)]
+pub(crate) struct LostClaims {
+    suspicions: Suspicions<Suspect>,
+    /// Nodes that were seen to go, when all claims were last looked at.
+    looked: Option<BTreeMap<String, String>>,
+    again: Option<Moment>,
+}
+
+/// What becomes of the claim of a node that is gone; none: it goes.
+fn after(claim: &Claimed) -> Option<Claimed> {
+    (!claim.may_go()).then(|| Claimed {
+        node: NodeName::new(""),
+        node_uid: String::new(),
+        epoch: Epoch(claim.epoch.0.saturating_add(1)),
+        wants: Vec::new(),
+        ..claim.clone()
+    })
+}
+
+impl LostClaims {
+    /// The next look begins with all claims.
+    pub fn forget(&mut self) {
+        self.looked = None;
+    }
+
+    /// Looks if something may be lost; when to look again.
+    pub async fn tend(
+        &mut self,
+        tender: &Tender,
+        view: &View,
+        now: Moment,
+    ) -> Result<Option<Moment>, TendError> {
+        let due = self.again.is_some_and(|again| again <= now);
+        if self.looked.as_ref() == Some(&view.gone) && !due {
+            return Ok(self.again);
+        }
+        self.again = None;
+        let ledger = &tender.looker.ledger;
+        let mut known = BTreeSet::new();
+        for label in ledger.strange_claimants(&view.nodes).await? {
+            let node = NodeName::new(label);
+            for object in ledger.slices(None, Some(&node)).await? {
+                if object.claim.node.as_str().is_empty() || view.nodes.contains(&object.claim.node)
+                {
+                    continue;
+                }
+                known.insert(suspect(&object));
+                self.look(tender, view, &object, now).await?;
+            }
+        }
+        self.suspicions.retain(|suspect| known.contains(suspect));
+        self.looked = Some(view.gone.clone());
+        Ok(self.again)
+    }
+
+    async fn look(
+        &mut self,
+        tender: &Tender,
+        view: &View,
+        object: &SliceObject,
+        now: Moment,
+    ) -> Result<(), TendError> {
+        let (grace, suspect) = (tender.grace, suspect(object));
+        if let Some(until) = self.suspicions.due(&suspect, grace)
+            && until > now
+        {
+            self.look_at(until);
+            return Ok(());
+        }
+        let claim = &object.claim;
+        let holding = Holding {
+            slice: claim.range,
+            node: claim.node.clone(),
+            epoch: claim.epoch,
+        };
+        let looker = &tender.looker;
+        let gone = looker.gone(BTreeSet::from([&claim.node])).await;
+        let gone = gone.map_err(LookError::from)?;
+        let definitions = definitions(view, &object.network);
+        let networks = [object.network.clone()];
+        let used = looker.uses(&[holding], &networks, &definitions).await?;
+        let lost = !gone.is_empty() && used.live.is_empty();
+        match self.suspicions.look(suspect, lost, grace, now) {
+            Verdict::Kept => self.look_at(now.plus(tender.pause())),
+            Verdict::Suspected { until } => self.look_at(until),
+            Verdict::Proved => {
+                looker.retire(&used.pools).await?;
+                let done = match after(claim) {
+                    None => looker.ledger.end_slice(object).await?,
+                    Some(next) => looker.ledger.amend_slice(object, &next).await?.is_some(),
+                };
+                if done {
+                    tracing::info!(
+                        claim = object.name, node = %claim.node, offers = claim.offers.len(),
+                        "a claimed slice was taken back: its node is gone"
+                    );
+                    tender.metrics.reclaimed.inc();
+                } else {
+                    self.look_at(now.plus(Duration::from_millis(200)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, moment: Moment) {
+        self.again = Some(self.again.map_or(moment, |known| known.min(moment)));
+    }
+}
+
+fn suspect(object: &SliceObject) -> Suspect {
+    let claim = &object.claim;
+    (object.name.clone(), claim.node_uid.clone(), claim.epoch)
+}
+
+/// Names of the definitions whose nodes claim slices of that network.
+fn definitions(view: &View, network: &str) -> Vec<String> {
+    let of = view.definitions.iter().filter(|defined| {
+        let mut networks = defined.definition.networks.iter();
+        networks.any(|one| {
+            let read = one.network.as_ref();
+            read.is_ok_and(|read| read.fast_ipam && read.network_name == network)
+        })
+    });
+    of.filter_map(|defined| Some(defined.key.split_once('/')?.1.to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::slice::elastic::Offer;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_whose_parts_are_others_stays_as_nobodys() {
+        let mut claim = Claimed {
+            range: "10.0.0.0/26".parse().unwrap(),
+            node: NodeName::new("a"),
+            node_uid: "u".into(),
+            epoch: Epoch(3),
+            offers: Vec::new(),
+            wants: vec![NodeName::new("c")],
+        };
+        assert_eq!(after(&claim), None);
+        claim.offers.push(Offer {
+            range: "10.0.0.0/28".parse().unwrap(),
+            node: NodeName::new("b"),
+        });
+        let next = after(&claim).unwrap();
+        assert_eq!((next.node.as_str(), next.epoch), ("", Epoch(4)));
+        assert_eq!(next.offers, claim.offers);
+    }
+}

@@ -55,6 +55,12 @@ const AGENT: &[Right] = &[
         NONE,
     ),
     Right("coordination.k8s.io/leases=whereabouts", &["create"], NONE),
+    Right(
+        "coordination.k8s.io/leases=berth-controller",
+        &["get", "create"],
+        NONE,
+    ),
+    Right("authentication.k8s.io/tokenreviews", NONE, NONE),
     Right("/pods", READ, READ),
     Right("/pods/exec", NONE, NONE),
     Right("/pods/status", NONE, NONE),
@@ -122,6 +128,16 @@ const CONTROLLER: &[Right] = &[
     Right("/nodes", READ, READ),
     Right("/nodes/status", NONE, NONE),
     Right("/events", &["create"], &["create"]),
+    Right(
+        "authentication.k8s.io/tokenreviews",
+        &["create"],
+        &["create"],
+    ),
+    Right(
+        "authorization.k8s.io/subjectaccessreviews",
+        &["create"],
+        &["create"],
+    ),
     Right(
         "k8s.cni.cncf.io/network-attachment-definitions",
         &["list", "watch"],

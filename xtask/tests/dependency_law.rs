@@ -89,6 +89,11 @@ const BANS: &[Ban] = &[
         reason: "it carries requests from desk to desk; whose they are is nothing to it",
     },
     Ban {
+        package: "berth-slices",
+        never: &["berth-pods", "berth-vms", "berth-agent", "axum"],
+        reason: "slices are kept for whoever gives addresses; they know no front",
+    },
+    Ban {
         package: "berth-pods",
         never: &["berth-vms", "berth-agent", "russh"],
         reason: "fronts do not know each other",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use berth_agent::{AgentConfig, GarbageSettings, GatherSettings, Patience};
+use berth_agent::{AgentConfig, GarbageSettings, GatherSettings, Patience, SliceSettings};
 use berth_cni::wire::DEFAULT_SOCKET;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -30,6 +30,8 @@ pub struct AgentArgs {
     #[command(flatten)]
     garbage: GarbageArgs,
     #[command(flatten)]
+    slices: SliceArgs,
+    #[command(flatten)]
     gather: GatherArgs,
     /// Keep VM pools and leave the cluster's pods alone: no right to anything of theirs is needed.
     #[arg(long)]
@@ -52,6 +54,35 @@ struct GarbageArgs {
     /// About how many seconds lie between two looks at all pools of the cluster, by whichever agent.
     #[arg(long, env = "BERTH_GARBAGE_INTERVAL", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     garbage_interval: u64,
+}
+
+/// How the node keeps its slices.
+#[derive(Debug, clap::Args)]
+struct SliceArgs {
+    /// Milliseconds for which changes of slices are gathered before they are published together.
+    #[arg(long, env = "BERTH_SLICE_GATHER_MS", default_value_t = 200)]
+    slice_gather_ms: u64,
+    /// About how many seconds lie between two comparisons of slices with the cluster's objects.
+    #[arg(long, env = "BERTH_SLICE_LOOK", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    slice_look: u64,
+    /// Seconds for which a slice that the node claimed must have been empty before it is given back.
+    #[arg(long, env = "BERTH_SLICE_IDLE", default_value_t = 600)]
+    slice_idle: u64,
+    /// How many addresses a node holds beyond what it uses, in hundredths of a slice.
+    #[arg(long, env = "BERTH_SLICE_RESERVE", default_value_t = 25)]
+    slice_reserve: u32,
+}
+
+impl SliceArgs {
+    fn settings(&self) -> SliceSettings {
+        SliceSettings {
+            gather: Duration::from_millis(self.slice_gather_ms),
+            look: Duration::from_secs(self.slice_look),
+            idle: Duration::from_secs(self.slice_idle),
+            reserve: self.slice_reserve.into(),
+            ..SliceSettings::default()
+        }
+    }
 }
 
 impl GarbageArgs {
@@ -110,7 +141,7 @@ impl AgentArgs {
             listen: self.listen,
             flat_places: None,
             garbage: self.garbage.settings(),
-            slices: Default::default(),
+            slices: self.slices.settings(),
             vms,
         };
         // Two workers: the agent waits for disks and servers, it does not compute.

@@ -29,7 +29,14 @@ impl ClusterArgs {
     }
 }
 
-/// The node's name: as told, else `NODENAME`, else the machine's.
+/// Where whereabouts' own install leaves the node's name for its plugin.
+const NAME_FILES: [&str; 3] = [
+    "/etc/kubernetes/cni/net.d/whereabouts.d/nodename",
+    "/etc/cni/net.d/whereabouts.d/nodename",
+    "/etc/hostname",
+];
+
+/// The node's name: as told, else `NODENAME`, else the file that whereabouts has it in, else the machine's.
 pub fn name(told: Option<String>) -> String {
     let given = |text: String| {
         let text = text.trim().to_owned();
@@ -37,6 +44,11 @@ pub fn name(told: Option<String>) -> String {
     };
     told.and_then(given)
         .or_else(|| std::env::var("NODENAME").ok().and_then(given))
-        .or_else(|| fs::read_to_string("/etc/hostname").ok().and_then(given))
+        .or_else(|| {
+            let mut found = NAME_FILES
+                .iter()
+                .filter_map(|file| fs::read_to_string(file).ok());
+            found.find_map(given)
+        })
         .unwrap_or_else(|| "localhost".to_owned())
 }

@@ -33,6 +33,7 @@ impl SlicePool {
         let mut found = entries(&view.pool, slice);
         found.extend(self.pod_addresses(slice).await?);
         self.take_in(of, found).await?;
+        self.learn(of, slice).await?;
         self.adopt_plain(of, slice).await
     }
 

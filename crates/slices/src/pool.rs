@@ -26,6 +26,9 @@ use crate::sliced::{Mode, Sliced};
 /// How long a node that has slices of this boot waits for the API server's word about them.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
 
+/// Looks at a range of claimed slices, of which one asks the API server.
+const WATCHED: u32 = 10;
+
 /// Between tries of what failed.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -288,6 +291,9 @@ impl SlicePool {
             return Ok(());
         }
         self.set_held(self.holdings.load().await?);
+        for holding in self.held().iter() {
+            self.learn(&self.of(), holding.slice).await?;
+        }
         // As it was when it was last seen: the file outlives the agent.
         self.set_disjoint(self.held().iter().any(|holding| holding.disjoint));
         let in_this_boot = !self.active().slices.is_empty();
@@ -368,6 +374,7 @@ impl SlicePool {
             Instant::now() + settings.look.mul_f64(part)
         };
         let mut next_look = look();
+        let mut looks = 0u32;
         let mut published = Instant::now() - settings.gather_busy;
         loop {
             let due = tokio::select! {
@@ -387,13 +394,24 @@ impl SlicePool {
                     () = sleep(gather) => {}
                 }
             }
-            if due || !self.is_confirmed() || self.suspect.swap(false, Ordering::AcqRel) {
+            if due {
                 next_look = look();
-                if let Err(error) = self.examine().await {
-                    tracing::warn!(range = %self.of().range, %error, "slices were not compared; they are later");
-                }
+                looks = looks.wrapping_add(1);
             }
-            if let Err(error) = self.publish(due).await {
+            // What is claimed is watched: a look that costs calls is for what a watch may have missed.
+            let rarely = if self.of().mode == Mode::Assigned {
+                1
+            } else {
+                WATCHED
+            };
+            let deep = due && looks.is_multiple_of(rarely);
+            let suspect = self.suspect.swap(false, Ordering::AcqRel);
+            if (deep || suspect || !self.is_confirmed())
+                && let Err(error) = self.examine().await
+            {
+                tracing::warn!(range = %self.of().range, %error, "slices were not compared; they are later");
+            }
+            if let Err(error) = self.publish(deep).await {
                 tracing::warn!(range = %self.of().range, %error, "slices were not published; they are later");
                 tokio::select! {
                     () = stop.cancelled() => break,

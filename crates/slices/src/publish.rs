@@ -4,7 +4,7 @@
 //! The node's ledger is the truth. An entry that is in the object, not in the ledger, and was not put there by this
 //! process is somebody else's: it is held here from then on (I7), never removed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use berth_core::{Address, Change, Pool, Prefix, Record};
 use berth_ledger::{Ledger, LedgerError, Snapshot};
@@ -31,9 +31,23 @@ struct View {
     object: Snapshot,
     /// What was put there by this node, as far as this process knows.
     ours: BTreeMap<Address, Record>,
+    /// Addresses that somebody else has put there and that are held here too: theirs stay as they are (I7).
+    disputed: BTreeSet<Address>,
+    /// The object says that this node publishes it.
+    marked: bool,
 }
 
 impl Publisher {
+    /// What the ledger had before anything could be freed: in the object it is ours, and goes with it.
+    pub fn learn(&mut self, slice: Prefix, ours: BTreeMap<Address, Record>) {
+        self.views.entry(slice).or_insert(View {
+            object: Snapshot::default(),
+            ours,
+            disputed: BTreeSet::new(),
+            marked: false,
+        });
+    }
+
     pub fn forget(&mut self, slice: Prefix) {
         self.views.remove(&slice);
     }
@@ -84,7 +98,10 @@ impl SlicePool {
                 .is_none_or(|view| view.object.version.stored().is_empty());
             if fresh {
                 let known = publisher.views.remove(&slice);
-                if known.is_none() && wanted.is_empty() && !self.has_object(&of, slice).await? {
+                let unknown = known
+                    .as_ref()
+                    .is_none_or(|view| view.ours.is_empty() && !view.marked);
+                if unknown && wanted.is_empty() && !self.has_object(&of, slice).await? {
                     return Ok(());
                 }
                 let view = self.look(&of, slice, known, &local.pool).await?;
@@ -94,7 +111,17 @@ impl SlicePool {
             let Some(view) = publisher.views.get_mut(&slice) else {
                 continue;
             };
-            let changes = difference(&view.object.pool, &wanted);
+            if view
+                .disputed
+                .iter()
+                .any(|address| !wanted.contains_key(address))
+            {
+                // What is not held here any more is theirs alone.
+                view.object = Snapshot::default();
+                continue;
+            }
+            let mut changes = difference(&view.object.pool, &wanted);
+            changes.retain(|change| !view.disputed.contains(&change.address()));
             if changes.is_empty() {
                 return Ok(());
             }
@@ -129,6 +156,14 @@ impl SlicePool {
         }))
     }
 
+    /// Notes what this node has of a slice, before anything is freed in it.
+    pub async fn learn(&self, of: &Sliced, slice: Prefix) -> Result<(), LedgerError> {
+        let local = self.world.local.load(&of.key()).await?;
+        let ours = publishable(&local.pool, slice);
+        self.publisher.lock().await.learn(slice, ours);
+        Ok(())
+    }
+
     async fn has_object(&self, of: &Sliced, slice: Prefix) -> Result<bool, LedgerError> {
         let key = of.published(&self.world.node, slice);
         Ok(!self.world.cluster.load(&key).await?.pool.is_empty())
@@ -148,13 +183,15 @@ impl SlicePool {
             .as_ref()
             .map(|view| view.ours.clone())
             .unwrap_or_default();
-        if known.is_none() && !object.pool.is_empty() {
+        let marked = known.as_ref().is_some_and(|view| view.marked);
+        if !marked && !object.pool.is_empty() {
             self.world
                 .cluster
                 .publish_as(&key, self.world.node.as_str())
                 .await?;
         }
         let mut foreign = Vec::new();
+        let mut disputed = BTreeSet::new();
         for (address, record) in object.pool.records() {
             let mine = ours
                 .get(&address)
@@ -168,6 +205,10 @@ impl SlicePool {
                 Some(held) if held.owner == record.owner => {}
                 Some(held) => {
                     self.report_conflict(address, &held.owner.to_string(), &record.owner);
+                    // At a start it is more likely what was published before than somebody else's.
+                    if marked {
+                        disputed.insert(address);
+                    }
                 }
                 None => foreign.push((address, record.clone())),
             }
@@ -175,11 +216,14 @@ impl SlicePool {
         self.take_in(of, foreign).await?;
         Ok(View {
             // Read again: the mark is part of what a commit is planned on.
-            object: match known {
-                None if !object.pool.is_empty() => self.world.cluster.load(&key).await?,
-                _ => object,
+            marked: marked || !object.pool.is_empty(),
+            object: if marked || object.pool.is_empty() {
+                object
+            } else {
+                self.world.cluster.load(&key).await?
             },
             ours,
+            disputed,
         })
     }
 }

@@ -27,7 +27,7 @@ impl Default for SliceSettings {
         Self {
             gather: Duration::from_millis(200),
             gather_busy: Duration::from_secs(1),
-            look: Duration::from_secs(30),
+            look: Duration::from_secs(60),
             assign_wait: Duration::from_secs(3),
             idle: Duration::from_secs(600),
             reserve: 25,

@@ -12,6 +12,7 @@ use berth_ledger::kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::StreamExt;
+use futures::future::join_all;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,8 @@ use crate::sliced::{self, Mode, Sliced};
 /// How long an ADD that finds no slice at all waits for an API server that is busy or away.
 const PASSING_LIMIT: Duration = Duration::from_secs(8);
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
+/// How long an agent's start waits for its slices.
+const OPEN_LIMIT: Duration = Duration::from_secs(15);
 /// How long an ADD waits for other nodes to give their slices up.
 const RETIRE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -132,16 +135,24 @@ impl Slices {
     /// Brings what this node held when it last ran in line with the cluster, before anything is served. Without the
     /// API server that is left for later.
     pub async fn open(&self) -> Result<(), LedgerError> {
+        let mut known = Vec::new();
         for key in self.inner.world.local.pools().await? {
-            if !key.name.starts_with(sliced::HOLDINGS) {
-                continue;
+            if key.name.starts_with(sliced::HOLDINGS) {
+                known.extend(range_of(&self.inner.world.local, &key).await?);
             }
-            let Some(of) = range_of(&self.inner.world.local, &key).await? else {
-                continue;
-            };
+        }
+        let all = known.into_iter().map(|of| async move {
+            let range = of.range;
             if let Err(error) = self.pool(&Arc::new(of)).ready().await {
-                tracing::warn!(pool = %key, %error, "slices are not confirmed yet");
+                tracing::warn!(%range, %error, "slices are not confirmed yet");
             }
+        });
+        // What is not confirmed by then is when it is needed.
+        if tokio::time::timeout(OPEN_LIMIT, join_all(all))
+            .await
+            .is_err()
+        {
+            tracing::warn!("the API server is slow: slices are confirmed later");
         }
         Ok(())
     }

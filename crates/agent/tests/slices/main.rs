@@ -11,3 +11,4 @@ mod elastic;
 mod garbage;
 mod machine;
 mod moves;
+mod whereabouts;

@@ -1,89 +1,16 @@
 //! A live range is moved to slices and back: no pod loses its address, and whereabouts alone can go on.
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use berth_api::berth::SliceClaim;
-use berth_parts::Parts;
-use berth_testkit::Cluster;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use crate::machine::{Machine, Site, until};
+use crate::whereabouts::Whereabouts;
 
 fn bare(address: &str) -> String {
     address.split('/').next().unwrap().to_owned()
-}
-
-/// The real plugin of whereabouts v0.9.4, with the flat file that it insists on.
-struct Whereabouts {
-    binary: PathBuf,
-    dir: tempfile::TempDir,
-}
-
-impl Whereabouts {
-    async fn new(site: &Site) -> Whereabouts {
-        let rules = json!([
-            { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"] },
-            { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"] },
-        ]);
-        let cluster = Cluster::shared().await;
-        let name = format!("whereabouts-{}", site.namespace);
-        let account = cluster
-            .service_account(&site.namespace, &name, rules)
-            .await
-            .unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let flat =
-            json!({ "kubernetes": { "kubeconfig": account.kubeconfig() }, "log_level": "error" });
-        std::fs::write(dir.path().join("whereabouts.conf"), flat.to_string()).unwrap();
-        let binary = Parts::find().unwrap().whereabouts();
-        Whereabouts { binary, dir }
-    }
-
-    fn run(&self, verb: &str, pod: &str, ipam: &Value) -> Value {
-        let mut ipam = ipam.clone();
-        ipam["type"] = json!("whereabouts");
-        ipam["configuration_path"] = json!(self.dir.path().join("whereabouts.conf"));
-        let conf = json!({ "cniVersion": "0.3.1", "name": "net", "type": "macvlan", "ipam": ipam });
-        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}");
-        let mut child = Command::new(&self.binary)
-            .env_clear()
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", format!("{pod}-container"))
-            .env("CNI_IFNAME", "net1")
-            .env("CNI_NETNS", "/var/run/netns/none")
-            .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_ARGS", args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(conf.to_string().as_bytes())
-            .unwrap();
-        let output = child.wait_with_output().unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stdout)
-        );
-        serde_json::from_slice(&output.stdout).unwrap_or_default()
-    }
-
-    fn add(&self, pod: &str, ipam: &Value) -> String {
-        bare(
-            self.run("ADD", pod, ipam)["ips"][0]["address"]
-                .as_str()
-                .unwrap(),
-        )
-    }
 }
 
 struct Given(BTreeMap<String, String>);
@@ -119,7 +46,7 @@ impl Given {
 #[tokio::test(flavor = "multi_thread")]
 async fn there_and_back_without_a_pod_that_notices() {
     let site = Site::shared().await;
-    let whereabouts = Whereabouts::new(&site).await;
+    let whereabouts = Whereabouts::new(&site, "node-w").await;
     let a = Machine::start(&site, "node-a").await;
     let b = Machine::start(&site, "node-b").await;
     let plain = json!({ "range": "10.9.0.0/24", "enable_overlapping_ranges": false });
@@ -167,5 +94,40 @@ async fn there_and_back_without_a_pod_that_notices() {
     given.note(&fresh, "w2");
     whereabouts.run("DEL", "sa5", &plain);
     given.0.retain(|_, pod| pod != "ns/sa5");
+    given.published(&site).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whereabouts_in_slice_mode_and_berth_take_each_others_nodes_on() {
+    let site = Site::shared().await;
+    let slices = [("node-1", "10.10.0.0/26"), ("node-w", "10.10.0.64/26")];
+    site.assign("blue", "10.10.0.0/24", "/26", &slices).await;
+    let ipam = json!({ "range": "10.10.0.0/24", "network_name": "blue", "node_slice_size": "/26",
+        "enable_overlapping_ranges": false });
+    let berth = Machine::start(&site, "node-1").await;
+    let whereabouts = Whereabouts::new(&site, "node-w").await;
+    let mut given = Given(BTreeMap::new());
+    given.add(&berth, "a", &ipam).await;
+    let theirs = whereabouts.add("w", &ipam);
+    given.note(&theirs, "w");
+    given.published(&site).await;
+
+    // Berth on whereabouts' node: what it gave is held, and freed by its container's DEL.
+    let taken_over = Machine::start(&site, "node-w").await;
+    given.add(&taken_over, "b", &ipam).await;
+    given.del(&taken_over, "w", &ipam).await;
+    given.published(&site).await;
+
+    // Whereabouts on Berth's node, beside the agent: it sees what is published, the agent sees what it gave.
+    let beside = Whereabouts::new(&site, "node-1").await;
+    let next = beside.add("c", &ipam);
+    given.note(&next, "c");
+    until("the agent holds it too", async || {
+        let now = berth.try_add("probe", &ipam).await.unwrap().remove(0);
+        berth.del("probe", &ipam).await;
+        (bare(&now) != next).then_some(()).ok_or(now)
+    })
+    .await;
+    given.add(&berth, "d", &ipam).await;
     given.published(&site).await;
 }

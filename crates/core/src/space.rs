@@ -147,13 +147,9 @@ impl Space {
             let parts = blocks.iter().flat_map(|block| {
                 within.iter().filter_map(move |part| {
                     let part = part.block();
-                    let overlap = block.first() <= part.last() && part.first() <= block.last();
-                    overlap.then(|| {
-                        Block::new(
-                            block.first().max(part.first()),
-                            block.last().min(part.last()),
-                        )
-                    })
+                    let first = block.first().max(part.first());
+                    let last = block.last().min(part.last());
+                    (first <= last).then(|| Block::new(first, last))
                 })
             });
             let mut parts: Vec<Block> = parts.collect();

@@ -210,6 +210,8 @@ impl NodeStores {
                     metrics: SliceMetrics::default(),
                     daemon: None,
                 });
+                // What is held is known before anything is freed: a DEL has to be published too.
+                slices.open().await?;
                 let store = Store::cluster_once(slices.ledger(), metrics)
                     .with_sticky(sticky)
                     .with_slices(slices);

@@ -261,7 +261,7 @@ async fn an_agent_killed_in_the_middle_of_adds_gives_no_address_twice() {
     let mut machine = machine().await;
     machine.ipam =
         json!({ "range": "10.1.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
-    let given: Vec<(String, String)> = std::thread::scope(|scope| {
+    let (given, _agent) = std::thread::scope(|scope| {
         let machine = &machine;
         let killer = scope.spawn(move || {
             for pause in [700, 900, 1100] {
@@ -292,7 +292,7 @@ async fn an_agent_killed_in_the_middle_of_adds_gives_no_address_twice() {
                 })
             })
             .collect();
-        let given = lanes
+        let given: Vec<(String, String)> = lanes
             .into_iter()
             .flat_map(|lane| lane.join().unwrap())
             .collect();
@@ -312,28 +312,25 @@ async fn an_agent_killed_in_the_middle_of_adds_gives_no_address_twice() {
             }
         };
         again(&given);
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let expected: BTreeMap<String, String> = given
-            .iter()
-            .map(|(address, pod): &(String, String)| {
-                let bare = address.split('/').next().unwrap().to_owned();
-                (bare, format!("ns/{pod}"))
-            })
-            .collect();
-        assert_eq!(expected.len(), 60, "no address twice");
-        let began = Instant::now();
-        loop {
-            let now = runtime.block_on(published(machine));
-            if now == expected {
-                break;
-            }
-            assert!(began.elapsed() < Duration::from_secs(30), "{now:?}");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        drop(agent);
-        given
+        (given, agent)
     });
-    assert_eq!(given.len(), 60);
+    let expected: BTreeMap<String, String> = given
+        .iter()
+        .map(|(address, pod): &(String, String)| {
+            let bare = address.split('/').next().unwrap().to_owned();
+            (bare, format!("ns/{pod}"))
+        })
+        .collect();
+    assert_eq!(expected.len(), 60, "no address twice");
+    let began = Instant::now();
+    loop {
+        let now = published(&machine).await;
+        if now == expected {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{now:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

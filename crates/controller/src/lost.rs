@@ -64,13 +64,23 @@ impl LostClaims {
         let mut known = BTreeSet::new();
         for label in ledger.strange_claimants(&view.nodes).await? {
             let node = NodeName::new(label);
-            for object in ledger.slices(None, Some(&node)).await? {
+            let mut objects = ledger.slices(None, Some(&node)).await?;
+            // Whole before part: what the lost node still has on its way to the whole dies before another can have the
+            // part.
+            objects.sort_by_key(|object| object.claim.range.length());
+            let mut left: Vec<SliceObject> = Vec::new();
+            for object in objects {
                 if object.claim.node.as_str().is_empty() || view.nodes.contains(&object.claim.node)
                 {
                     continue;
                 }
                 known.insert(suspect(&object));
-                self.look(tender, view, &object, now).await?;
+                let is_part = left.iter().any(|whole| {
+                    whole.network == object.network && whole.claim.range.covers(object.claim.range)
+                });
+                if is_part || !self.look(tender, view, &object, now).await? {
+                    left.push(object);
+                }
             }
         }
         self.suspicions.retain(|suspect| known.contains(suspect));
@@ -78,19 +88,20 @@ impl LostClaims {
         Ok(self.again)
     }
 
+    /// Whether the claim is taken back.
     async fn look(
         &mut self,
         tender: &Tender,
         view: &View,
         object: &SliceObject,
         now: Moment,
-    ) -> Result<(), TendError> {
+    ) -> Result<bool, TendError> {
         let (grace, suspect) = (tender.grace, suspect(object));
         if let Some(until) = self.suspicions.due(&suspect, grace)
             && until > now
         {
             self.look_at(until);
-            return Ok(());
+            return Ok(false);
         }
         let claim = &object.claim;
         let holding = Holding {
@@ -105,6 +116,7 @@ impl LostClaims {
         let networks = [object.network.clone()];
         let used = looker.uses(&[holding], &networks, &definitions).await?;
         let lost = !gone.is_empty() && used.live.is_empty();
+        let mut taken = false;
         match self.suspicions.look(suspect, lost, grace, now) {
             Verdict::Kept => self.look_at(now.plus(tender.pause())),
             Verdict::Suspected { until } => self.look_at(until),
@@ -114,6 +126,7 @@ impl LostClaims {
                     None => looker.ledger.end_slice(object).await?,
                     Some(next) => looker.ledger.amend_slice(object, &next).await?.is_some(),
                 };
+                taken = done;
                 if done {
                     tracing::info!(
                         claim = object.name, node = %claim.node, offers = claim.offers.len(),
@@ -125,7 +138,7 @@ impl LostClaims {
                 }
             }
         }
-        Ok(())
+        Ok(taken)
     }
 
     fn look_at(&mut self, moment: Moment) {

@@ -65,15 +65,20 @@ impl Bed {
     }
 
     pub async fn home(&self) -> Result<Home> {
+        let extra = json!([]);
+        self.home_with(&extra).await
+    }
+
+    /// The same with more rights than an agent on plain ranges needs.
+    pub async fn home_with(&self, extra: &Value) -> Result<Home> {
         let namespace = self.cluster.namespace("bench").await?;
-        let rules = json!([
+        let mut rules = json!([
             {"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
-            {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["*"]},
-            {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["*"]},
-            {"apiGroups": [""], "resources": ["nodes", "pods", "events", "configmaps"], "verbs": ["*"]},
-            {"apiGroups": ["k8s.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
         ]);
+        if let (Some(rules), Some(extra)) = (rules.as_array_mut(), extra.as_array()) {
+            rules.extend(extra.iter().cloned());
+        }
         let account = self
             .cluster
             .service_account(&namespace, &format!("bench-{namespace}"), rules)
@@ -102,7 +107,9 @@ impl Bed {
             .args(["agent", "--node", name, "--log-format", "json"])
             .arg("--socket")
             .arg(dir.path().join("berth.sock"))
-            .env("BERTH_DATABASE", dir.path().join("berth.db"));
+            .env("BERTH_DATABASE", dir.path().join("berth.db"))
+            // The pods of a benchmark are names: whoever looks for them finds that they are gone.
+            .env("BERTH_GARBAGE_GRACE", "86400");
         if let Some(token) = token {
             command.env("BERTH_DESK_TOKEN_FILE", token);
         }

@@ -67,7 +67,13 @@ impl Bed {
 }
 
 pub async fn nodes(bed: &Bed, nodes: usize, each: usize) -> Result<Vec<Figure>> {
-    let (ours, theirs) = (bed.home().await?, bed.home().await?);
+    let leads = json!([
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
+        {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["nodes", "pods", "events", "configmaps"], "verbs": ["*"]},
+        {"apiGroups": ["k8s.cni.cncf.io", "berth.dev"], "resources": ["*"], "verbs": ["*"]},
+    ]);
+    let (ours, theirs) = (bed.home_with(&leads).await?, bed.home().await?);
     let total = (nodes * each) as u64;
     let mine = |node: usize| -> Vec<String> {
         (0..each)

@@ -26,6 +26,8 @@ enum Subject {
     EngineKube,
     /// The pods front against whereabouts and host-local.
     Pods,
+    /// Slices for 5,000 nodes.
+    Controller,
     /// Processes that share one ConfigMap of VMs.
     Vms,
 }
@@ -41,6 +43,10 @@ impl Bench {
             Subject::Pods => {
                 parts::ensure()?;
                 "pods"
+            }
+            Subject::Controller => {
+                parts::ensure()?;
+                "controller"
             }
             Subject::Vms => {
                 parts::ensure()?;

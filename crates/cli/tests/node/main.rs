@@ -14,5 +14,7 @@
 mod mishaps;
 mod networks;
 mod scene;
+mod set;
 mod sets;
 mod site;
+mod slices;

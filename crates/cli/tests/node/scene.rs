@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPAllocation, IPPool, OverlappingRangeIPReservation};
+use berth_core::Prefix;
 use berth_testkit::Node;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
@@ -185,6 +186,29 @@ impl Scene {
         .collect()
     }
 
+    /// Address and `pod/interface` of every entry of the pools that slices of this range are published in.
+    pub async fn published(&self, range: &str) -> BTreeMap<String, String> {
+        let range: Prefix = range.parse().unwrap();
+        let pools: Api<IPPool> = Api::namespaced(self.client.clone(), HOME);
+        let ours = format!("{}/", self.namespace);
+        let mut all = BTreeMap::new();
+        for pool in pools.list(&ListParams::default()).await.unwrap() {
+            let slice: Prefix = pool.spec.range.parse().unwrap();
+            if !range.contains(slice.network()) {
+                continue;
+            }
+            for (offset, holder) in pool.spec.allocations {
+                let address = slice.network().plus(offset.parse().unwrap()).unwrap();
+                let name = holder.podref.strip_prefix(&ours);
+                let name = name.unwrap_or_else(|| panic!("{holder:?}"));
+                let holder = format!("{name}/{}", holder.ifname);
+                let twice = all.insert(address.to_string(), holder);
+                assert_eq!(twice, None, "{address} is in two pools");
+            }
+        }
+        all
+    }
+
     /// Reservations of this scene's pods, and the interfaces that hold them.
     pub async fn reservations(&self) -> BTreeMap<String, String> {
         let all: Api<OverlappingRangeIPReservation> = Api::namespaced(self.client.clone(), HOME);
@@ -221,9 +245,13 @@ impl Scene {
     }
 
     pub fn objects(&self, version: &str, kind: &str) -> Api<DynamicObject> {
+        self.objects_in(&self.namespace, version, kind)
+    }
+
+    pub fn objects_in(&self, namespace: &str, version: &str, kind: &str) -> Api<DynamicObject> {
         let (group, version) = version.split_once('/').unwrap_or(("", version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+        Api::namespaced_with(self.client.clone(), namespace, &resource)
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> String {

@@ -16,6 +16,8 @@ pub const HOME: &str = "kube-system";
 
 pub struct Site {
     pub node: Node,
+    /// Cuts ranges into slices; ends with the node.
+    _controller: Process,
     agent: Mutex<Option<Process>>,
     /// How often an agent was started.
     starts: Mutex<usize>,
@@ -42,6 +44,7 @@ impl Site {
         let account = deploy(&node).await;
         install(&node, &account, &plugin).await;
         let site = Site {
+            _controller: controller(&node).await,
             node,
             agent: Mutex::new(None),
             starts: Mutex::new(0),
@@ -119,23 +122,37 @@ async fn deploy(node: &Node) -> Account {
     let crds = fs::read_dir(deploy.join("crds")).unwrap();
     let mut manifests: Vec<PathBuf> = crds.map(|entry| entry.unwrap().path()).collect();
     manifests.push(deploy.join("agent/rbac.yaml"));
+    manifests.push(deploy.join("controller/rbac.yaml"));
     for manifest in manifests {
         let documents = fs::read_to_string(manifest).unwrap();
         node.cluster().apply(&documents).await.unwrap();
     }
     let account = node.cluster().account(HOME, "berth-agent").await.unwrap();
-    in_force(node).await;
+    in_force(node, "berth-agent", "ippools").await;
+    in_force(node, "berth-controller", "nodeslicepools").await;
     account
 }
 
+/// `berth controller`, with no more rights than its own account has.
+async fn controller(node: &Node) -> Process {
+    let account = node.cluster().account(HOME, "berth-controller");
+    let account = account.await.unwrap();
+    let mut command = node.command(BERTH);
+    command
+        .args(["controller", "--kubeconfig"])
+        .arg(account.kubeconfig());
+    node.process("controller", command).unwrap()
+}
+
 /// The API server's authorizer learns of a binding by watch.
-async fn in_force(node: &Node) {
-    let account = format!("--as=system:serviceaccount:{HOME}:berth-agent");
+async fn in_force(node: &Node, account: &str, kind: &str) {
+    let account = format!("--as=system:serviceaccount:{HOME}:{account}");
+    let kind = format!("{kind}.whereabouts.cni.cncf.io");
     let right = [
         "auth",
         "can-i",
         "create",
-        "ippools.whereabouts.cni.cncf.io",
+        &kind,
         "--namespace",
         HOME,
         &account,

@@ -1,9 +1,10 @@
 //! Where a node runs: network, mount and PID namespaces of its own, and a cgroup.
 //!
 //! Promises: killing the first process inside kills every container, unmounts everything and removes every
-//! interface, because all of that lives only in here; and nothing inside changes the machine (its sysctls, /run,
-//! /var/lib, /var/log). /sys and the rest of the files are the machine's own.
+//! interface, because all of that lives only in here; and nothing inside changes the machine (its sysctls, /etc, /opt,
+//! /run, /var/lib, /var/log). /sys and the rest of the files are the machine's own.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,7 +14,7 @@ use crate::holder::Holder;
 use crate::netns::ip_in;
 use crate::process::guarded;
 
-/// Runs as the first process inside; its argument is the cgroup.
+/// Runs as the first process inside; its arguments are the cgroup and the node's directory.
 const SETUP: &str = r#"
 if [ -f /sys/fs/cgroup/cgroup.controllers ]; then roots=/sys/fs/cgroup; else roots=$(echo /sys/fs/cgroup/*); fi
 for root in $roots; do
@@ -29,8 +30,14 @@ for root in $roots; do
 done
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=755 tmpfs /var/log
-mkdir -p /run/lib/upper /run/lib/work /run/sysctl
-mount -t overlay -o lowerdir=/var/lib,upperdir=/run/lib/upper,workdir=/run/lib/work overlay /var/lib
+for tree in etc opt var/lib; do
+    mkdir -p "/run/over/$tree/upper" "/run/over/$tree/work"
+    mount -t overlay -o "lowerdir=/$tree,upperdir=/run/over/$tree/upper,workdir=/run/over/$tree/work" overlay "/$tree"
+done
+# Where everybody expects them, for manifests that say nothing else.
+mkdir -p /opt/cni/bin /etc/cni/net.d /run/sysctl
+mount --bind "$2/cni/bin" /opt/cni/bin
+mount --bind "$2/cni/net.d" /etc/cni/net.d
 # The kubelet insists on these, which are the whole machine's: it gets files of its own to write to.
 for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
     kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
@@ -58,7 +65,8 @@ pub(crate) struct Capsule {
 }
 
 impl Capsule {
-    pub fn new(cgroup: &str) -> Result<Capsule> {
+    /// With the plugins and configurations of a node's directory at their usual places.
+    pub fn new(cgroup: &str, dir: &Path) -> Result<Capsule> {
         let flags = [
             "--net",
             "--mount",
@@ -67,11 +75,15 @@ impl Capsule {
             "--kill-child=KILL",
             "--mount-proc",
         ];
-        let holder = Holder::new(&flags, SETUP, &[cgroup])?;
+        let holder = Holder::new(&flags, SETUP, &[OsStr::new(cgroup), dir.as_os_str()])?;
         Ok(Capsule {
             holder,
             cgroup: cgroup.to_owned(),
         })
+    }
+
+    pub fn cgroup(&self) -> &str {
+        &self.cgroup
     }
 
     pub fn pid(&self) -> u32 {

@@ -1,11 +1,12 @@
-//! A loopback port of one network namespace that leads to the same port of another. So a server that runs in a
+//! A port of one network namespace that leads to a loopback port of another. So a server that runs in a
 //! namespace is at the same address for the test, for its own namespace and for every node: one kubeconfig fits all.
+//! And a node can have it at a service's address, as kube-proxy would.
 //!
 //! A connection to a server that is down is taken and closed at once, where the server's own loopback would refuse it.
 
 use std::fs::File;
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,8 +25,23 @@ pub(crate) struct Forward {
 }
 
 impl Forward {
-    /// Listens in `from` (None: where the test runs), on the port given or on a free one (0), and connects in `to`.
+    /// Listens in `from` (None: where the test runs), on the loopback port given or on a free one (0), and connects to
+    /// the same port in `to`.
     pub fn new(from: Option<&Path>, to: &Path, port: u16) -> Result<Forward> {
+        Forward::between(from, SocketAddr::from(([127, 0, 0, 1], port)), to, None)
+    }
+
+    /// Listens in `from` on any address of it, and connects to a loopback port in `to`.
+    pub fn service(from: &Path, at: SocketAddr, to: &Path, port: u16) -> Result<Forward> {
+        Forward::between(Some(from), at, to, Some(port))
+    }
+
+    fn between(
+        from: Option<&Path>,
+        at: SocketAddr,
+        to: &Path,
+        target: Option<u16>,
+    ) -> Result<Forward> {
         let stop = Arc::new(AtomicBool::new(false));
         let (from, to) = (from.map(Path::to_owned), to.to_owned());
         let (tell, told) = std::sync::mpsc::channel();
@@ -33,10 +49,10 @@ impl Forward {
         // A thread of its own: it changes namespaces for good, and sockets belong to where they were made.
         let thread = thread::Builder::new()
             .name("testkit-forward".into())
-            .spawn(move || match open(from, &to, port) {
+            .spawn(move || match open(from, at, &to) {
                 Ok((listener, port)) => {
                     let _ = tell.send(Ok(port));
-                    serve(&listener, port, &stopped);
+                    serve(&listener, target.unwrap_or(port), &stopped);
                 }
                 Err(error) => {
                     let _ = tell.send(Err(error));
@@ -65,12 +81,11 @@ impl Drop for Forward {
     }
 }
 
-fn open(from: Option<PathBuf>, to: &Path, port: u16) -> Result<(TcpListener, u16)> {
+fn open(from: Option<PathBuf>, at: SocketAddr, to: &Path) -> Result<(TcpListener, u16)> {
     if let Some(from) = from {
         enter(&from)?;
     }
-    let listener = TcpListener::bind(("127.0.0.1", port))
-        .with_context(|| format!("listen on loopback port {port}"))?;
+    let listener = TcpListener::bind(at).with_context(|| format!("listen on {at}"))?;
     let port = listener.local_addr().context("port of a listener")?.port();
     // Not blocking, to look at `stop` now and then.
     listener

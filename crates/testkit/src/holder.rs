@@ -1,5 +1,6 @@
 //! A process that does nothing but hold namespaces open: they are there while it lives, and it dies with the test.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
 
@@ -19,7 +20,7 @@ impl Holder {
     /// Unshares with these flags of unshare(1), runs the shell script inside, and holds what came of it. With
     /// `--fork` in the flags the script's shell is the first process of a PID namespace: when it is killed,
     /// the kernel kills everything else in there.
-    pub fn new(flags: &[&str], script: &str, arguments: &[&str]) -> Result<Holder> {
+    pub fn new(flags: &[&str], script: &str, arguments: &[&OsStr]) -> Result<Holder> {
         let forks = flags.contains(&"--fork");
         // In a PID namespace the shell stays: while it waits it reaps the orphans, which sleep would not.
         // Elsewhere it goes: a child of it would have no death signal, and would hold on after a kill -9.

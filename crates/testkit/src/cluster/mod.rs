@@ -27,6 +27,9 @@ use launch::Plan;
 /// Generous: two cores may be building, and several clusters starting at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What the API server gives the service `kubernetes`, and pods find it by: the first address of the services' range.
+pub(crate) const SERVICE: &str = "10.96.0.1";
+
 /// The processes that a test may hurt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -121,7 +124,7 @@ impl Cluster {
         };
         let server = authority.server(
             "server",
-            &["127.0.0.1", "localhost", "kubernetes.default.svc"],
+            &["127.0.0.1", "localhost", "kubernetes.default.svc", SERVICE],
         )?;
         let kubelet_client = authority.client(
             "kubelet-client",

@@ -107,6 +107,7 @@ pub(super) fn kubelet(
     dir: &Path,
     name: &str,
     number: u8,
+    pod_cgroups: bool,
 ) -> Result<Process> {
     let cluster = &plane.cluster;
     let address = plane::address(number);
@@ -121,6 +122,7 @@ pub(super) fn kubelet(
     let authority = cluster.authority.file();
     let config = settings::kubelet(
         dir,
+        pod_cgroups.then(|| capsule.cgroup()),
         &Serving {
             authority: &authority,
             certificate: &serving.certificate_file,

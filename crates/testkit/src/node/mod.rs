@@ -2,7 +2,8 @@
 //! CNI plugins, in a capsule of its own.
 //!
 //! Promises: a test creates a pod and looks at its addresses as an administrator would; all of it is gone when the node
-//! is dropped, and when its process dies. Does not reach the machine's network, and has no kube-proxy or DNS.
+//! is dropped, and when its process dies; manifests run as they are, with the usual directories and the API server at its
+//! service's address. Does not reach the machine's network, and has no kube-proxy for other services, and no DNS.
 
 mod launch;
 mod pods;
@@ -23,7 +24,7 @@ use kube::api::{Api, GetParams};
 use tokio::time::sleep;
 
 use crate::capsule::Capsule;
-use crate::cluster::{Cluster, Options, PATIENCE};
+use crate::cluster::{Cluster, Options, PATIENCE, SERVICE};
 use crate::forward::Forward;
 use crate::image;
 use crate::plane::Plane;
@@ -37,6 +38,9 @@ pub struct NodeOptions {
     pub name: Option<String>,
     /// Environment of containerd, which every CNI plugin inherits, beyond NODENAME (always the node's name).
     pub env: Vec<(String, String)>,
+    /// A cgroup for each pod, so that it may ask for resources (this kubelet, 1.36.4, crashes on them otherwise). Off
+    /// unless told: it takes many pods at once several times as long to come and go.
+    pub pod_cgroups: bool,
     /// Of the API server, for the first node.
     pub cluster: Options,
 }
@@ -68,10 +72,12 @@ pub struct NodeOptions {
 pub struct Node {
     kubelet: Mutex<Process>,
     containerd: Mutex<Process>,
-    _forward: Forward,
+    /// The API server on loopback, and at the service's address as kube-proxy would have it.
+    _forwards: [Forward; 2],
     capsule: Capsule,
     name: String,
     number: u8,
+    pod_cgroups: bool,
     env: Vec<(String, String)>,
     plane: Arc<Plane>,
     parts: Parts,
@@ -111,10 +117,15 @@ impl Node {
         launch::write(&dir.join("cni/net.d/00-multus.conf"), &multus.to_string())?;
         launch::write(&dir.join("containerd.toml"), &settings::containerd(dir))?;
 
-        let capsule = Capsule::new(&cgroup)?;
+        let capsule = Capsule::new(&cgroup, dir)?;
         plane.connect(number, capsule.pid(), |arguments| capsule.ip(arguments))?;
         let lan = plane.lan.path();
-        let forward = Forward::new(Some(&capsule.netns()), lan, plane.cluster.port())?;
+        let port = plane.cluster.port();
+        let forward = Forward::new(Some(&capsule.netns()), lan, port)?;
+        capsule.ip(&["addr", "add", &format!("{SERVICE}/32"), "dev", "lo"])?;
+        let at = format!("{SERVICE}:443");
+        let at = at.parse().context("the service's address")?;
+        let service = Forward::service(&capsule.netns(), at, lan, port)?;
 
         let mut env = vec![("NODENAME".to_owned(), name.clone())];
         env.extend(options.env);
@@ -123,14 +134,15 @@ impl Node {
         let archive = image::archive(&dir.join("image"))?;
         launch::import(&parts, dir, &archive)?;
 
-        let kubelet = launch::kubelet(&plane, &capsule, dir, &name, number)?;
+        let kubelet = launch::kubelet(&plane, &capsule, dir, &name, number, options.pod_cgroups)?;
         let node = Node {
             kubelet: Mutex::new(kubelet),
             containerd: Mutex::new(containerd),
-            _forward: forward,
+            _forwards: [forward, service],
             capsule,
             name,
             number,
+            pod_cgroups: options.pod_cgroups,
             env,
             plane,
             parts,
@@ -287,6 +299,7 @@ impl Node {
                 self.dir(),
                 &self.name,
                 self.number,
+                self.pod_cgroups,
             )?;
         }
         self.ready().await

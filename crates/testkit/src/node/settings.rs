@@ -61,7 +61,7 @@ pub(crate) struct Serving<'a> {
     pub key: &'a Path,
 }
 
-pub(crate) fn kubelet(dir: &Path, serving: &Serving<'_>) -> Value {
+pub(crate) fn kubelet(dir: &Path, pod_cgroups: Option<&str>, serving: &Serving<'_>) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -70,8 +70,9 @@ pub(crate) fn kubelet(dir: &Path, serving: &Serving<'_>) -> Value {
         "volumePluginDir": dir.join("volume-plugins"),
         "failCgroupV1": false,
         "cgroupDriver": "cgroupfs",
-        // Containers stay in the capsule's cgroup, which is removed with it.
-        "cgroupsPerQOS": false,
+        // Below the capsule's cgroup, which is removed with it, or in it.
+        "cgroupRoot": pod_cgroups.map_or(String::new(), |parent| format!("/{parent}")),
+        "cgroupsPerQOS": pod_cgroups.is_some(),
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
         "oomScoreAdj": 0,

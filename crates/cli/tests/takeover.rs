@@ -1,5 +1,5 @@
-//! A live whereabouts cluster, taken over and given back: the manifests of deploy/ run as a daemon set on a whole node, in
-//! an image made of what the Containerfile puts into it.
+//! A live whereabouts cluster, taken over and given back: the manifests of deploy/, not a letter of them changed, run as
+//! pods on a whole node, from an image made of what the Containerfile puts into it.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 const HOME: &str = "kube-system";
-const IMAGE: &str = "berth.test/berth";
+/// What `berth:0.1.0` of the manifests means to a container runtime.
+const IMAGE: &str = "docker.io/library/berth:0.1.0";
 const RANGE: &str = "192.0.2.0/24";
 
 fn succeeded(output: Output) -> String {
@@ -41,13 +42,31 @@ impl Site {
         self.node.cni_conf_dir().join("whereabouts.d").join(file)
     }
 
+    /// A macvlan network on the node's wire. It names no flat file: the one at the usual place counts.
+    async fn network(&self, name: &str, mut ipam: Value) {
+        ipam["type"] = json!("whereabouts");
+        let config = json!({
+            "cniVersion": "1.0.0", "name": name, "type": "macvlan", "master": "eth0", "mode": "bridge", "ipam": ipam,
+        });
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name, "namespace": self.namespace },
+            "spec": { "config": config.to_string() },
+        });
+        self.node.cluster().apply_object(definition).await.unwrap();
+    }
+
     /// The pod's address on the network that is taken over.
     async fn start_pod(&self, name: &str) -> String {
+        self.start_pod_on(name, "lan").await
+    }
+
+    async fn start_pod_on(&self, name: &str, network: &str) -> String {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "name": name, "namespace": self.namespace,
-                "annotations": { "k8s.v1.cni.cncf.io/networks": "lan" },
+                "annotations": { "k8s.v1.cni.cncf.io/networks": network },
             },
             "spec": {
                 "terminationGracePeriodSeconds": 1,
@@ -69,17 +88,29 @@ impl Site {
         gone.await.unwrap();
     }
 
-    /// Offset and pod of every entry of the pool, as `kubectl get ippools` would show them.
-    fn pool(&self) -> BTreeMap<String, String> {
+    fn object(&self, kind: &str, name: &str) -> Option<Value> {
         let get = [
             "get",
-            "ippool",
-            "192.0.2.0-24",
+            kind,
+            name,
             "--namespace",
             HOME,
             "--output=json",
+            "--ignore-not-found",
         ];
-        let pool: Value = serde_json::from_str(&self.kubectl(&get)).unwrap();
+        serde_json::from_str(&self.kubectl(&get)).ok()
+    }
+
+    /// Offset and pod of every entry of the pool that is taken over.
+    fn pool(&self) -> BTreeMap<String, String> {
+        self.entries("192.0.2.0-24")
+    }
+
+    /// Offset and pod of every entry of a pool, as `kubectl get ippools` would show them.
+    fn entries(&self, pool: &str) -> BTreeMap<String, String> {
+        let Some(pool) = self.object("ippool", pool) else {
+            return BTreeMap::new();
+        };
         let entries = pool["spec"]["allocations"].as_object().unwrap().iter();
         entries
             .map(|(offset, entry)| {
@@ -153,20 +184,10 @@ async fn whereabouts(site: &Site) {
         .unwrap();
     fs::create_dir(site.own("")).unwrap();
     fs::copy(account.kubeconfig(), site.own("whereabouts.kubeconfig")).unwrap();
-    let conf = json!({ "kubernetes": { "kubeconfig": site.own("whereabouts.kubeconfig") } });
+    let kubeconfig = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig";
+    let conf = json!({ "kubernetes": { "kubeconfig": kubeconfig } });
     fs::write(site.own("whereabouts.conf"), conf.to_string()).unwrap();
-    let config = json!({
-        "cniVersion": "1.0.0", "name": "lan", "type": "macvlan", "master": "eth0", "mode": "bridge",
-        "ipam": {
-            "type": "whereabouts", "range": RANGE, "configuration_path": site.own("whereabouts.conf"),
-        },
-    });
-    let definition = json!({
-        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-        "metadata": { "name": "lan", "namespace": site.namespace },
-        "spec": { "config": config.to_string() },
-    });
-    site.node.cluster().apply_object(definition).await.unwrap();
+    site.network("lan", json!({ "range": RANGE })).await;
 }
 
 /// The two programs at the places that the Containerfile gives them, and the libraries that a build for tests needs.
@@ -179,7 +200,11 @@ fn image(node: &Node) {
     let root = node.dir().join("berth-image");
     fs::create_dir(&root).unwrap();
     for name in ["berth", "berth-cni"] {
-        fs::copy(Path::new(BERTH).with_file_name(name), root.join(name)).unwrap();
+        // Half of its size: every container of the pods has a copy of it.
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(root.join(name));
+        strip.arg(Path::new(BERTH).with_file_name(name));
+        succeeded(strip.output().unwrap());
     }
     let libraries = succeeded(Command::new("ldd").arg(BERTH).output().unwrap());
     for word in libraries
@@ -190,53 +215,7 @@ fn image(node: &Node) {
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::copy(word, to).unwrap();
     }
-    node.add_image(&format!("{IMAGE}:1"), &root, &["/berth"])
-        .unwrap();
-}
-
-/// A kustomization over deploy/agent: this node's directories, image and API server.
-fn kustomization(site: &Site) -> PathBuf {
-    let dir = site.node.dir().join("deploy");
-    fs::create_dir(&dir).unwrap();
-    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/agent");
-    let base = base.canonicalize().unwrap();
-    let up = "../".repeat(dir.components().count() - 1);
-    let (bin, conf) = (site.node.cni_bin_dir(), site.node.cni_conf_dir());
-    let replace = |path: &str, value: &Path| json!({ "op": "replace", "path": format!("/spec/template/spec/{path}"), "value": value });
-    let inside = |path: &Path| PathBuf::from(format!("/host{}", path.display()));
-    let add = |path: &str, value: Value| json!({ "op": "add", "path": format!("/spec/template/spec/{path}/-"), "value": value });
-    let mut patch = vec![
-        replace("volumes/0/hostPath/path", &bin),
-        replace("volumes/1/hostPath/path", &conf),
-        replace("containers/1/volumeMounts/2/mountPath", &conf),
-    ];
-    for container in ["initContainers/0", "containers/0"] {
-        let mount = |at: usize| format!("{container}/volumeMounts/{at}/mountPath");
-        patch.push(replace(&mount(0), &inside(&bin)));
-        patch.push(replace(&mount(1), &inside(&conf)));
-        for (flag, dir) in [("bin", &bin), ("conf", &conf)] {
-            let argument = format!("--cni-{flag}-dir={}", dir.display());
-            patch.push(add(&format!("{container}/args"), json!(argument)));
-        }
-    }
-    // There is no kube-proxy that would answer at the service's address.
-    let port = site.node.cluster().port().to_string();
-    for container in ["initContainers/0", "containers/0", "containers/1"] {
-        // The test node has no cgroup per pod, and its kubelet (1.36.4) crashes on the resources of a pod without one.
-        let resources = format!("/spec/template/spec/{container}/resources");
-        patch.push(json!({ "op": "remove", "path": resources }));
-        for (name, value) in [("HOST", "127.0.0.1"), ("PORT", &port)] {
-            let variable = json!({ "name": format!("KUBERNETES_SERVICE_{name}"), "value": value });
-            patch.push(add(&format!("{container}/env"), variable));
-        }
-    }
-    let text = json!({
-        "resources": [format!("{up}{}", base.strip_prefix("/").unwrap().display())],
-        "images": [{ "name": "berth", "newName": IMAGE, "newTag": "1" }],
-        "patches": [{ "target": { "kind": "DaemonSet" }, "patch": json!(patch).to_string() }],
-    });
-    fs::write(dir.join("kustomization.yaml"), text.to_string()).unwrap();
-    dir
+    node.add_image(IMAGE, &root, &["/berth"]).unwrap();
 }
 
 /// What the agent counted, at the address that the manifest gives it.
@@ -246,9 +225,71 @@ fn metrics(site: &Site) -> String {
     succeeded(command.output().unwrap())
 }
 
+/// A network that the controller's pods cut and the agent's pod gives from.
+async fn slices(site: &Site) {
+    let ipam = json!({ "range": "198.51.100.0/24", "node_slice_size": "/26" });
+    site.network("sliced", ipam).await;
+    until("the node has a slice", || {
+        let pool = site.object("nodeslicepool", "sliced")?;
+        let rows = pool["status"]["allocations"].as_array()?.iter();
+        let mut ours = rows.filter(|row| row["nodeName"] == site.node.name());
+        ours.next().map(drop)
+    })
+    .await;
+    let given = site.start_pod_on("sliced", "sliced").await;
+    assert_eq!(given, "198.51.100.1/24");
+    let pool = format!("{}-198.51.100.0-26", site.node.name());
+    until("the slice is published", || {
+        (site.entries(&pool) == entries(&[("1", "sliced")])).then_some(())
+    })
+    .await;
+    site.stop_pod("sliced").await;
+    until("the slice is empty", || {
+        site.entries(&pool).is_empty().then_some(())
+    })
+    .await;
+}
+
+/// Every pod of a set is ready: its probes say so.
+fn rolled_out(site: &Site, what: &str) {
+    let status = [
+        "rollout",
+        "status",
+        what,
+        "--namespace",
+        HOME,
+        "--timeout=180s",
+    ];
+    let output = site.node.kubectl(&status).unwrap();
+    if !output.status.success() {
+        let describe = ["describe", "pods", "--namespace", HOME];
+        panic!("{output:?}\n{}", site.kubectl(&describe));
+    }
+}
+
+/// Waits until `look` finds something.
+async fn until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        let waited = begun.elapsed();
+        assert!(
+            waited < Duration::from_secs(120),
+            "{what}: not after {waited:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_whereabouts_cluster_is_taken_over_and_given_back() {
-    let node = Node::start(NodeOptions::default()).await.unwrap();
+    let options = NodeOptions {
+        pod_cgroups: true,
+        ..NodeOptions::default()
+    };
+    let node = Node::start(options).await.unwrap();
     let namespace = node.cluster().namespace("pods").await.unwrap();
     let site = Site { node, namespace };
     whereabouts(&site).await;
@@ -257,27 +298,19 @@ async fn a_live_whereabouts_cluster_is_taken_over_and_given_back() {
 
     // Taken over.
     image(&site.node);
-    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let [crds, agent, controller] = ["crds", "agent", "controller"].map(|part| deploy.join(part));
     site.kubectl(&["apply", "--filename", crds.to_str().unwrap()]);
-    let manifests = kustomization(&site);
-    let manifests = manifests.to_str().unwrap();
-    site.kubectl(&["apply", "-k", manifests]);
-    let rollout = |site: &Site| {
-        let status = [
-            "rollout",
-            "status",
-            "daemonset/berth-agent",
-            "--namespace",
-            HOME,
-            "--timeout=180s",
-        ];
-        let output = site.node.kubectl(&status).unwrap();
-        if !output.status.success() {
-            let describe = ["describe", "pods", "--namespace", HOME];
-            panic!("{output:?}\n{}", site.kubectl(&describe));
-        }
-    };
-    rollout(&site);
+    site.kubectl(&["apply", "-k", agent.to_str().unwrap()]);
+    site.kubectl(&["apply", "-k", controller.to_str().unwrap()]);
+    rolled_out(&site, "daemonset/berth-agent");
+    rolled_out(&site, "deployment/berth-controller");
+    until("a controller leads", || {
+        let lease = site.object("lease", "berth-controller")?;
+        let holder = lease["spec"]["holderIdentity"].as_str()?;
+        (!holder.is_empty()).then_some(())
+    })
+    .await;
     assert_eq!(site.pool(), entries(&[("1", "one")]));
     assert_eq!(site.start_pod("two").await, "192.0.2.2/24");
     let counted = metrics(&site);
@@ -287,10 +320,17 @@ async fn a_live_whereabouts_cluster_is_taken_over_and_given_back() {
             .any(|line| line.contains("ADD") && line.ends_with(" 1")),
         "{counted}"
     );
+    slices(&site).await;
     // What whereabouts gave, Berth frees.
     site.stop_pod("one").await;
     assert_eq!(site.pool(), entries(&[("2", "two")]));
     assert_eq!(site.start_pod("three").await, "192.0.2.1/24");
+    // The agent's token is good at the leader's desk, over TLS from the host's network to a pod's.
+    let counted = metrics(&site);
+    let common = r#"berth_desk_common_total{pool="192.0.2.0-24"} "#;
+    let answered = counted.lines().find_map(|line| line.strip_prefix(common));
+    assert_ne!(answered, Some("0"), "{counted}");
+    assert!(answered.is_some(), "{counted}");
 
     // Given back.
     let flag = [
@@ -303,8 +343,10 @@ async fn a_live_whereabouts_cluster_is_taken_over_and_given_back() {
         "BERTH_REMOVE_ON_EXIT=true",
     ];
     site.kubectl(&flag);
-    rollout(&site);
-    site.kubectl(&["delete", "-k", manifests]);
+    rolled_out(&site, "daemonset/berth-agent");
+    for part in [&controller, &agent] {
+        site.kubectl(&["delete", "-k", part.to_str().unwrap()]);
+    }
     let begun = Instant::now();
     while site.files() != before {
         let now: Vec<PathBuf> = site.files().into_keys().collect();

@@ -7,7 +7,7 @@
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use crate::berth::SliceClaim;
+use crate::berth::{SliceCall, SliceClaim};
 use crate::cncf::{IPAMClaim, NetworkAttachmentDefinition};
 use crate::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
 
@@ -28,6 +28,7 @@ pub fn crds() -> Result<Vec<Value>, serde_json::Error> {
         ),
         (IPAMClaim::crd(), Spec::Optional, Status::Subresource),
         (SliceClaim::crd(), Spec::Required, Status::Plain),
+        (SliceCall::crd(), Spec::Optional, Status::Plain),
     ]
     .into_iter()
     .map(|(crd, spec, status)| Ok(adjust(serde_json::to_value(crd)?, spec, status)))

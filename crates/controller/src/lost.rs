@@ -128,6 +128,10 @@ impl LostClaims {
                 };
                 taken = done;
                 if done {
+                    // Should it run after all, it stops giving at once, and not at its next look.
+                    if let Err(error) = looker.ledger.call_node(&claim.node).await {
+                        tracing::debug!(node = %claim.node, %error, "the node was not called");
+                    }
                     tracing::info!(
                         claim = object.name, node = %claim.node, offers = claim.offers.len(),
                         "a claimed slice was taken back: its node is gone"

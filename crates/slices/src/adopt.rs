@@ -40,8 +40,18 @@ impl SlicePool {
     /// Takes in what the plain pool holds in a slice.
     pub async fn adopt_plain(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
         let plain = self.world.cluster.load(&of.plain()).await?;
-        self.note_plain(of, &plain.pool);
-        let old = entries(&plain.pool, slice)
+        self.adopt_entries(of, slice, &plain.pool).await
+    }
+
+    /// The same of a plain pool that was read after the slice was claimed.
+    pub async fn adopt_entries(
+        &self,
+        of: &Arc<Sliced>,
+        slice: Prefix,
+        plain: &Pool,
+    ) -> Result<(), SliceError> {
+        self.note_plain(of, plain);
+        let old = entries(plain, slice)
             .into_iter()
             .map(|(address, record)| (address, record.with(ORIGIN, PLAIN)));
         self.take_in(of, old.collect()).await

@@ -53,6 +53,8 @@ impl SlicePool {
     /// nobody's claim has changed meanwhile.
     pub async fn borrow(&self, of: &Arc<Sliced>) -> Result<Result<(), usize>, SliceError> {
         let end = Instant::now() + BORROW_LIMIT;
+        // An answer may come when nobody waits for it any more: a claim in our name that nothing is known of.
+        self.set_unsure(true);
         let mut claims = self.all_claims(of).await?;
         loop {
             let Err(asked) = self.ask_all(of, &claims).await? else {
@@ -171,12 +173,11 @@ impl SlicePool {
             }
             let mut claim = object.claim.clone();
             claim.wants.push(me.clone());
-            asked = self
-                .world
-                .cluster
-                .amend_slice(&object, &claim)
-                .await?
-                .is_some();
+            let written = self.world.cluster.amend_slice(&object, &claim).await?;
+            asked = written.is_some();
+            if asked {
+                self.world.call(&claim.node).await;
+            }
         }
     }
 

@@ -94,6 +94,8 @@ impl SlicePool {
         if !self.surrender(of, slice, taker).await? {
             return Ok(false);
         }
+        // Whose it is will be seen from the claim, should this be cut short.
+        self.set_unsure(true);
         self.set_held(self.holdings.remove(holding).await?);
         let claim = Claimed {
             node: taker.clone(),
@@ -181,6 +183,8 @@ impl SlicePool {
                     continue;
                 }
                 let claim = world.claimed(offer.range, object.claim.node_uid.clone());
+                // A name that this does not get to end is found by the next comparison.
+                self.set_unsure(true);
                 let made = world
                     .cluster
                     .claim_slice(&of.network, of.range, &claim)

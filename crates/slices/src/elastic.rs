@@ -49,6 +49,22 @@ impl World {
         self.node_uid.get_or_try_init(ask).await.cloned()
     }
 
+    /// What was claimed in this node's name when this process began.
+    pub async fn found(&self) -> Result<&Vec<SliceObject>, LedgerError> {
+        let list = async || self.cluster.slices(None, Some(&self.node)).await;
+        self.found.get_or_try_init(list).await
+    }
+
+    /// Tells a node that something was written on a claim of its. A hint: without it, it sees that later.
+    pub async fn call(&self, node: &NodeName) {
+        if node.as_str().is_empty() || *node == self.node {
+            return;
+        }
+        if let Err(error) = self.cluster.call_node(node).await {
+            tracing::warn!(%node, %error, "the node was not called; it looks by itself later");
+        }
+    }
+
     pub fn claimed(&self, range: Prefix, node_uid: String) -> Claimed {
         Claimed {
             range,
@@ -66,11 +82,7 @@ impl SlicePool {
     pub async fn compare_claims(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         let world = &self.world;
         let uid = world.node_uid().await?;
-        let claimed = async || {
-            let range = Some((of.network.as_str(), of.range));
-            world.cluster.slices(range, Some(&world.node)).await
-        };
-        let mut mine = claimed().await?;
+        let mut mine = self.claims_of_ours(of).await?;
         let find = |slice: Prefix| mine.iter().find(|object| object.claim.range == slice);
         for holding in self.held().iter().filter(|holding| holding.is_active()) {
             let known = Known {
@@ -85,7 +97,7 @@ impl SlicePool {
             }
         }
         if self.settle_surrenders(of).await? {
-            mine = claimed().await?;
+            mine = self.claims_of_ours(of).await?;
         }
         // The large ones first: what lies in them is put into use after they took it out.
         let mut by_size: Vec<&SliceObject> = mine.iter().collect();
@@ -107,6 +119,7 @@ impl SlicePool {
                 ..object.claim.clone()
             };
             let Some(object) = world.cluster.amend_slice(object, &renewed).await? else {
+                self.set_unsure(true);
                 continue;
             };
             if known.is_none() {
@@ -120,6 +133,33 @@ impl SlicePool {
             self.hold(self.holding(&object.claim, &uid)).await?;
         }
         Ok(())
+    }
+
+    /// The claims in this node's name: those of what it holds, read by name, and those that it knows nothing of. A list
+    /// of them would have the API server look at every claim of the cluster, for every node and range.
+    async fn claims_of_ours(&self, of: &Arc<Sliced>) -> Result<Vec<SliceObject>, LedgerError> {
+        let world = &self.world;
+        if self.is_unsure() {
+            // First: what becomes unsure while the list is read needs another.
+            self.set_unsure(false);
+            let range = Some((of.network.as_str(), of.range));
+            let listed = world.cluster.slices(range, Some(&world.node)).await;
+            self.set_unsure(listed.is_err() || self.is_unsure());
+            return listed;
+        }
+        let mut mine = Vec::new();
+        for holding in self.held().iter() {
+            let found = world.cluster.slice(&of.network, holding.slice).await?;
+            mine.extend(found.filter(|object| object.claim.node == world.node));
+        }
+        if !self.is_confirmed() {
+            let known: Vec<Prefix> = mine.iter().map(|object| object.claim.range).collect();
+            let of_range = world.found().await?.iter().filter(|object| {
+                object.is_of(&of.network, of.range) && !known.contains(&object.claim.range)
+            });
+            mine.extend(of_range.cloned());
+        }
+        Ok(mine)
     }
 
     /// Whether a claim in this node's name that it holds nothing of may be held: a slot of the cut, or a part whose offer
@@ -181,8 +221,13 @@ impl SlicePool {
             _ => usual_size(of.range),
         };
         Cut::new(of.range, size)?;
+        // Whoever claims by it looks again after its claim.
+        let mut found = self.world.cluster.recent_mark(&of.plain()).await?;
+        if !found.is_some_and(|mark| mark.state == MarkState::Sliced) {
+            found = self.world.cluster.mark(&of.plain()).await?;
+        }
         loop {
-            match self.world.cluster.mark(&of.plain()).await? {
+            match found {
                 Some(mark) if mark.state == MarkState::Leaving => {
                     // Nobody finished going back: the network is sliced again.
                     let now = Instant::now();
@@ -206,6 +251,7 @@ impl SlicePool {
                     self.world.cluster.set_mark(&of.plain(), None, mark).await?;
                 }
             }
+            found = self.world.cluster.mark(&of.plain()).await?;
         }
     }
 
@@ -263,11 +309,14 @@ impl SlicePool {
             .world
             .cluster
             .claim_slice(&of.network, of.range, &claim)
-            .await?;
-        let Some(object) = made else {
+            .await;
+        // It may have been made all the same.
+        self.set_unsure(self.is_unsure() || made.is_err());
+        let Some(object) = made? else {
             return Ok(false);
         };
         self.take(of, &object).await?;
+        self.publisher.lock().await.expect_none(slot);
         self.world
             .metrics
             .refills
@@ -278,17 +327,30 @@ impl SlicePool {
 
     /// Holds what was just claimed, after a look at what others hold in it.
     pub async fn take(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<(), SliceError> {
+        let taken = self.confirm(of, object).await;
+        // A claim that is not held is found again by the next comparison.
+        self.set_unsure(self.is_unsure() || taken.is_err());
+        taken
+    }
+
+    async fn confirm(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<(), SliceError> {
         // After the claim: whoever ends slicing has told so before it looks for claims.
         let size = self.mark(of).await?.size;
-        let now = self.world.cluster.mark(&of.plain()).await?;
+        let (now, plain) = if self.plain_is_empty() {
+            (self.world.cluster.mark(&of.plain()).await?, None)
+        } else {
+            let (now, plain) = self.world.cluster.marked(&of.plain()).await?;
+            (now, Some(plain))
+        };
         if !now.is_some_and(|mark| mark.confirms(size)) {
             self.set_mark(None);
             self.world.cluster.end_slice(object).await?;
             return Err(SliceError::Leaving { range: of.range });
         }
         self.free_addresses(of, object.claim.range).await?;
-        if !self.plain_is_empty() {
-            self.adopt_plain(of, object.claim.range).await?;
+        if let Some(plain) = plain {
+            self.adopt_entries(of, object.claim.range, &plain.pool)
+                .await?;
         }
         self.surrender_offers(of, &object.claim).await?;
         self.hold(self.holding(&object.claim, &object.claim.node_uid))
@@ -374,8 +436,12 @@ impl SlicePool {
         if let Some(holding) = held.iter().find(|holding| holding.slice == slice) {
             self.set_held(self.holdings.remove(holding).await?);
         }
-        if !world.cluster.end_slice(&object).await? {
+        let ended = world.cluster.end_slice(&object).await;
+        if !matches!(ended, Ok(true)) {
             // Somebody asked for a part of it meanwhile: the next comparison takes it on again.
+            self.set_unsure(true);
+        }
+        if !ended? {
             return Ok(());
         }
         self.let_go(of, slice).await?;

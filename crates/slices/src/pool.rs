@@ -8,8 +8,8 @@ use std::time::Duration;
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Mark;
 use berth_core::{Change, Pool, Prefix};
-use berth_ledger::kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
+use berth_ledger::kube::{Connection, SliceObject};
 use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
 use rand::RngExt;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell};
@@ -20,6 +20,7 @@ use crate::error::SliceError;
 use crate::holdings::{Holding, Holdings, State};
 use crate::metrics::{OfRange, SliceMetrics};
 use crate::publish::Publisher;
+use crate::retire::LEAVING;
 use crate::settings::SliceSettings;
 use crate::sliced::{Mode, Sliced};
 
@@ -27,7 +28,7 @@ use crate::sliced::{Mode, Sliced};
 const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
 
 /// Looks at a range of claimed slices, of which one asks the API server.
-const WATCHED: u32 = 10;
+const CALLED: u32 = 10;
 
 /// Between tries of what failed.
 const RETRY: Duration = Duration::from_secs(1);
@@ -50,6 +51,8 @@ pub(crate) struct World {
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
     pub node_uid: OnceCell<String>,
+    /// What was claimed in this node's name when this process began: one list, whatever the number of its networks.
+    pub found: OnceCell<Vec<SliceObject>>,
 }
 
 impl World {
@@ -99,6 +102,9 @@ pub(crate) struct SlicePool {
     confirmation: Mutex<Confirmation>,
     /// Something was seen that what is held does not fit.
     suspect: AtomicBool,
+    /// There may be a claim in this node's name that this process does not know: a CREATE without an answer, a question
+    /// whose answer came too late.
+    unsure: AtomicBool,
     /// The plain pool was empty after the mark was set: nothing comes into it any more.
     plain_is_empty: AtomicBool,
     /// The controller has proved that no other network overlaps this one.
@@ -141,6 +147,7 @@ impl SlicePool {
             mark: Mutex::default(),
             idle: Mutex::default(),
             suspect: AtomicBool::new(false),
+            unsure: AtomicBool::new(false),
             plain_is_empty: AtomicBool::new(false),
             disjoint: AtomicBool::new(false),
             confirmation: Mutex::new(Confirmation::Unknown),
@@ -254,10 +261,39 @@ impl SlicePool {
         }
     }
 
+    /// Looks at the claims of what is held: somebody has written on one of them.
+    pub async fn heed_call(&self) -> Result<(), SliceError> {
+        let of = self.of();
+        for holding in self.held().iter().filter(|holding| holding.is_active()) {
+            let found = self.world.cluster.slice(&of.network, holding.slice).await?;
+            let asks = |want: &NodeName| want.as_str() == LEAVING;
+            match found {
+                Some(object) if self.knows(&object.claim) => {
+                    if object.claim.wants.iter().any(asks) {
+                        self.suspect();
+                    } else if !object.claim.wants.is_empty() {
+                        self.answer_wants(&object).await?;
+                    }
+                }
+                _ => self.suspect(),
+            }
+        }
+        Ok(())
+    }
+
     /// What is held has to be compared with the cluster's objects.
     pub fn suspect(&self) {
         self.suspect.store(true, Ordering::Release);
         self.kick.notify_one();
+    }
+
+    /// The next comparison lists the claims in this node's name.
+    pub fn set_unsure(&self, unsure: bool) {
+        self.unsure.store(unsure, Ordering::Release);
+    }
+
+    pub fn is_unsure(&self) -> bool {
+        self.unsure.load(Ordering::Acquire)
     }
 
     pub fn is_confirmed(&self) -> bool {
@@ -398,15 +434,16 @@ impl SlicePool {
                 next_look = look();
                 looks = looks.wrapping_add(1);
             }
-            // What is claimed is watched: a look that costs calls is for what a watch may have missed.
+            // Whoever changes a claim calls: a look that costs requests is for calls that were missed.
             let rarely = if self.of().mode == Mode::Assigned {
                 1
             } else {
-                WATCHED
+                CALLED
             };
             let deep = due && looks.is_multiple_of(rarely);
             let suspect = self.suspect.swap(false, Ordering::AcqRel);
-            if (deep || suspect || !self.is_confirmed())
+            let unsure = due && self.is_unsure();
+            if (deep || suspect || unsure || !self.is_confirmed())
                 && let Err(error) = self.examine().await
             {
                 tracing::warn!(range = %self.of().range, %error, "slices were not compared; they are later");

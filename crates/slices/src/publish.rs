@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use berth_core::{Address, Change, Pool, Prefix, Record};
-use berth_ledger::{Ledger, LedgerError, Snapshot};
+use berth_ledger::{KubeLedger, Ledger, LedgerError, Snapshot};
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
@@ -43,6 +43,16 @@ impl Publisher {
         self.views.entry(slice).or_insert(View {
             object: Snapshot::default(),
             ours,
+            disputed: BTreeSet::new(),
+            marked: false,
+        });
+    }
+
+    /// A slice that was just claimed: most likely nobody has published it. If somebody has, the first commit says so.
+    pub fn expect_none(&mut self, slice: Prefix) {
+        self.views.entry(slice).or_insert(View {
+            object: KubeLedger::absent(),
+            ours: BTreeMap::new(),
             disputed: BTreeSet::new(),
             marked: false,
         });

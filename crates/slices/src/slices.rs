@@ -14,7 +14,7 @@ use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::StreamExt;
 use futures::future::join_all;
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,7 +23,6 @@ use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
 use crate::metrics::SliceMetrics;
 use crate::pool::{Active, SlicePool, World};
-use crate::retire::LEAVING;
 use crate::settings::SliceSettings;
 use crate::sliced::{self, Mode, Sliced};
 
@@ -115,6 +114,7 @@ impl Slices {
             settings,
             metrics,
             node_uid: OnceCell::new(),
+            found: OnceCell::new(),
         };
         Slices {
             inner: Arc::new(Inner {
@@ -141,6 +141,11 @@ impl Slices {
                 known.extend(range_of(&self.inner.world.local, &key).await?);
             }
         }
+        // Before many nodes have claimed much: this list costs the API server a look at every claim there is.
+        let found = timeout(OPEN_LIMIT, self.inner.world.found());
+        if !matches!(found.await, Ok(Ok(_))) {
+            tracing::info!("claims are listed when a network needs them");
+        }
         let all = known.into_iter().map(|of| async move {
             let range = of.range;
             if let Err(error) = self.pool(&Arc::new(of)).ready().await {
@@ -148,10 +153,7 @@ impl Slices {
             }
         });
         // What is not confirmed by then is when it is needed.
-        if tokio::time::timeout(OPEN_LIMIT, join_all(all))
-            .await
-            .is_err()
-        {
+        if timeout(OPEN_LIMIT, join_all(all)).await.is_err() {
             tracing::warn!("the API server is slow: slices are confirmed later");
         }
         Ok(())
@@ -283,32 +285,17 @@ impl Slices {
         Ok(!now.pool.is_empty())
     }
 
-    /// Hears of requests for parts of this node's slices, and of claims that are not what they were.
+    /// Hears that somebody has written on a claim of this node: a request for a part, or that it is another's.
     async fn listen(&self) {
-        let mut claims = self
-            .inner
-            .world
-            .cluster
-            .watch_slices(&self.inner.world.node);
-        while let Some((object, there)) = claims.next().await {
+        let world = &self.inner.world;
+        let mut calls = world.cluster.calls(&world.node);
+        while calls.next().await.is_some() {
             let pools: Vec<Arc<SlicePool>> = locked(&self.inner.pools).values().cloned().collect();
-            let of_claim = pools.into_iter().filter(|pool| {
-                let of = pool.of();
-                let elastic = matches!(of.mode, Mode::Elastic { .. });
-                elastic && of.network == object.network && of.range.covers(object.claim.range)
-            });
-            for pool in of_claim {
-                let leaving = object
-                    .claim
-                    .wants
-                    .iter()
-                    .any(|want| want.as_str() == LEAVING);
-                if !there || leaving || !pool.knows(&object.claim) {
+            let elastic = |pool: &Arc<SlicePool>| matches!(pool.of().mode, Mode::Elastic { .. });
+            for pool in pools.into_iter().filter(elastic) {
+                if let Err(error) = pool.heed_call().await {
+                    tracing::warn!(range = %pool.of().range, %error, "a call was not answered");
                     pool.suspect();
-                } else if !object.claim.wants.is_empty()
-                    && let Err(error) = pool.answer_wants(&object).await
-                {
-                    tracing::warn!(slice = %object.claim.range, %error, "a request for a part was not answered");
                 }
             }
         }

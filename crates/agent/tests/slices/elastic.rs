@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use berth_api::berth::SliceClaim;
+use berth_api::berth::{SliceCall, SliceClaim};
 use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
@@ -180,7 +180,9 @@ async fn a_claim_that_is_gone_is_not_given_from() {
         .delete(&name, &DeleteParams::default())
         .await
         .unwrap();
-    // Somebody else has it now.
+    // Who takes a claim calls its node.
+    site.create::<SliceCall>(json!({ "metadata": { "name": "node-a" }, "spec": { "call": "1" } }))
+        .await;
     let mut n = 0;
     until("the node goes elsewhere", async || {
         n += 1;

@@ -46,7 +46,12 @@ const AGENT: &[Right] = &[
     Right("whereabouts.cni.cncf.io/nodeslicepools", READ, NONE),
     Right(
         "berth.dev/sliceclaims",
-        &["get", "list", "watch", "create", "patch", "delete"],
+        &["get", "list", "create", "patch", "delete"],
+        NONE,
+    ),
+    Right(
+        "berth.dev/slicecalls",
+        &["get", "list", "watch", "create", "patch"],
         NONE,
     ),
     Right(
@@ -111,6 +116,7 @@ const CONTROLLER: &[Right] = &[
         &["get", "list", "patch", "delete"],
         NONE,
     ),
+    Right("berth.dev/slicecalls", &["create", "patch"], NONE),
     Right(
         "coordination.k8s.io/leases=berth-controller",
         &["get", "create", "update"],

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::base::SLICED;
 use super::resource::POOLS;
 use super::status::{Failure, Verb};
-use super::{KubeLedger, PAGE};
-use crate::{LedgerError, PoolKey};
+use super::{KubeLedger, PAGE, snapshot};
+use crate::{LedgerError, PoolKey, Snapshot};
 
 /// The annotation of a slice's pool that a node publishes: its value is the node.
 pub const PUBLISHED: &str = "berth.dev/published-by";
@@ -21,10 +21,37 @@ const TRIES: usize = 5;
 impl KubeLedger {
     /// What a plain pool says about its range's slices.
     pub async fn mark(&self, pool: &PoolKey) -> Result<Option<Mark>, LedgerError> {
-        let Some(found) = self.wire.get_metadata(&POOLS, &pool.name).await? else {
-            return Ok(None);
+        match self.wire.get_metadata(&POOLS, &pool.name).await? {
+            Some(found) => self.mark_of(pool, &found.object),
+            None => Ok(None),
+        }
+    }
+
+    /// The same as it was a moment ago. For whoever looks again before it matters: this costs no read of etcd.
+    pub async fn recent_mark(&self, pool: &PoolKey) -> Result<Option<Mark>, LedgerError> {
+        match self.wire.get_cached_metadata(&POOLS, &pool.name).await? {
+            Some(found) => self.mark_of(pool, &found.object),
+            None => Ok(None),
+        }
+    }
+
+    /// A plain pool and its mark, of one state.
+    pub async fn marked(&self, pool: &PoolKey) -> Result<(Option<Mark>, Snapshot), LedgerError> {
+        let Some(found) = self.wire.get(&POOLS, &pool.name).await? else {
+            return Ok((None, snapshot(None)));
         };
-        match &found.object["metadata"]["annotations"][SLICED] {
+        let mark = self.mark_of(pool, &found.object)?;
+        let object = self.store(pool).parse(found)?;
+        Ok((mark, snapshot(Some(&object))))
+    }
+
+    /// A pool that does not exist: a commit on it makes it, or fails if it does exist.
+    pub fn absent() -> Snapshot {
+        snapshot(None)
+    }
+
+    fn mark_of(&self, pool: &PoolKey, object: &Value) -> Result<Option<Mark>, LedgerError> {
+        match &object["metadata"]["annotations"][SLICED] {
             Value::Null => Ok(None),
             text => text
                 .as_str()

@@ -8,6 +8,7 @@
 //! Attributes of a record are not kept: the objects have no place for them.
 
 mod base;
+mod calls;
 mod claimants;
 mod claims;
 mod connect;

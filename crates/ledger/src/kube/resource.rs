@@ -30,6 +30,13 @@ pub(super) const SLICES: Resource = Resource {
     kind: "SliceClaim",
 };
 
+pub(super) const SLICE_CALLS: Resource = Resource {
+    group: "berth.dev",
+    version: "v1alpha1",
+    plural: "slicecalls",
+    kind: "SliceCall",
+};
+
 pub(super) const SLICE_POOLS: Resource = Resource {
     group: "whereabouts.cni.cncf.io",
     version: "v1alpha1",
@@ -61,7 +68,7 @@ impl Resource {
 
 #[cfg(test)]
 mod tests {
-    use berth_api::berth::SliceClaim;
+    use berth_api::berth::{SliceCall, SliceClaim};
     use berth_api::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
     use kube::Resource as _;
 
@@ -90,6 +97,12 @@ mod tests {
             NodeSlicePool::api_version(&()).into(),
             NodeSlicePool::kind(&()).into(),
             NodeSlicePool::plural(&()).into(),
+        );
+        same(
+            &SLICE_CALLS,
+            SliceCall::api_version(&()).into(),
+            SliceCall::kind(&()).into(),
+            SliceCall::plural(&()).into(),
         );
         same(
             &SLICES,

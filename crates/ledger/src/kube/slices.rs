@@ -1,5 +1,5 @@
 //! Claims of slices with what the protocol of slices needs beyond a name (docs/decisions/0006-slices.md): guarded
-//! changes and a watch.
+//! changes.
 //!
 //! Every write names the version that it was planned on: one that lost the race changes nothing.
 
@@ -8,11 +8,7 @@ use berth_api::names;
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::slice::{Epoch, NodeName};
-use futures::StreamExt;
-use futures::stream::BoxStream;
-use kube::api::{ApiResource, DynamicObject, Patch, Preconditions};
-use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, ResourceExt};
+use kube::api::{Patch, Preconditions};
 use rand::RngExt;
 use serde_json::{Value, json};
 
@@ -41,6 +37,15 @@ pub struct SliceObject {
     pub claim: Claimed,
     uid: String,
     resource_version: String,
+    /// The label of the range that it was claimed of.
+    whole: String,
+}
+
+impl SliceObject {
+    /// Whether it was claimed of that range, and not of another that covers it too.
+    pub fn is_of(&self, network: &str, whole: Prefix) -> bool {
+        self.network == network && self.whole == label(&names::pool(network, "", whole))
+    }
 }
 
 impl KubeLedger {
@@ -193,35 +198,6 @@ impl KubeLedger {
         }
     }
 
-    /// Claims of the node as they change; false: it is gone. A hint to look, and nothing more.
-    pub fn watch_slices(&self, node: &NodeName) -> BoxStream<'static, (SliceObject, bool)> {
-        let kind = ApiResource {
-            group: SLICES.group.into(),
-            version: SLICES.version.into(),
-            api_version: SLICES.api_version(),
-            kind: SLICES.kind.into(),
-            plural: SLICES.plural.into(),
-        };
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(self.wire.client.clone(), &self.wire.namespace, &kind);
-        let selector = format!("{NODE}={}", label(node.as_str()));
-        watcher(api, watcher::Config::default().labels(&selector))
-            .default_backoff()
-            .filter_map(|event| async move {
-                let (object, there) = match event.ok()? {
-                    watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
-                        (object, true)
-                    }
-                    watcher::Event::Delete(object) => (object, false),
-                    watcher::Event::Init | watcher::Event::InitDone => return None,
-                };
-                let name = object.name_any();
-                let value = serde_json::to_value(&object).ok()?;
-                Some((read_slice(&name, &value).ok()?, there))
-            })
-            .boxed()
-    }
-
     fn slice_of(&self, name: &str, object: &Value) -> Result<SliceObject, LedgerError> {
         read_slice(name, object)
             .map_err(|why| unreadable(self.wire.ask(Verb::Get, &SLICES, name).target(), &why))
@@ -266,5 +242,9 @@ fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
         },
         uid: text("uid"),
         resource_version: text("resourceVersion"),
+        whole: object["metadata"]["labels"][RANGE]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned(),
     })
 }

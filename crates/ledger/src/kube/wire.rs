@@ -69,6 +69,17 @@ impl Wire {
         self.get_by(resource, name, request).await
     }
 
+    /// The same as the API server's cache has it: it may be old, and costs no read of etcd.
+    pub async fn get_cached_metadata(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+    ) -> Result<Option<Fetched>, LedgerError> {
+        let cached = GetParams::any();
+        let request = self.request(resource).get_metadata(name, &cached);
+        self.get_by(resource, name, request).await
+    }
+
     async fn get_by(
         &self,
         resource: &'static Resource,

@@ -1,0 +1,71 @@
+//! Calls to a node, that it look at its claims: an object named after the node, written by whoever calls.
+//!
+//! A hint and nothing more: a call that is lost costs time, because the node looks by itself too. A node watches the
+//! one name. The API server keeps such a watch apart from all others, so 5,000 of them cost a write of anything else
+//! nothing; by label, every write of every claim would be shown to every one of them.
+
+use berth_core::slice::NodeName;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject, Patch};
+use kube::runtime::{WatchStreamExt, watcher};
+use rand::RngExt;
+use serde_json::json;
+
+use super::KubeLedger;
+use super::resource::SLICE_CALLS;
+use super::status::{Failure, Verb};
+use crate::LedgerError;
+
+impl KubeLedger {
+    /// Calls a node, after something was written on a claim of its.
+    pub async fn call_node(&self, node: &NodeName) -> Result<(), LedgerError> {
+        let name = node.as_str();
+        let spec = json!({ "call": format!("{:x}", rand::rng().random_range(0..u64::MAX)) });
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        let ask = self.wire.ask(Verb::Patch, &SLICE_CALLS, name);
+        match self.wire.patch(&SLICE_CALLS, name, &patch).await {
+            Ok(_) => return Ok(()),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(name) => {}
+            Err(failure) => return Err(failure.into_error(ask)),
+        }
+        let object = json!({
+            "apiVersion": SLICE_CALLS.api_version(),
+            "kind": SLICE_CALLS.kind,
+            "metadata": { "name": name },
+            "spec": spec,
+        });
+        match self.wire.create(&SLICE_CALLS, &object).await {
+            Ok(_) => Ok(()),
+            // Somebody else's call, after what was written: it is heard for us too.
+            Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(()),
+            Err(failure) => {
+                Err(failure.into_error(self.wire.ask(Verb::Create, &SLICE_CALLS, name)))
+            }
+        }
+    }
+
+    /// The calls to a node; one too when the watch had to begin again, because it may have missed some.
+    pub fn calls(&self, node: &NodeName) -> BoxStream<'static, ()> {
+        let kind = ApiResource {
+            group: SLICE_CALLS.group.into(),
+            version: SLICE_CALLS.version.into(),
+            api_version: SLICE_CALLS.api_version(),
+            kind: SLICE_CALLS.kind.into(),
+            plural: SLICE_CALLS.plural.into(),
+        };
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.wire.client.clone(), &self.wire.namespace, &kind);
+        let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
+        watcher(api, own)
+            .default_backoff()
+            .filter_map(|event| async move {
+                match event.ok()? {
+                    watcher::Event::Apply(_) | watcher::Event::InitApply(_) => Some(()),
+                    _ => None,
+                }
+            })
+            .boxed()
+    }
+}

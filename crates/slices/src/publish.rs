@@ -35,6 +35,8 @@ struct View {
     disputed: BTreeSet<Address>,
     /// The object says that this node publishes it.
     marked: bool,
+    /// This process has read or written the object: what comes into it from then on is not its own of before.
+    seen: bool,
 }
 
 impl Publisher {
@@ -45,6 +47,7 @@ impl Publisher {
             ours,
             disputed: BTreeSet::new(),
             marked: false,
+            seen: false,
         });
     }
 
@@ -55,6 +58,7 @@ impl Publisher {
             ours: BTreeMap::new(),
             disputed: BTreeSet::new(),
             marked: false,
+            seen: false,
         });
     }
 
@@ -145,6 +149,7 @@ impl SlicePool {
             {
                 Ok(version) => {
                     view.ours = wanted;
+                    view.seen = true;
                     if version.is_merged() {
                         view.object = Snapshot::default();
                         continue;
@@ -194,6 +199,7 @@ impl SlicePool {
             .map(|view| view.ours.clone())
             .unwrap_or_default();
         let marked = known.as_ref().is_some_and(|view| view.marked);
+        let seen = known.as_ref().is_some_and(|view| view.seen);
         if !marked && !object.pool.is_empty() {
             self.world
                 .cluster
@@ -216,7 +222,7 @@ impl SlicePool {
                 Some(held) => {
                     self.report_conflict(address, &held.owner.to_string(), &record.owner);
                     // At a start it is more likely what was published before than somebody else's.
-                    if marked {
+                    if seen {
                         disputed.insert(address);
                     }
                 }
@@ -234,6 +240,7 @@ impl SlicePool {
             },
             ours,
             disputed,
+            seen: true,
         })
     }
 }

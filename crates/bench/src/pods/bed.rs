@@ -228,8 +228,8 @@ pub async fn check(ledger: &SharedLedger, who: &str, given: &[(String, Address)]
 pub async fn recorded(ledger: &SharedLedger) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pool in ledger.pools().await? {
-        // An agent's journal is not a pool of addresses that are given.
-        if pool.name.starts_with("node/") {
+        // An agent's journal, and which slices it has, are not pools of addresses that are given.
+        if pool.name.starts_with("node/") || pool.name.starts_with("slices/") {
             continue;
         }
         let snapshot = ledger.load(&pool).await?;

@@ -27,7 +27,7 @@ impl Run {
         (self.times.len() - self.failures.len()) as f64 / self.elapsed.as_secs_f64()
     }
 
-    fn add(&mut self, other: Run) {
+    pub fn add(&mut self, other: Run) {
         self.given.extend(other.given);
         self.times.extend(other.times);
         self.failures.extend(other.failures);

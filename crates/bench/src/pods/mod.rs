@@ -4,13 +4,14 @@
 //! does not load the machine for the other, so that a machine that slows down slows all. Every run is checked:
 //! an address that was given twice or is not recorded is an error, not a slow figure.
 
-mod bed;
+pub(crate) mod bed;
 mod crowd;
 mod full;
 mod gathered;
 mod memory;
 mod one;
-mod plugin;
+pub(crate) mod plugin;
+mod sliced;
 
 use std::time::Duration;
 
@@ -40,9 +41,15 @@ pub struct Pods {
     /// Pods of each of them.
     #[arg(long, default_value_t = 5)]
     each: usize,
+    /// How many times they work through the leader's desk, and whereabouts by itself: each goes first in turn.
+    #[arg(long, default_value_t = 4)]
+    turns: usize,
     /// What a full pool holds.
     #[arg(long, default_value_t = 10_000)]
     held: usize,
+    /// What the nodes of a sliced network hold.
+    #[arg(long, default_value_t = 100_000)]
+    live: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -57,6 +64,8 @@ enum Subject {
     Nodes,
     /// The same through the leader's desk.
     Gathered,
+    /// One ADD from a node's slice; the same where other nodes hold thousands.
+    Sliced,
     /// One ADD, full pool.
     Full,
     /// The agent's memory.
@@ -76,7 +85,10 @@ impl Pods {
                 Subject::One => one::add(&bed, self.rounds).await?,
                 Subject::Crowd => crowd::pods(&bed, self.pods, self.crowds).await?,
                 Subject::Nodes => crowd::nodes(&bed, self.nodes, self.each).await?,
-                Subject::Gathered => gathered::nodes(&bed, self.nodes, self.each).await?,
+                Subject::Gathered => {
+                    gathered::nodes(&bed, self.nodes, self.each, self.turns).await?
+                }
+                Subject::Sliced => sliced::add(&bed, self.rounds, self.live).await?,
                 Subject::Full => full::full(&bed, self.held, self.rounds).await?,
                 Subject::Memory => memory::memory(&bed).await?,
             });
@@ -86,7 +98,7 @@ impl Pods {
 }
 
 /// The time that `part` of the calls took no longer than, in milliseconds.
-fn quantile(times: &[Duration], part: f64) -> f64 {
+pub(crate) fn quantile(times: &[Duration], part: f64) -> f64 {
     let mut times = times.to_vec();
     times.sort_unstable();
     let at = ((times.len() as f64 * part) as usize).min(times.len().saturating_sub(1));

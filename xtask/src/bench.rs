@@ -28,6 +28,8 @@ enum Subject {
     Pods,
     /// Slices for 5,000 nodes.
     Controller,
+    /// Thousands of agents in one process, on elastic slices.
+    Simulate,
     /// Processes that share one ConfigMap of VMs.
     Vms,
 }
@@ -47,6 +49,10 @@ impl Bench {
             Subject::Controller => {
                 parts::ensure()?;
                 "controller"
+            }
+            Subject::Simulate => {
+                parts::ensure()?;
+                "simulate"
             }
             Subject::Vms => {
                 parts::ensure()?;

@@ -12,6 +12,7 @@ mod engine_kube;
 mod figure;
 mod pods;
 mod shared;
+mod simulate;
 mod vms;
 
 use std::process::ExitCode;
@@ -33,6 +34,8 @@ enum Bench {
     Pods(pods::Pods),
     /// The controller with 5,000 nodes: how long until all have slices, and its memory.
     Controller(controller::Controller),
+    /// Thousands of agents in one process on a real API server: elastic slices, every answer checked.
+    Simulate(simulate::Simulate),
     /// Processes that share one ConfigMap of VMs, against get-update-retry.
     Vms(vms::Vms),
     /// One of those processes.
@@ -47,6 +50,7 @@ async fn main() -> Result<ExitCode> {
         Bench::EngineKube(bench) => bench.run().await?,
         Bench::Pods(bench) => bench.run().await?,
         Bench::Controller(bench) => bench.run().await?,
+        Bench::Simulate(bench) => bench.run().await?,
         Bench::Vms(bench) => bench.run().await?,
         Bench::VmsWorker(worker) => {
             println!("{}", serde_json::to_string(&worker.run().await?)?);

@@ -1,0 +1,442 @@
+//! Thousands of agents in one process against a real API server: elastic slices, no overlap checks, every answer
+//! checked against the API server's own objects.
+//!
+//! Each node is the engine of `berth agent` ([`node`]); its pods are attached to all networks one after the other, as
+//! Multus does it. What nodes share here and would not in a cluster: two cores, the connections to the API server, and a
+//! file system in memory for their SQLite files, which in a cluster are on as many disks as there are nodes.
+
+mod node;
+mod peer;
+mod proof;
+mod server;
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use berth_ledger::kube::Connect;
+use berth_slices::SliceSettings;
+use berth_testkit::Cluster;
+use clap::Args;
+use futures::{StreamExt, TryStreamExt};
+use indicatif::ProgressBar;
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::figure::{Figure, Target, progress};
+use crate::pods::bed::Bed;
+use node::{Machine, Network, Node};
+use proof::Given;
+
+#[derive(Args, Debug)]
+pub struct Simulate {
+    #[arg(long, default_value_t = 5_000)]
+    nodes: usize,
+    #[arg(long, default_value_t = 10)]
+    networks: usize,
+    /// Pods of each node; each is attached to every network.
+    #[arg(long, default_value_t = 1)]
+    pods: usize,
+    /// Milliseconds between two pods of a node.
+    #[arg(long, default_value_t = 0)]
+    pause_ms: u64,
+    /// The length of every network's range.
+    #[arg(long, default_value_t = 12)]
+    length: u8,
+    /// Nodes that start pods at the same time [default: all].
+    #[arg(long)]
+    at_once: Option<usize>,
+    /// Nodes of whereabouts that do the same afterwards on the same API server.
+    #[arg(long, default_value_t = 0)]
+    whereabouts: usize,
+}
+
+const RATE: &str = "answers a second";
+/// Tries of an ADD, as a kubelet makes them.
+const TRIES: usize = 10;
+const PAUSE: Duration = Duration::from_secs(1);
+/// Requests at a time of what is not the engine's.
+const HANDS: usize = 32;
+/// Three for a SQLite file, some for connections.
+const FILES_A_NODE: u64 = 8;
+
+/// What was answered, and when.
+#[derive(Default)]
+struct Outcome {
+    given: Vec<Given>,
+    times: Vec<Duration>,
+    elapsed: Duration,
+    /// ADDs that were told to try again, and what the first was told.
+    again: usize,
+    first: Option<String>,
+}
+
+impl Simulate {
+    pub async fn run(&self) -> Result<Vec<Figure>> {
+        allow_files(FILES_A_NODE * self.nodes as u64 + 1_000)?;
+        if self.whereabouts > 0 {
+            let bed = Bed::new().await?;
+            let mut figures = self.simulate(&bed.cluster).await?;
+            let rate = figures.iter().find(|figure| figure.what == RATE);
+            let rate = rate.map_or(0.0, |figure| figure.value);
+            figures.extend(peer::run(&bed, self.whereabouts, &self.all_networks()?, rate).await?);
+            return Ok(figures);
+        }
+        let cluster = Cluster::start().await?;
+        for crd in berth_api::crds()? {
+            cluster.apply_object(crd).await?;
+        }
+        self.simulate(&cluster).await
+    }
+
+    async fn simulate(&self, cluster: &Cluster) -> Result<Vec<Figure>> {
+        let admin = cluster.client().await?;
+        self.make_nodes(&admin).await?;
+        let namespace = cluster.namespace("sim").await?;
+        let rules = json!([
+            {"apiGroups": ["whereabouts.cni.cncf.io", "berth.dev"], "resources": ["*"], "verbs": ["*"]},
+            {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]},
+        ]);
+        let account = cluster.service_account(&namespace, "agents", rules).await?;
+        let connect = Connect {
+            kubeconfig: Some(account.kubeconfig().to_owned()),
+            ..Connect::default()
+        };
+        let machine = Machine {
+            connection: connect.open().await?,
+            settings: SliceSettings::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        };
+        let dir = memory_dir()?;
+        let before = server::writes(&admin).await?;
+        let began = Instant::now();
+        let nodes = self.start(&machine, dir.path()).await?;
+        let start = began.elapsed();
+        let outcome = self.add_all(&nodes).await?;
+        let published = self.until_published(&nodes).await?;
+        let writes = server::writes(&admin).await? - before;
+        let verdict = proof::examine(&admin, &namespace, &outcome.given).await?;
+        machine.stop.cancel();
+        machine.tasks.close();
+        let _ = tokio::time::timeout(Duration::from_secs(30), machine.tasks.wait()).await;
+        if verdict.faults() > 0 {
+            bail!("the API server's objects do not bear out the answers: {verdict:?}");
+        }
+        Ok(self.figures(&outcome, &verdict, start, published, writes))
+    }
+
+    fn figures(
+        &self,
+        outcome: &Outcome,
+        verdict: &proof::Verdict,
+        start: Duration,
+        published: Duration,
+        writes: f64,
+    ) -> Vec<Figure> {
+        let asked = self.nodes * self.networks * self.pods;
+        let answered = outcome.given.len();
+        let seconds = outcome.elapsed.as_secs_f64();
+        let whole = asked >= 50_000 && self.pods == 1;
+        let shape = format!(
+            "{} nodes x {} networks x {} pods",
+            self.nodes, self.networks, self.pods
+        );
+        let mut figures = vec![
+            Figure::new(
+                format!("{shape}: all {asked} ADDs answered after"),
+                seconds,
+                "s",
+                if whole {
+                    Target::AtMost(90.0)
+                } else {
+                    Target::None
+                },
+            ),
+            Figure::new(RATE, answered as f64 / seconds, "/s", Target::None),
+            Figure::new(
+                "ADDs without an address in the end",
+                (asked - answered) as f64,
+                "",
+                Target::AtMost(0.0),
+            ),
+            Figure::new(
+                "addresses given twice, by the answers and by the API server's objects",
+                verdict.faults() as f64,
+                "",
+                Target::AtMost(0.0),
+            ),
+            Figure::new(
+                format!(
+                    "ADDs told to try again{}",
+                    outcome
+                        .first
+                        .as_ref()
+                        .map_or(String::new(), |first| format!(", the first: {first}"))
+                ),
+                outcome.again as f64,
+                "",
+                Target::None,
+            ),
+            Figure::new(
+                "one ADD, median",
+                quantile(&outcome.times, 0.5),
+                "ms",
+                Target::None,
+            ),
+            Figure::new(
+                "one ADD, p99",
+                quantile(&outcome.times, 0.99),
+                "ms",
+                Target::None,
+            ),
+            Figure::new(
+                format!("all {} agents started after", self.nodes),
+                start.as_secs_f64(),
+                "s",
+                Target::None,
+            ),
+            Figure::new(
+                "the last answer published after another",
+                published.as_secs_f64(),
+                "s",
+                Target::None,
+            ),
+            Figure::new("slices claimed", verdict.claims as f64, "", Target::None),
+        ];
+        figures.push(Figure::new(
+            "API writes per address, publishing included",
+            writes / answered.max(1) as f64,
+            "",
+            if self.pods >= 100 {
+                Target::AtMost(0.1)
+            } else {
+                Target::None
+            },
+        ));
+        figures
+    }
+
+    fn all_networks(&self) -> Result<Vec<Network>> {
+        let of = |n| Network::new(n, self.length);
+        (0..self.networks).map(of).collect()
+    }
+
+    fn node_name(n: usize) -> String {
+        format!("node-{n:05}")
+    }
+
+    /// The nodes' objects: a slice names its node's UID.
+    async fn make_nodes(&self, admin: &Client) -> Result<()> {
+        let api: Api<NodeObject> = Api::all(admin.clone());
+        let bar = progress("nodes are made", self.nodes as u64);
+        futures::stream::iter(0..self.nodes)
+            .map(|n| {
+                let (api, bar) = (api.clone(), bar.clone());
+                async move {
+                    let name = Self::node_name(n);
+                    let node = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+                    api.create(&PostParams::default(), &node).await?;
+                    bar.inc(1);
+                    anyhow::Ok(())
+                }
+            })
+            .buffer_unordered(HANDS)
+            .try_collect::<()>()
+            .await?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    async fn start(&self, machine: &Machine, dir: &Path) -> Result<Vec<Arc<Node>>> {
+        let bar = progress("agents start", self.nodes as u64);
+        let nodes = futures::stream::iter(0..self.nodes)
+            .map(|n| {
+                let bar = bar.clone();
+                async move {
+                    let node = Node::start(machine, Self::node_name(n), dir).await?;
+                    bar.inc(1);
+                    anyhow::Ok(Arc::new(node))
+                }
+            })
+            .buffered(HANDS)
+            .try_collect()
+            .await?;
+        bar.finish_and_clear();
+        Ok(nodes)
+    }
+
+    async fn add_all(&self, nodes: &[Arc<Node>]) -> Result<Outcome> {
+        let networks: Arc<[Network]> = self.all_networks()?.into();
+        let total = nodes.len() * self.networks * self.pods;
+        let bar = progress("ADDs are answered", total as u64);
+        let turns = Arc::new(tokio::sync::Semaphore::new(
+            self.at_once.unwrap_or(nodes.len()).max(1),
+        ));
+        let answered = Arc::new(AtomicUsize::new(0));
+        let began = Instant::now();
+        let ticker = tokio::spawn(tell(Arc::clone(&answered), total, began, bar.clone()));
+        let mut tasks = Vec::new();
+        for node in nodes {
+            let work = Work {
+                node: Arc::clone(node),
+                networks: Arc::clone(&networks),
+                pods: self.pods,
+                pause: Duration::from_millis(self.pause_ms),
+                answered: Arc::clone(&answered),
+            };
+            let turns = Arc::clone(&turns);
+            tasks.push(tokio::spawn(async move {
+                let _turn = turns.acquire().await;
+                work.run().await
+            }));
+        }
+        let mut outcome = Outcome::default();
+        for task in tasks {
+            let one = task.await.context("a node's task")?;
+            outcome.given.extend(one.given);
+            outcome.times.extend(one.times);
+            outcome.again += one.again;
+            outcome.first = outcome.first.take().or(one.first);
+        }
+        outcome.elapsed = began.elapsed();
+        ticker.abort();
+        bar.finish_and_clear();
+        Ok(outcome)
+    }
+
+    /// The keepers publish by themselves; what they have not when their turn must have come is published here.
+    async fn until_published(&self, nodes: &[Arc<Node>]) -> Result<Duration> {
+        let began = Instant::now();
+        tokio::time::sleep(SliceSettings::default().gather_busy * 2).await;
+        let bar = progress("nodes have published", nodes.len() as u64);
+        futures::stream::iter(nodes)
+            .map(|node| {
+                let bar = bar.clone();
+                async move {
+                    let mut tries = 0;
+                    while let Err(error) = node.flush().await {
+                        tries += 1;
+                        if tries == TRIES {
+                            return Err(error.context(node.name.clone()));
+                        }
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                    bar.inc(1);
+                    Ok(())
+                }
+            })
+            .buffer_unordered(HANDS)
+            .try_collect::<()>()
+            .await?;
+        bar.finish_and_clear();
+        Ok(began.elapsed())
+    }
+}
+
+/// What one node has to do.
+struct Work {
+    node: Arc<Node>,
+    networks: Arc<[Network]>,
+    pods: usize,
+    pause: Duration,
+    answered: Arc<AtomicUsize>,
+}
+
+impl Work {
+    async fn run(self) -> Outcome {
+        let mut outcome = Outcome::default();
+        for number in 0..self.pods {
+            if number > 0 {
+                tokio::time::sleep(self.pause).await;
+            }
+            let pod = format!("{}-pod-{number:03}", self.node.name);
+            for network in self.networks.iter() {
+                let began = Instant::now();
+                let mut tries = 0;
+                loop {
+                    match self.node.add(&pod, network).await {
+                        Ok(address) => {
+                            outcome.given.push(Given {
+                                node: self.node.name.clone(),
+                                pod: pod.clone(),
+                                network: network.name.clone(),
+                                address,
+                            });
+                            self.answered.fetch_add(1, Ordering::Relaxed);
+                            break;
+                        }
+                        Err(told) => {
+                            outcome.again += 1;
+                            outcome.first.get_or_insert(told);
+                            tries += 1;
+                            if tries == TRIES {
+                                break;
+                            }
+                            tokio::time::sleep(PAUSE).await;
+                        }
+                    }
+                }
+                outcome.times.push(began.elapsed());
+            }
+        }
+        outcome
+    }
+}
+
+/// Moves the bar; where nobody sees one, says every few seconds how far it is.
+async fn tell(answered: Arc<AtomicUsize>, total: usize, began: Instant, bar: ProgressBar) {
+    let mut ticks = 0u32;
+    loop {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let now = answered.load(Ordering::Relaxed);
+        bar.set_position(now as u64);
+        ticks += 1;
+        if bar.is_hidden() && ticks.is_multiple_of(10) {
+            let seconds = began.elapsed().as_secs_f64();
+            let _ = writeln!(
+                std::io::stderr(),
+                "{seconds:6.1} s  {now} of {total} answered"
+            );
+        }
+    }
+}
+
+/// As many nodes, as many disks: here a file system in memory stands for all of them.
+fn memory_dir() -> Result<TempDir> {
+    let memory = Path::new("/dev/shm");
+    let made = if memory.is_dir() {
+        tempfile::tempdir_in(memory)
+    } else {
+        tempfile::tempdir()
+    };
+    made.context("make a directory for the nodes' ledgers")
+}
+
+/// Lets this process have that many files open.
+fn allow_files(wanted: u64) -> Result<()> {
+    let now = getrlimit(Resource::Nofile);
+    if now.current.is_none_or(|current| current >= wanted) {
+        return Ok(());
+    }
+    let limit = Rlimit {
+        current: Some(wanted),
+        maximum: now.maximum.map(|most| most.max(wanted)),
+    };
+    setrlimit(Resource::Nofile, limit)
+        .with_context(|| format!("{wanted} open files are not allowed: `ulimit -n {wanted}`"))
+}
+
+/// The time that `part` of the calls took no longer than, in milliseconds.
+fn quantile(times: &[Duration], part: f64) -> f64 {
+    crate::pods::quantile(times, part)
+}

@@ -11,6 +11,7 @@
 pub mod configmap;
 mod error;
 pub mod kube;
+mod layer;
 mod memory;
 mod retry;
 mod sqlite;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::kube::KubeLedger;
 pub use error::{LedgerError, Rejection};
+pub use layer::Layer;
 pub use memory::MemoryLedger;
 pub use retry::{Backoff, RetryPolicy};
 pub use sqlite::SqliteLedger;

@@ -5,11 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_core::{Change, Record};
-use berth_ledger::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, MemoryLedger, PoolKey, Snapshot, Version,
-};
-use futures::stream::BoxStream;
+use berth_core::Change;
+use berth_ledger::{Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Version};
 use tokio::sync::Mutex;
 
 /// What happens to one commit.
@@ -48,9 +45,9 @@ impl FaultyLedger {
 }
 
 #[async_trait]
-impl Ledger for FaultyLedger {
-    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
-        self.inner.load(pool).await
+impl Layer for FaultyLedger {
+    fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
+        &*self.inner
     }
 
     async fn commit(
@@ -100,32 +97,5 @@ impl Ledger for FaultyLedger {
             }
             Fault::LostRequest => Err(unknown()),
         }
-    }
-
-    async fn watch(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        self.inner.watch(pool).await
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
-        self.inner.pools().await
-    }
-
-    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
-        self.inner.create(key, record).await
-    }
-
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
-        self.inner.remove(key, expected).await
-    }
-
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.inner.claim(key).await
-    }
-
-    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.inner.claims(kind).await
     }
 }

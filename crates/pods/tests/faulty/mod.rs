@@ -4,10 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
-use berth_ledger::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, MemoryLedger, PoolKey, Snapshot, Version,
-};
-use futures::stream::BoxStream;
+use berth_ledger::{ClaimKey, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Version};
 
 #[derive(Debug)]
 pub struct Faulty {
@@ -40,9 +37,9 @@ impl Faulty {
 }
 
 #[async_trait]
-impl Ledger for Faulty {
-    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
-        self.inner.load(pool).await
+impl Layer for Faulty {
+    fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
+        &self.inner
     }
 
     async fn commit(
@@ -65,17 +62,6 @@ impl Ledger for Faulty {
         self.inner.commit(pool, base, changes).await
     }
 
-    async fn watch(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        self.inner.watch(pool).await
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
-        self.inner.pools().await
-    }
-
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
         self.claims_work()?;
         self.inner.create(key, record).await
@@ -84,13 +70,5 @@ impl Ledger for Faulty {
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         self.claims_work()?;
         self.inner.remove(key, expected).await
-    }
-
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.inner.claim(key).await
-    }
-
-    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.inner.claims(kind).await
     }
 }

@@ -1,0 +1,135 @@
+//! A ledger that hands most calls on to another one.
+//!
+//! Promises: whoever implements [`Layer`] writes down only the calls that differ, and no call is forgotten: what a ledger
+//! answers of itself (`refresh`, `turn`, `views`) is asked of the one below too, not of the trait's defaults.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use async_trait::async_trait;
+use berth_core::{Change, Record};
+use futures::stream::BoxStream;
+
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+
+/// Every [`Layer`] is a [`Ledger`]; the calls mean what they mean there.
+#[async_trait]
+pub trait Layer: fmt::Debug + Send + Sync + 'static {
+    /// Who a call goes to: of this pool, or of lists and claims by name.
+    fn below(&self, pool: Option<&PoolKey>) -> &dyn Ledger;
+
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.below(Some(pool)).load(pool).await
+    }
+
+    async fn refresh(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+    ) -> Result<Option<Snapshot>, LedgerError> {
+        self.below(Some(pool)).refresh(pool, base).await
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        self.below(Some(pool)).commit(pool, base, changes).await
+    }
+
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Option<Snapshot> {
+        self.below(Some(pool)).turn(pool, base).await
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        self.below(Some(pool)).watch(pool).await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        self.below(None).pools().await
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        self.below(None).create(key, record).await
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        self.below(None).remove(key, expected).await
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.below(None).claim(key).await
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        self.below(None).claims(kind).await
+    }
+
+    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+        self.below(None).views().await
+    }
+}
+
+#[async_trait]
+impl<L: Layer> Ledger for L {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        Layer::load(self, pool).await
+    }
+
+    async fn refresh(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+    ) -> Result<Option<Snapshot>, LedgerError> {
+        Layer::refresh(self, pool, base).await
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        Layer::commit(self, pool, base, changes).await
+    }
+
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Option<Snapshot> {
+        Layer::turn(self, pool, base).await
+    }
+
+    async fn watch(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+        Layer::watch(self, pool).await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        Layer::pools(self).await
+    }
+
+    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
+        Layer::create(self, key, record).await
+    }
+
+    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+        Layer::remove(self, key, expected).await
+    }
+
+    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        Layer::claim(self, key).await
+    }
+
+    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        Layer::claims(self, kind).await
+    }
+
+    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+        Layer::views(self).await
+    }
+}

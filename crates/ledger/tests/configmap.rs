@@ -16,17 +16,14 @@ use std::time::Duration;
 use berth_core::{Address, Change, Handle, Owner, Pool, Record};
 use berth_ledger::configmap::{ConfigMapLedger, Document, STATE_KEY, attribute};
 use berth_ledger::{Ledger, LedgerError, PoolKey};
-use berth_testkit::{Cluster, Part};
+use berth_testkit::{Cluster, Part, Sheet};
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 
 const NAME: &str = "byom-ip-pool-state";
 
 struct Bench {
-    api: Api<ConfigMap>,
-    namespace: String,
+    sheet: Sheet,
     ledger: ConfigMapLedger,
     key: PoolKey,
 }
@@ -37,12 +34,14 @@ impl Bench {
     }
 
     async fn on(cluster: &Cluster) -> Self {
-        let namespace = cluster.namespace("vms").await.unwrap();
-        let client = cluster.client().await.unwrap();
+        let sheet = Sheet::new(cluster, "vms", NAME).await.unwrap();
         Self {
-            api: Api::namespaced(client.clone(), &namespace),
-            ledger: ConfigMapLedger::new(client, &namespace, Duration::from_secs(10)),
-            namespace,
+            ledger: ConfigMapLedger::new(
+                sheet.client.clone(),
+                &sheet.namespace,
+                Duration::from_secs(10),
+            ),
+            sheet,
             key: PoolKey::named(NAME),
         }
     }
@@ -54,25 +53,12 @@ impl Bench {
 
     /// A state as another program would have written it.
     async fn write(&self, text: &str) {
-        let object = ConfigMap {
-            metadata: ObjectMeta {
-                name: Some(NAME.into()),
-                ..ObjectMeta::default()
-            },
-            data: Some(BTreeMap::from([
-                (STATE_KEY.to_string(), text.to_string()),
-                ("notes".to_string(), "of another program".to_string()),
-            ])),
-            ..ConfigMap::default()
-        };
-        self.api
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap();
+        let notes = ("notes", "of another program");
+        self.sheet.write(&[(STATE_KEY, text), notes]).await.unwrap();
     }
 
     async fn data(&self) -> BTreeMap<String, String> {
-        self.api.get(NAME).await.unwrap().data.unwrap()
+        self.sheet.data().await.unwrap()
     }
 
     async fn document(&self) -> Document {
@@ -115,7 +101,7 @@ fn release(id: &str, ip: &str) -> Change {
 async fn conforms() {
     let bench = Bench::new().await;
     let client = Cluster::shared().await.client().await.unwrap();
-    let other = ConfigMapLedger::new(client, &bench.namespace, Duration::from_secs(10));
+    let other = ConfigMapLedger::new(client, &bench.sheet.namespace, Duration::from_secs(10));
     conformance::suite(conformance::Subject {
         pool: PoolKey::of_network("conforming", "10.0.0.0/16".parse().unwrap()),
         ledgers: vec![Arc::new(bench.ledger), Arc::new(other)],
@@ -132,12 +118,12 @@ async fn the_first_write_creates_the_state_with_its_labels() {
     let snapshot = bench.ledger.load(&bench.key).await.unwrap();
     assert_eq!(snapshot.pool.listing().unwrap().len(), 2);
     assert!(
-        bench.api.get_opt(NAME).await.unwrap().is_none(),
+        bench.sheet.api.get_opt(NAME).await.unwrap().is_none(),
         "a read writes nothing"
     );
 
     bench.commit(&[claim("a", "10.0.0.2")]).await.unwrap();
-    let object = bench.api.get(NAME).await.unwrap();
+    let object = bench.sheet.api.get(NAME).await.unwrap();
     let labels = object.metadata.labels.unwrap();
     assert_eq!(labels["app.kubernetes.io/name"], "cloud-api-adaptor");
     assert_eq!(labels["app.kubernetes.io/component"], "byom-ip-pool-state");
@@ -154,7 +140,7 @@ async fn two_that_create_at_once_both_succeed() {
     let bench = Bench::new().await;
     bench.members(&["10.0.0.1", "10.0.0.2"]);
     let client = Cluster::shared().await.client().await.unwrap();
-    let other = ConfigMapLedger::new(client, &bench.namespace, Duration::from_secs(10));
+    let other = ConfigMapLedger::new(client, &bench.sheet.namespace, Duration::from_secs(10));
     // Both read that there is nothing yet.
     let base = bench.ledger.load(&bench.key).await.unwrap().version;
     let base_too = other.load(&bench.key).await.unwrap().version;
@@ -177,7 +163,7 @@ async fn a_stale_writer_never_erases_another() {
     let bench = Bench::new().await;
     bench.members(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
     let client = Cluster::shared().await.client().await.unwrap();
-    let other = ConfigMapLedger::new(client, &bench.namespace, Duration::from_secs(10));
+    let other = ConfigMapLedger::new(client, &bench.sheet.namespace, Duration::from_secs(10));
     bench.commit(&[claim("a", "10.0.0.1")]).await.unwrap();
     let stale = bench.ledger.load(&bench.key).await.unwrap().version;
     let fresh = other.load(&bench.key).await.unwrap().version;
@@ -301,6 +287,7 @@ async fn a_state_that_vanishes_is_not_an_empty_pool() {
     bench.members(&["10.0.0.1", "10.0.0.2"]);
     bench.commit(&[claim("a", "10.0.0.1")]).await.unwrap();
     bench
+        .sheet
         .api
         .delete(NAME, &DeleteParams::default())
         .await
@@ -316,7 +303,7 @@ async fn a_state_that_vanishes_is_not_an_empty_pool() {
             .contains("1 allocations were in it")
     );
     assert!(bench.ledger.repair(&bench.key).await.is_err());
-    assert!(bench.api.get_opt(NAME).await.unwrap().is_none());
+    assert!(bench.sheet.api.get_opt(NAME).await.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -358,6 +345,7 @@ async fn a_state_over_one_mebibyte_is_refused_before_it_is_sent() {
     let fill = serde_json::json!({ "data": { "fill": "x".repeat(room - 2000) } });
     let params = PatchParams::default();
     bench
+        .sheet
         .api
         .patch(NAME, &params, &Patch::Merge(&fill))
         .await
@@ -406,7 +394,7 @@ async fn a_server_that_goes_away_resets_nothing() {
     // The server takes the write and its answer is lost: not known is not failed.
     let base = bench.ledger.load(&bench.key).await.unwrap().version;
     let client = cluster.client().await.unwrap();
-    let hasty = ConfigMapLedger::new(client, &bench.namespace, Duration::from_millis(300));
+    let hasty = ConfigMapLedger::new(client, &bench.sheet.namespace, Duration::from_millis(300));
     hasty.load(&bench.key).await.unwrap();
     cluster.pause(Part::Etcd).unwrap();
     let unknown = hasty

@@ -52,6 +52,8 @@ mod plane;
 mod ports;
 mod process;
 mod scratch;
+mod sheet;
+mod whereabouts;
 
 pub use account::Account;
 pub use cluster::{Cluster, Options, Part};
@@ -59,3 +61,5 @@ pub use machine::Machine;
 pub use netns::Netns;
 pub use node::{Node, NodeOptions};
 pub use process::{Process, guarded};
+pub use sheet::Sheet;
+pub use whereabouts::{Attachment, Whereabouts};

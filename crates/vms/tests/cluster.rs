@@ -10,13 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_ledger::configmap::{ConfigMapLedger, Document, STATE_KEY};
-use berth_testkit::{Cluster, Part};
+use berth_testkit::{Cluster, Part, Sheet};
 use berth_vms::settings::Settings;
 use berth_vms::vm::{SshVms, Vms};
 use berth_vms::{Applicant, Fleet, PoolError, Status, Store};
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::api::{ObjectMeta, PostParams};
 use script::{ScriptedVms, settings};
 use test_vm::{Lab, OnReboot};
 
@@ -24,9 +21,7 @@ const STATE: &str = "byom-ip-pool-state";
 const REBOOTS: OnReboot = OnReboot::DownFor(Duration::from_millis(800));
 
 struct Place {
-    api: Api<ConfigMap>,
-    namespace: String,
-    client: kube::Client,
+    sheet: Sheet,
 }
 
 impl Place {
@@ -35,13 +30,8 @@ impl Place {
     }
 
     async fn on(cluster: &Cluster) -> Self {
-        let namespace = cluster.namespace("byom").await.unwrap();
-        let client = cluster.client().await.unwrap();
-        Self {
-            api: Api::namespaced(client.clone(), &namespace),
-            namespace,
-            client,
-        }
+        let sheet = Sheet::new(cluster, "byom", STATE).await.unwrap();
+        Self { sheet }
     }
 
     /// A manager's process, as far as the state can tell.
@@ -53,8 +43,8 @@ impl Place {
 
     fn unopened(&self, settings: &Settings, vms: Arc<dyn Vms>) -> Fleet {
         let ledger = ConfigMapLedger::new(
-            self.client.clone(),
-            &self.namespace,
+            self.sheet.client.clone(),
+            &self.sheet.namespace,
             Duration::from_secs(10),
         );
         let store = Store::ConfigMap(Arc::new(ledger));
@@ -62,22 +52,11 @@ impl Place {
     }
 
     async fn write(&self, text: &str) {
-        let object = ConfigMap {
-            metadata: ObjectMeta {
-                name: Some(STATE.into()),
-                ..ObjectMeta::default()
-            },
-            data: Some(BTreeMap::from([(STATE_KEY.to_string(), text.to_string())])),
-            ..ConfigMap::default()
-        };
-        self.api
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap();
+        self.sheet.write(&[(STATE_KEY, text)]).await.unwrap();
     }
 
     async fn data(&self) -> BTreeMap<String, String> {
-        self.api.get(STATE).await.unwrap().data.unwrap()
+        self.sheet.data().await.unwrap()
     }
 
     async fn document(&self) -> Document {
@@ -398,6 +377,7 @@ async fn a_full_state_is_refused_before_it_is_written() {
     let patch = serde_json::json!({ "data": { "filler": filler } });
     let params = kube::api::PatchParams::default();
     place
+        .sheet
         .api
         .patch(STATE, &params, &kube::api::Patch::Merge(&patch))
         .await

@@ -1,15 +1,13 @@
 //! The real whereabouts v0.9.4: its plugin gives addresses from slices that Berth has assigned, and Berth goes on with
 //! what its controller has assigned.
 
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use berth_parts::Parts;
-use berth_testkit::{Process, guarded};
+use berth_testkit::{Attachment, Process, Whereabouts, guarded};
 use serde_json::{Value, json};
 
-use crate::world::{World, conf, flat_file};
+use crate::world::{World, flat_file};
 
 /// A kubeconfig of an administrator whose context names the world's namespace: whereabouts keeps its objects there.
 fn kubeconfig(world: &World, dir: &Path) -> std::path::PathBuf {
@@ -28,35 +26,15 @@ fn kubeconfig(world: &World, dir: &Path) -> std::path::PathBuf {
     path
 }
 
-fn whereabouts(dir: &Path, verb: &str, node: &str, pod: &str, ipam: &Value) -> Value {
-    let mut ipam = ipam.clone();
-    ipam["configuration_path"] = json!(dir.join("whereabouts.conf"));
-    let mut child = Command::new(Parts::find().unwrap().whereabouts())
-        .env_clear()
-        .env("NODENAME", node)
-        .env("CNI_COMMAND", verb)
-        .env("CNI_CONTAINERID", format!("c-{pod}"))
-        .env("CNI_IFNAME", "net1")
-        .env("CNI_NETNS", "/var/run/netns/none")
-        .env("CNI_PATH", "/opt/cni/bin")
-        .env(
-            "CNI_ARGS",
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-        )
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin
-        .write_all(conf("cni", ipam).to_string().as_bytes())
-        .unwrap();
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{text}");
-    serde_json::from_str(&text).unwrap_or_default()
+fn call(whereabouts: &Whereabouts, verb: &str, pod: &str, ipam: &Value) -> Value {
+    let who = Attachment {
+        pod,
+        container: &format!("c-{pod}"),
+        ifname: "net1",
+    };
+    let output = whereabouts.call(verb, who, ipam).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -74,20 +52,21 @@ async fn its_plugin_gives_addresses_from_slices_that_berth_has_assigned() {
     ];
     world.until_rows("blue", &rows).await;
     let dir = tempfile::tempdir().unwrap();
-    flat_file(dir.path(), &kubeconfig(&world, dir.path()));
+    let kubeconfig = kubeconfig(&world, dir.path());
+    let [a, b] = ["a", "b"].map(|node| Whereabouts::new(&kubeconfig, node).unwrap());
     for (node, pod, address) in [
-        ("a", "p1", "10.0.0.1/24"),
-        ("b", "p2", "10.0.0.65/24"),
-        ("a", "p3", "10.0.0.2/24"),
+        (&a, "p1", "10.0.0.1/24"),
+        (&b, "p2", "10.0.0.65/24"),
+        (&a, "p3", "10.0.0.2/24"),
     ] {
-        let result = whereabouts(dir.path(), "ADD", node, pod, &ipam);
+        let result = call(node, "ADD", pod, &ipam);
         assert_eq!(result["ips"][0]["address"], address);
     }
     assert_eq!(
         world.ip_pools().await,
         ["blue-a-10.0.0.0-26", "blue-b-10.0.0.64-26"]
     );
-    whereabouts(dir.path(), "DEL", "b", "p2", &ipam);
+    call(&b, "DEL", "p2", &ipam);
     assert_eq!(world.rows("blue").await, rows);
     running.stop().await;
 }

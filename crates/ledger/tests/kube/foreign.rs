@@ -1,83 +1,26 @@
 //! Other programs write the same objects: nothing of theirs is lost, nothing of ours.
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 use berth_core::{Address, Prefix};
 use berth_ledger::Ledger;
-use berth_testkit::Cluster;
-use tempfile::TempDir;
+use berth_testkit::{Attachment, Cluster, Whereabouts};
 
 use super::conformance::claim_lowest;
 use super::*;
 
-/// The real whereabouts plugin, run as a container runtime would.
-struct Whereabouts {
-    binary: std::path::PathBuf,
-    directory: TempDir,
-    config: String,
-}
-
-impl Whereabouts {
-    async fn new(cluster: &Cluster, namespace: &str, range: &str) -> Self {
-        let rules = json!([{
-            "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"],
-        }]);
-        let account = cluster
-            .service_account(namespace, "whereabouts", rules)
-            .await
-            .unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        let flat = directory.path().join("whereabouts.conf");
-        std::fs::write(&flat, "{}").unwrap();
-        let config = json!({
-            "cniVersion": "1.0.0", "name": "net", "type": "macvlan",
-            "ipam": {
-                "type": "whereabouts",
-                "range": range,
-                "configuration_path": flat,
-                "kubernetes": { "kubeconfig": account.kubeconfig() },
-                "log_file": directory.path().join("log"),
-                "enable_overlapping_ranges": false,
-            },
-        });
-        Self {
-            binary: berth_parts::Parts::find().unwrap().whereabouts(),
-            directory,
-            config: config.to_string(),
-        }
-    }
-
-    /// Whether it says that it succeeded, or what it says.
-    fn run(&self, command: &str, name: &str) -> Result<(), String> {
-        let mut child = Command::new(&self.binary)
-            .env_clear()
-            .env("CNI_COMMAND", command)
-            .env("CNI_CONTAINERID", format!("container-{name}"))
-            .env("CNI_NETNS", "/proc/self/ns/net")
-            // It enters no namespace: there is none to be different from.
-            .env("CNI_NETNS_OVERRIDE", "true")
-            .env("CNI_IFNAME", "net1")
-            .env("CNI_PATH", self.directory.path())
-            .env("NODENAME", "node")
-            .env(
-                "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name}"),
-            )
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(self.config.as_bytes()).unwrap();
-        drop(stdin);
-        let output = child.wait_with_output().unwrap();
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&output.stdout).into_owned()),
-        }
+/// Whether it says that it succeeded, or what it says.
+fn call(whereabouts: &Whereabouts, verb: &str, pod: &str) -> Result<(), String> {
+    let ipam = json!({ "range": "10.0.0.0/16", "enable_overlapping_ranges": false });
+    let who = Attachment {
+        pod,
+        container: &format!("container-{pod}"),
+        ifname: "net1",
+    };
+    let output = whereabouts.call(verb, who, &ipam).unwrap();
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stdout).into_owned()),
     }
 }
 
@@ -87,13 +30,16 @@ async fn a_running_whereabouts_and_berth_share_a_pool() {
     const EACH: usize = 12;
     let cluster = cluster().await;
     let bed = Bed::on(cluster, "shared").await;
-    let whereabouts = Whereabouts::new(cluster, &bed.namespace, "10.0.0.0/16").await;
+    let rules = Whereabouts::rules();
+    let account = cluster.service_account(&bed.namespace, "whereabouts", rules);
+    let account = account.await.unwrap();
+    let whereabouts = Whereabouts::new(account.kubeconfig(), "node").unwrap();
     let theirs = std::thread::spawn(move || {
         let mut given = 0;
         for n in 0..EACH {
             // It gives up after 100 lost races in a row; a runtime would try again.
             for _ in 0..10 {
-                match whereabouts.run("ADD", &format!("theirs-{n}")) {
+                match call(&whereabouts, "ADD", &format!("theirs-{n}")) {
                     Ok(_) => {
                         given += 1;
                         break;
@@ -133,14 +79,14 @@ async fn a_running_whereabouts_and_berth_share_a_pool() {
     let theirs: BTreeSet<&str> = kept
         .values()
         .map(|record| record.owner.subject.as_str())
-        .filter(|subject| subject.starts_with("default/theirs-"))
+        .filter(|subject| subject.starts_with("ns/theirs-"))
         .collect();
     assert_eq!(theirs.len(), EACH, "{kept:?} (I2)");
     assert_eq!(kept.len(), ours.len() + EACH);
 
     // It understands what we wrote: its DEL frees its own, and ours stays.
     for n in 0..EACH {
-        whereabouts.run("DEL", &format!("theirs-{n}")).unwrap();
+        call(&whereabouts, "DEL", &format!("theirs-{n}")).unwrap();
     }
     let kept = held(&bed.ledger, &mk_pool()).await;
     assert_eq!(kept.into_keys().collect::<BTreeSet<_>>(), ours);

@@ -136,11 +136,16 @@ impl Bed {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
+    all_conform("conforms", |ledger| ledger).await;
+}
+
+/// The suite, for ledgers of one namespace that are made with `turned`.
+async fn all_conform(name: &str, turned: fn(KubeLedger) -> KubeLedger) {
     let cluster = cluster().await;
-    let namespace = cluster.namespace("conforms").await.unwrap();
+    let namespace = cluster.namespace(name).await.unwrap();
     let mut ledgers: Vec<SharedLedger> = Vec::new();
     for _ in 0..4 {
-        ledgers.push(Arc::new(open(cluster, &namespace).await));
+        ledgers.push(Arc::new(turned(open(cluster, &namespace).await)));
     }
     conformance::suite(conformance::Subject {
         pool: mk_pool(),

@@ -4,8 +4,12 @@ use futures::StreamExt;
 
 use super::*;
 
-async fn open_paged(cluster: &Cluster, namespace: &str) -> KubeLedger {
-    open(cluster, namespace).await.in_pages()
+/// A pool as anybody sees it, and a ledger that keeps it in pages.
+async fn paged(name: &str) -> (Bed, KubeLedger) {
+    let cluster = cluster().await;
+    let bed = Bed::on(cluster, name).await;
+    let ledger = open(cluster, &bed.namespace).await.in_pages();
+    (bed, ledger)
 }
 
 fn many(numbers: std::ops::Range<u32>) -> Vec<Change> {
@@ -20,28 +24,14 @@ async fn names(bed: &Bed) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_conform() {
-    let cluster = cluster().await;
-    let namespace = cluster.namespace("paged").await.unwrap();
-    let mut ledgers: Vec<SharedLedger> = Vec::new();
-    for _ in 0..4 {
-        ledgers.push(Arc::new(open_paged(cluster, &namespace).await));
-    }
-    conformance::suite(conformance::Subject {
-        pool: mk_pool(),
-        ledgers,
-        rests: true,
-        named: true,
-    })
-    .await;
+    all_conform("paged", KubeLedger::in_pages).await;
 }
 
 /// One object takes 10,487 allocations of a usual size; a pool takes what its range has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_in_pages_outgrows_one_object() {
     const ENTRIES: u32 = 12_000;
-    let cluster = cluster().await;
-    let bed = Bed::on(cluster, "outgrow").await;
-    let ledger = open_paged(cluster, &bed.namespace).await;
+    let (bed, ledger) = paged("outgrow").await;
     let mut version = ledger.load(&mk_pool()).await.unwrap().version;
     for next in (0..ENTRIES).step_by(1_500) {
         let claims = many(next..next + 1_500);
@@ -67,9 +57,7 @@ async fn a_pool_in_pages_outgrows_one_object() {
 /// I2: all pages of a commit, or none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_that_refuses_takes_the_others_claims_back() {
-    let cluster = cluster().await;
-    let bed = Bed::on(cluster, "partly").await;
-    let ledger = open_paged(cluster, &bed.namespace).await;
+    let (_, ledger) = paged("partly").await;
     let before = [claim(1, "a"), claim(2, "b"), claim(2_500, "c")];
     write(&ledger, &mk_pool(), &before).await.unwrap();
     let base = ledger.load(&mk_pool()).await.unwrap().version;
@@ -104,9 +92,7 @@ async fn a_page_that_refuses_takes_the_others_claims_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_of_whereabouts_is_spread_when_it_is_told_to_be() {
-    let cluster = cluster().await;
-    let bed = Bed::on(cluster, "spread").await;
-    let ledger = open_paged(cluster, &bed.namespace).await;
+    let (bed, ledger) = paged("spread").await;
     assert_eq!(ledger.spread(&mk_pool()).await.unwrap(), 0, "nothing there");
     bed.write(&many(0..3_500)).await.unwrap();
     let before = held(&bed.ledger, &mk_pool()).await;
@@ -142,9 +128,7 @@ async fn a_pool_of_whereabouts_is_spread_when_it_is_told_to_be() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_sees_every_page() {
-    let cluster = cluster().await;
-    let bed = Bed::on(cluster, "pagewatch").await;
-    let ledger = open_paged(cluster, &bed.namespace).await;
+    let (_, ledger) = paged("pagewatch").await;
     write(&ledger, &mk_pool(), &[claim(1, "a")]).await.unwrap();
     let mut stream = ledger.watch(&mk_pool()).await.unwrap();
     let change = [claim(1_500, "b"), claim(2_500, "c")];

@@ -1,81 +1,35 @@
 //! Berth and the real whereabouts v0.9.4 on the same pools at the same time.
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use berth_parts::Parts;
+use berth_testkit::Attachment;
 use serde_json::{Value, json};
 
 use crate::home::{Home, home_with};
 use crate::node::{Interface, Outcome, TestNode, pod};
 
-/// The real plugin, with the flat file that it insists on.
-struct Whereabouts {
-    binary: PathBuf,
-    dir: tempfile::TempDir,
-}
+/// The real plugin.
+struct Whereabouts(berth_testkit::Whereabouts);
 
 impl Whereabouts {
     fn new(home: &Home) -> Whereabouts {
-        let dir = tempfile::tempdir().unwrap();
-        let flat = json!({"kubernetes": {"kubeconfig": home.kubeconfig}, "log_level": "error"});
-        std::fs::write(dir.path().join("whereabouts.conf"), flat.to_string()).unwrap();
-        Whereabouts {
-            binary: Parts::find().unwrap().whereabouts(),
-            dir,
-        }
+        Whereabouts(berth_testkit::Whereabouts::new(&home.kubeconfig, "node-1").unwrap())
     }
 
     fn run(&self, verb: &str, who: &Interface, ipam: &Value) -> Outcome {
-        let mut ipam = ipam.clone();
-        ipam["type"] = json!("whereabouts");
-        ipam["configuration_path"] = json!(self.dir.path().join("whereabouts.conf"));
-        let conf = json!({"cniVersion": "0.3.1", "name": "net", "type": "macvlan", "ipam": ipam});
-        let mut child = Command::new(&self.binary)
-            .env_clear()
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", &who.container)
-            .env("CNI_IFNAME", &who.ifname)
-            .env("CNI_NETNS", "/var/run/netns/none")
-            .env("CNI_PATH", "/opt/cni/bin")
-            .env(
-                "CNI_ARGS",
-                format!(
-                    "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={}",
-                    who.pod
-                ),
-            )
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(conf.to_string().as_bytes())
-            .unwrap();
-        let output = child.wait_with_output().unwrap();
-        Outcome {
-            exit: output.status.code().unwrap(),
-            stdout: String::from_utf8(output.stdout)
-                .unwrap()
-                .trim_end()
-                .to_owned(),
-        }
+        let who = Attachment {
+            pod: &who.pod,
+            container: &who.container,
+            ifname: &who.ifname,
+        };
+        Outcome::of(self.0.call(verb, who, ipam).unwrap())
     }
 }
 
 /// A cluster's namespace that both may work in: whereabouts needs its lease too.
 fn shared_home() -> Home {
-    home_with(json!([
-        {"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"]},
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
-    ]))
+    home_with(berth_testkit::Whereabouts::rules())
 }
 
 /// Who holds which address, as the plugins' answers tell it.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -75,6 +75,14 @@ impl Interface {
 }
 
 impl Outcome {
+    pub fn of(output: Output) -> Outcome {
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        Outcome {
+            exit: output.status.code().unwrap(),
+            stdout: stdout.trim_end().to_owned(),
+        }
+    }
+
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout)
             .unwrap_or_else(|error| panic!("{error}: {:?}", self.stdout))
@@ -220,14 +228,7 @@ impl TestNode {
             .unwrap()
             .write_all(conf.to_string().as_bytes())
             .unwrap();
-        let output = child.wait_with_output().unwrap();
-        Outcome {
-            exit: output.status.code().unwrap(),
-            stdout: String::from_utf8(output.stdout)
-                .unwrap()
-                .trim_end()
-                .to_owned(),
-        }
+        Outcome::of(child.wait_with_output().unwrap())
     }
 }
 

@@ -1,0 +1,84 @@
+//! The real plugin of whereabouts v0.9.4, run as a container runtime does, with the flat file that it insists on.
+//!
+//! It enters no network namespace: what is looked at is what it gives and what it writes.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result};
+use berth_parts::Parts;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// whereabouts on one node.
+#[derive(Debug)]
+pub struct Whereabouts {
+    binary: PathBuf,
+    dir: TempDir,
+    node: String,
+}
+
+/// One interface of one container of one pod, in the namespace `ns`.
+#[derive(Debug, Clone, Copy)]
+pub struct Attachment<'a> {
+    pub pod: &'a str,
+    pub container: &'a str,
+    pub ifname: &'a str,
+}
+
+impl Whereabouts {
+    /// The context of the kubeconfig names the namespace of its objects.
+    pub fn new(kubeconfig: &Path, node: &str) -> Result<Whereabouts> {
+        let dir = tempfile::tempdir().context("create a directory for whereabouts")?;
+        let flat = json!({ "kubernetes": { "kubeconfig": kubeconfig }, "log_level": "error" });
+        let path = dir.path().join("whereabouts.conf");
+        fs::write(&path, flat.to_string()).with_context(|| format!("write {}", path.display()))?;
+        Ok(Whereabouts {
+            binary: Parts::find()?.whereabouts(),
+            dir,
+            node: node.to_owned(),
+        })
+    }
+
+    /// What it may do, for [`crate::Cluster::service_account`].
+    pub fn rules() -> Value {
+        json!([
+            { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"] },
+            { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"] },
+        ])
+    }
+
+    /// One call, for a macvlan network with this `ipam`.
+    pub fn call(&self, verb: &str, who: Attachment<'_>, ipam: &Value) -> Result<Output> {
+        let mut ipam = ipam.clone();
+        ipam["type"] = json!("whereabouts");
+        ipam["configuration_path"] = json!(self.dir.path().join("whereabouts.conf"));
+        let conf = json!({ "cniVersion": "0.3.1", "name": "net", "type": "macvlan", "ipam": ipam });
+        let pod = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={}",
+            who.pod
+        );
+        let mut child = Command::new(&self.binary)
+            .env_clear()
+            .env("NODENAME", &self.node)
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", who.container)
+            .env("CNI_IFNAME", who.ifname)
+            .env("CNI_NETNS", "/var/run/netns/none")
+            .env("CNI_PATH", "/opt/cni/bin")
+            .env("CNI_ARGS", pod)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start whereabouts")?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin
+                .write_all(conf.to_string().as_bytes())
+                .context("tell whereabouts its network")?;
+        }
+        child.wait_with_output().context("wait for whereabouts")
+    }
+}

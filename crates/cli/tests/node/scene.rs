@@ -260,11 +260,14 @@ impl Scene {
             .kubectl(&[&[namespace.as_str()], arguments].concat())
     }
 
-    /// Waits until `look` is content; fails with what it saw last.
-    pub async fn until(&self, what: &str, look: impl AsyncFn() -> Result<(), String>) {
+    /// Waits until `look` is content, and returns what it found; fails with what it saw last.
+    pub async fn until<T>(&self, what: &str, look: impl AsyncFn() -> Result<T, String>) -> T {
         let begun = Instant::now();
         loop {
-            let Err(seen) = look().await else { return };
+            let seen = match look().await {
+                Ok(found) => return found,
+                Err(seen) => seen,
+            };
             let waited = begun.elapsed();
             assert!(waited < PATIENCE, "{what}: not after {waited:?}: {seen}");
             tokio::time::sleep(Duration::from_millis(300)).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
 use serde_json::{Value, json};
 
 use crate::scene::{Scene, template};
@@ -66,33 +66,20 @@ impl<'a> Set<'a> {
         let what = format!("{count} pods of {} run", self.path);
         self.scene
             .until(&what, async || {
-                let there = self.pods().await.len();
-                let running = self.running("net1").await.len();
-                match (there, running) == (count, count) {
-                    true => Ok(()),
-                    false => Err(format!("{running} of {there}")),
+                let pods = self.pods().await;
+                let there = pods.len();
+                let running = on(pods, "net1");
+                match (there, running.len()) == (count, count) {
+                    true => Ok(running),
+                    false => Err(format!("{} of {there}", running.len())),
                 }
             })
-            .await;
-        self.running("net1").await
+            .await
     }
 
     /// Its running pods, and the address that each is said to have on an interface.
     pub async fn running(&self, interface: &str) -> BTreeMap<String, String> {
-        let pods = self.pods().await.into_iter();
-        let running = pods.filter(|pod| pod.data["status"]["phase"] == "Running");
-        running
-            .filter_map(|pod| {
-                let text = pod
-                    .metadata
-                    .annotations?
-                    .remove("k8s.v1.cni.cncf.io/network-status")?;
-                let networks: Vec<Value> = serde_json::from_str(&text).ok()?;
-                let mut networks = networks.iter();
-                let network = networks.find(|network| network["interface"] == interface)?;
-                Some((pod.metadata.name?, network["ips"][0].as_str()?.to_owned()))
-            })
-            .collect()
+        on(self.pods().await, interface)
     }
 
     /// Deletes one of its pods, and returns when another of that name is there.
@@ -111,9 +98,26 @@ impl<'a> Set<'a> {
             .await;
     }
 
-    async fn pods(&self) -> Vec<kube::api::DynamicObject> {
+    async fn pods(&self) -> Vec<DynamicObject> {
         let ours = ListParams::default().labels(&format!("app={}", self.label));
         let pods = self.scene.objects("v1", "Pod").list(&ours).await;
         pods.unwrap().items
     }
+}
+
+/// Those that run, and the address that each is said to have on an interface.
+fn on(pods: Vec<DynamicObject>, interface: &str) -> BTreeMap<String, String> {
+    let pods = pods.into_iter();
+    pods.filter(|pod| pod.data["status"]["phase"] == "Running")
+        .filter_map(|pod| {
+            let text = pod
+                .metadata
+                .annotations?
+                .remove("k8s.v1.cni.cncf.io/network-status")?;
+            let networks: Vec<Value> = serde_json::from_str(&text).ok()?;
+            let mut networks = networks.iter();
+            let network = networks.find(|network| network["interface"] == interface)?;
+            Some((pod.metadata.name?, network["ips"][0].as_str()?.to_owned()))
+        })
+        .collect()
 }

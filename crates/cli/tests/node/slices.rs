@@ -39,7 +39,7 @@ async fn pools_are_the_pods(scene: &Scene, sets: [&Set<'_>; 2], count: usize) {
 
 /// The slice that the controller gave to this node.
 async fn assigned(scene: &Scene, pool: &str) -> String {
-    let slice = async || -> Result<String, String> {
+    let slice = async || {
         let pools = scene.objects_in(HOME, "whereabouts.cni.cncf.io/v1alpha1", "NodeSlicePool");
         let pool = pools.get_opt(pool).await.unwrap().ok_or("no pool yet")?;
         let rows = &pool.data["status"]["allocations"];
@@ -48,10 +48,7 @@ async fn assigned(scene: &Scene, pool: &str) -> String {
         let slice = ours.and_then(|row| row["sliceRange"].as_str());
         Ok(slice.ok_or_else(|| rows.to_string())?.to_owned())
     };
-    scene
-        .until("the node has a slice", async || slice().await.map(drop))
-        .await;
-    slice().await.unwrap()
+    scene.until("the node has a slice", slice).await
 }
 
 /// Ranges of the claims of an elastic network.

@@ -15,6 +15,10 @@ use serde::{Deserialize, Serialize};
 /// that knows an older one of its own slice has lost what it had there.
 pub const EPOCHS: &str = "berth.dev/epochs";
 
+/// On a NodeSlicePool: a JSON list of slices that are on their way back, `["10.0.64.0/26"]`. Each has its next epoch
+/// already, and its node, if it is there after all, gives nothing from it (I8).
+pub const RECALLED: &str = "berth.dev/recalled";
+
 /// On a NodeSlicePool: `"true"` while no other network of the cluster has an address in its range, over all
 /// NetworkAttachmentDefinitions. Absent as soon as that is not known.
 pub const DISJOINT: &str = "berth.dev/disjoint";

@@ -16,6 +16,7 @@ use berth_core::slice::proof::{Suspicions, Verdict};
 use berth_core::slice::{Epoch, Holding, NodeName};
 use berth_ledger::kube::SliceObject;
 
+use crate::events::News;
 use crate::look::LookError;
 use crate::seen::View;
 use crate::tend::{TendError, Tender};
@@ -29,6 +30,8 @@ pub(crate) struct LostClaims {
     /// Nodes that were seen to go, when all claims were last looked at.
     looked: Option<BTreeMap<String, String>>,
     again: Option<Moment>,
+    /// What was taken back, until it is told.
+    pub news: Vec<News>,
 }
 
 /// What becomes of the claim of a node that is gone; none: it goes.
@@ -114,7 +117,8 @@ impl LostClaims {
         let gone = gone.map_err(LookError::from)?;
         let definitions = definitions(view, &object.network);
         let networks = [object.network.clone()];
-        let used = looker.uses(&[holding], &networks, &definitions).await?;
+        let names: Vec<String> = definitions.iter().filter_map(|key| name_of(key)).collect();
+        let used = looker.uses(&[holding], &networks, &names).await?;
         let lost = !gone.is_empty() && used.live.is_empty();
         let mut taken = false;
         match self.suspicions.look(suspect, lost, grace, now) {
@@ -137,6 +141,12 @@ impl LostClaims {
                         "a claimed slice was taken back: its node is gone"
                     );
                     tender.metrics.reclaimed.inc();
+                    self.news.push(News::claim_ended(
+                        &object.name,
+                        &claim.node,
+                        claim.offers.len(),
+                        definitions.clone(),
+                    ));
                 } else {
                     self.look_at(now.plus(Duration::from_millis(200)));
                 }
@@ -155,7 +165,11 @@ fn suspect(object: &SliceObject) -> Suspect {
     (object.name.clone(), claim.node_uid.clone(), claim.epoch)
 }
 
-/// Names of the definitions whose nodes claim slices of that network.
+fn name_of(key: &str) -> Option<String> {
+    Some(key.split_once('/')?.1.to_owned())
+}
+
+/// The definitions whose nodes claim slices of that network, `namespace/name`.
 fn definitions(view: &View, network: &str) -> Vec<String> {
     let of = view.definitions.iter().filter(|defined| {
         let mut networks = defined.definition.networks.iter();
@@ -164,8 +178,7 @@ fn definitions(view: &View, network: &str) -> Vec<String> {
             read.is_ok_and(|read| read.fast_ipam && read.network_name == network)
         })
     });
-    of.filter_map(|defined| Some(defined.key.split_once('/')?.1.to_owned()))
-        .collect()
+    of.map(|defined| defined.key.clone()).collect()
 }
 
 #[cfg(test)]

@@ -55,6 +55,8 @@ pub mod reason {
     pub const DELETION_REFUSED: &str = "SlicesDeletionRefused";
     pub const UNREADABLE: &str = "SlicesUnreadable";
     pub const NOT_WRITTEN: &str = "SlicesNotWritten";
+    /// News, not a trouble: on the node and the definitions.
+    pub const TAKEN_BACK: &str = "SliceTakenBack";
 }
 
 /// Wishes by the name of their NodeSlicePool.

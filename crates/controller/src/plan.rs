@@ -6,7 +6,7 @@ use berth_api::cncf::Condition;
 use berth_core::dialect::WHEREABOUTS;
 use berth_core::slice::assigned::{Assigned, Assignments, LiveClaim};
 use berth_core::slice::{Holding, NodeName};
-use berth_core::{RangeSpec, Space};
+use berth_core::{Prefix, RangeSpec, Space};
 use berth_ledger::kube::slicepools::{Marks, SlicePool, StoredSlicePool};
 
 use crate::networks::{Settled, Trouble, reason};
@@ -25,6 +25,15 @@ pub enum Change {
     Pending,
 }
 
+/// Which slices are on their way back (I8): recalled in one write, free in a later one, with a look between.
+#[derive(Debug, Default)]
+pub struct Returns {
+    /// Nothing is given from them from this write on.
+    pub recalled: Vec<Holding>,
+    /// Recalled before, and nobody uses them still.
+    pub reclaimed: Vec<Holding>,
+}
+
 /// A pool as it should be, and what is wrong all the same.
 #[derive(Debug)]
 pub struct Draft {
@@ -40,8 +49,7 @@ pub struct Known<'a> {
     pub stored: Option<&'a StoredSlicePool>,
     pub settled: &'a Settled<'a>,
     pub change: &'a Change,
-    /// Holdings whose nodes are provably gone.
-    pub reclaimed: &'a [Holding],
+    pub returns: &'a Returns,
     pub nodes: &'a BTreeSet<NodeName>,
     /// No other network has an address in the range that is wanted.
     pub disjoint: bool,
@@ -54,7 +62,7 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
         stored,
         settled,
         change,
-        reclaimed,
+        returns,
         nodes,
         disjoint,
     } = *known;
@@ -65,8 +73,21 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
         Some(stored) if follows => stored.pool.table.recut(settled.cut).table,
         Some(stored) => stored.pool.table.clone(),
     };
-    for holding in reclaimed {
-        // One that somebody else took back already is back.
+    let going = |slice: Prefix| {
+        let mut going = returns.recalled.iter().chain(&returns.reclaimed);
+        going.any(|holding| holding.slice == slice)
+    };
+    for slice in table.recalled().collect::<Vec<_>>() {
+        // Its node is there after all.
+        if !going(slice) && table.holder(slice).is_some_and(|node| nodes.contains(node)) {
+            table.keep(slice);
+        }
+    }
+    // What somebody else took back already is back.
+    for holding in &returns.recalled {
+        let _ = table.recall(holding.slice, &holding.node);
+    }
+    for holding in &returns.reclaimed {
         let _ = table.reclaim(holding.slice, &holding.node);
     }
     // Under the old cut the definitions' own limits may lie elsewhere: what the old range may give counts.

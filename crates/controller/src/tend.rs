@@ -3,9 +3,12 @@
 //! ```text
 //!   load -> settle what the definitions want -> who is gone? -> may the cut change? -> plan -> guarded write
 //!                                                (two quorum looks, a grace period between: I4, I8)
+//!   proved: recalled, at the next epoch  ->  a pause, one more look  ->  its IPPool goes  ->  free
 //! ```
-//! The IPPool of a slice goes before the slice is free again: whoever crashes in between leaves a slice that
-//! is still its node's, and the next look finds it.
+//! A look and a write are two moments: a node that returns between them would give from what the write frees. So nobody
+//! gives from a slice that is recalled, and who came back before that is seen by the look after it. The IPPool of a slice
+//! goes before the slice is free again: whoever crashes in between leaves a slice that is still its node's, and the next
+//! look finds it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,10 +22,11 @@ use berth_ledger::LedgerError;
 use berth_ledger::kube::slicepools::{SlicePools, StoredSlicePool};
 use k8s_openapi::jiff::Timestamp;
 
+use crate::events::News;
 use crate::look::{LookError, Looker};
 use crate::metrics::Metrics;
 use crate::networks::{Settled, Trouble, Wish, reason, settle};
-use crate::plan::{Change, Known, conditions, list, plan, told};
+use crate::plan::{Change, Known, Returns, conditions, list, plan, told};
 use crate::seen::View;
 
 /// How long a watch may lag behind a write.
@@ -47,12 +51,16 @@ pub struct Memory {
     /// When it was made here, until a watch has shown it.
     made: Option<Moment>,
     suspicions: Suspicions<Suspect>,
+    /// Since when slices are known to be recalled.
+    recalled: BTreeMap<Prefix, Moment>,
 }
 
 /// What a look at a pool led to.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub troubles: Vec<Trouble>,
+    /// What has happened, for the definitions and nodes that it happened to.
+    pub news: Vec<News>,
     /// When to look again, whatever happens.
     pub again: Option<Moment>,
     /// The pool is gone, and so is its memory.
@@ -116,6 +124,15 @@ impl Memory {
     pub fn forget(&mut self) {
         self.known = None;
     }
+
+    /// Counts from the first sight of a recall: who made it, and when, is nowhere told.
+    fn note_recalled(&mut self, stored: &StoredSlicePool, now: Moment) {
+        let table = &stored.pool.table;
+        self.recalled.retain(|slice, _| table.is_recalled(*slice));
+        for slice in table.recalled() {
+            self.recalled.entry(slice).or_insert(now);
+        }
+    }
 }
 
 impl Tender {
@@ -155,21 +172,18 @@ impl Tender {
             .iter()
             .filter_map(|wish| Some(wish.definition.split_once('/')?.1.to_owned()))
             .collect();
-        let reclaimed = match &stored {
-            Some(stored) => {
-                self.losses(task, stored, &networks, &definitions, memory, &mut outcome)
-                    .await?
-            }
-            None => Vec::new(),
-        };
-        let change = match &stored {
-            Some(stored) => {
-                let wanted = (settled.cut, &networks[..], &definitions[..]);
-                self.change(task, stored, wanted, memory, &mut outcome)
-                    .await?
-            }
-            None => Change::Free,
-        };
+        let mut returns = Returns::default();
+        let mut change = Change::Free;
+        if let Some(stored) = &stored {
+            memory.note_recalled(stored, task.now);
+            returns = self
+                .losses(task, stored, &networks, &definitions, memory, &mut outcome)
+                .await?;
+            let wanted = (settled.cut, &networks[..], &definitions[..]);
+            change = self
+                .change(task, stored, wanted, memory, &mut returns, &mut outcome)
+                .await?;
+        }
         let apart = task
             .apart
             .slices(task.name, settled.network, settled.cut.range());
@@ -179,7 +193,7 @@ impl Tender {
             stored: stored.as_ref(),
             settled,
             change: &change,
-            reclaimed: &reclaimed,
+            returns: &returns,
             nodes: &task.view.nodes,
             disjoint: apart,
         };
@@ -211,22 +225,41 @@ impl Tender {
             tracing::info!(pool = task.name, nodes, "slices were assigned");
             self.metrics.assigned.inc_by(nodes as u64);
         }
-        for holding in &reclaimed {
+        for holding in &returns.recalled {
+            if !stored
+                .as_ref()
+                .is_some_and(|stored| is_recalled(stored, holding))
+            {
+                tracing::info!(
+                    pool = task.name, slice = %holding.slice, node = %holding.node, epoch = holding.epoch.0 + 1,
+                    "a slice is recalled: nobody uses it"
+                );
+            }
+        }
+        for holding in &returns.reclaimed {
             tracing::info!(
-                pool = task.name, slice = %holding.slice, node = %holding.node, epoch = holding.epoch.0 + 1,
+                pool = task.name, slice = %holding.slice, node = %holding.node, epoch = holding.epoch.0,
                 "a slice was taken back: its node is gone"
             );
             self.metrics.reclaimed.inc();
             memory.suspicions.forget(&loss(task, holding));
+            let members = settled.members.iter().map(|wish| wish.definition.clone());
+            outcome.news.push(News::taken_back(
+                task.name,
+                holding,
+                task.view.gone_uid(&holding.node),
+                members.collect(),
+            ));
         }
         if stored.is_none() {
             memory.made = Some(task.now);
         }
+        memory.note_recalled(&written, task.now);
         memory.known = Some(Some(written));
         Ok(outcome)
     }
 
-    /// Holdings whose nodes are provably gone, and whose pools are cleared away.
+    /// Holdings whose nodes are provably gone: recalled, and at the look after that, taken back.
     async fn losses(
         &self,
         task: &Task<'_>,
@@ -235,7 +268,7 @@ impl Tender {
         definitions: &[String],
         memory: &mut Memory,
         outcome: &mut Outcome,
-    ) -> Result<Vec<Holding>, TendError> {
+    ) -> Result<Returns, TendError> {
         let missing: Vec<Holding> = stored
             .pool
             .table
@@ -249,30 +282,42 @@ impl Tender {
             .retain(|known| !matches!(known, Suspect::Loss(..)) || suspects.contains(known));
         let mut due = Vec::new();
         for holding in missing {
-            match memory.suspicions.due(&loss(task, &holding), self.grace) {
+            let suspected = memory.suspicions.due(&loss(task, &holding), self.grace);
+            match suspected.max(self.settled(memory, holding.slice)) {
                 Some(until) if until > task.now => outcome.look_at(until),
                 _ => due.push(holding),
             }
         }
+        let mut returns = Returns::default();
         if due.is_empty() {
-            return Ok(Vec::new());
+            return Ok(returns);
         }
         let nodes = due.iter().map(|holding| &holding.node).collect();
         let gone = self.looker.gone(nodes).await.map_err(LookError::from)?;
         let used = self.looker.uses(&due, networks, definitions).await?;
-        let mut reclaimed = Vec::new();
         for holding in due {
             let gone = gone.contains(&holding.node) && !used.live.contains_key(&holding.slice);
             let suspect = loss(task, &holding);
             match memory.suspicions.look(suspect, gone, self.grace, task.now) {
                 Verdict::Kept => outcome.look_at(task.now.plus(self.pause())),
                 Verdict::Suspected { until } => outcome.look_at(until),
-                Verdict::Proved => reclaimed.push(holding),
+                Verdict::Proved if is_recalled(stored, &holding) => returns.reclaimed.push(holding),
+                Verdict::Proved => {
+                    outcome.look_at(task.now.plus(self.pause()));
+                    returns.recalled.push(holding);
+                }
             }
         }
-        let slices: BTreeSet<Prefix> = reclaimed.iter().map(|holding| holding.slice).collect();
+        let reclaimed = returns.reclaimed.iter();
+        let slices: BTreeSet<Prefix> = reclaimed.map(|holding| holding.slice).collect();
         self.looker.retire(&used.of(&slices)).await?;
-        Ok(reclaimed)
+        Ok(returns)
+    }
+
+    /// Until when a recalled slice is left alone: whoever was about to give from it has heard of it then.
+    fn settled(&self, memory: &Memory, slice: Prefix) -> Option<Moment> {
+        let since = memory.recalled.get(&slice)?;
+        Some(since.plus(self.pause()))
     }
 
     /// Whether the pool may be cut as its definitions want it now.
@@ -282,6 +327,7 @@ impl Tender {
         stored: &StoredSlicePool,
         (cut, networks, definitions): (Cut, &[String], &[String]),
         memory: &mut Memory,
+        returns: &mut Returns,
         outcome: &mut Outcome,
     ) -> Result<Change, TendError> {
         let table = &stored.pool.table;
@@ -322,6 +368,11 @@ impl Tender {
                 Ok(Change::Pending)
             }
             Verdict::Proved => {
+                if let Some(until) = self.unsettled(task, stored, &recut.dropped, memory) {
+                    outcome.look_at(until);
+                    returns.recalled.extend(recut.dropped);
+                    return Ok(Change::Pending);
+                }
                 let slices = recut.dropped.iter().map(|holding| holding.slice).collect();
                 self.looker.retire(&used.of(&slices)).await?;
                 tracing::info!(
@@ -330,6 +381,23 @@ impl Tender {
                 Ok(Change::Free)
             }
         }
+    }
+
+    /// When to look at slices that are to go: as long as one of them is not recalled, or not for long enough.
+    fn unsettled(
+        &self,
+        task: &Task<'_>,
+        stored: &StoredSlicePool,
+        going: &[Holding],
+        memory: &Memory,
+    ) -> Option<Moment> {
+        let pause = task.now.plus(self.pause());
+        let settled = going.iter().map(|holding| {
+            let known = is_recalled(stored, holding);
+            let settled = self.settled(memory, holding.slice);
+            settled.filter(|_| known).unwrap_or(pause)
+        });
+        settled.max().filter(|until| *until > task.now)
     }
 
     /// No definition wants the pool any more.
@@ -363,11 +431,23 @@ impl Tender {
         let holdings: Vec<Holding> = stored.pool.table.holdings().collect();
         let used = self.looker.uses(&holdings, &networks, &definitions).await?;
         let unused = used.live.is_empty() && stored.strays.is_empty();
+        memory.note_recalled(&stored, task.now);
         match memory
             .suspicions
             .look(Suspect::Deletion, unused, self.grace, task.now)
         {
             Verdict::Proved => {
+                if let Some(until) = self.unsettled(task, &stored, &holdings, memory) {
+                    outcome.look_at(until);
+                    let mut pool = stored.pool.clone();
+                    for holding in &holdings {
+                        let _ = pool.table.recall(holding.slice, &holding.node);
+                    }
+                    let written = self.pools.write(task.name, Some(&stored), &pool).await?;
+                    memory.note_recalled(&written, task.now);
+                    memory.known = Some(Some(written));
+                    return Ok(outcome);
+                }
                 self.looker.retire(&used.pools).await?;
                 self.pools.remove(&stored).await?;
                 tracing::info!(pool = task.name, "deleted: no definition wants it any more");
@@ -411,6 +491,9 @@ impl Tender {
             .into_iter()
             .collect();
         let mut pool = stored.pool.clone();
+        for slice in stored.pool.table.recalled() {
+            pool.table.keep(slice);
+        }
         let now = Timestamp::now().to_string();
         let before = &stored.pool.marks.conditions;
         pool.marks.conditions = conditions(&troubles, &stored.strays, before, &now);
@@ -434,6 +517,10 @@ impl Tender {
 fn loss(task: &Task<'_>, holding: &Holding) -> Suspect {
     let uid = task.view.gone_uid(&holding.node);
     Suspect::Loss(holding.slice, holding.node.to_string(), uid)
+}
+
+fn is_recalled(stored: &StoredSlicePool, holding: &Holding) -> bool {
+    stored.pool.table.is_recalled(holding.slice)
 }
 
 impl Outcome {

@@ -131,9 +131,11 @@ impl Work {
             again = Some(again.map_or(pause, |known| known.min(pause)));
         };
         let begun = self.now();
+        let mut news = Vec::new();
         for (task, memory, outcome) in tended {
             let Outcome {
                 troubles: found,
+                news: happened,
                 again,
                 forgotten,
             } = match outcome {
@@ -148,6 +150,7 @@ impl Work {
                 }
             };
             troubles.extend(found);
+            news.extend(happened);
             if let Some(moment) = again {
                 look_in(Duration::from_millis(moment.0.saturating_sub(begun.0) + 1));
             }
@@ -173,6 +176,8 @@ impl Work {
         let uids: BTreeMap<&str, &str> = definitions()
             .map(|defined| (defined.key.as_str(), defined.uid.as_str()))
             .collect();
+        news.append(&mut self.claims.news);
+        self.recorder.report(&news, &uids).await;
         self.recorder.tell(troubles, &uids).await;
         again.map(|pause| Instant::now() + pause)
     }

@@ -80,6 +80,8 @@ pub enum SliceError {
     },
     #[error("slice {slice} is not assigned")]
     Free { slice: Prefix },
+    #[error("slice {slice} was not recalled from {node}")]
+    InHand { slice: Prefix, node: NodeName },
 }
 
 /// A range cut into slices of one size. Holds two prefixes and no list.

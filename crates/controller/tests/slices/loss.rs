@@ -1,6 +1,7 @@
 //! Nodes that go, come back, or are only said to be gone (I4, I8).
 
-use berth_api::slices::EPOCHS;
+use berth_api::slices::{EPOCHS, RECALLED};
+use berth_controller::networks::reason;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -33,6 +34,7 @@ async fn a_slice_goes_back_when_its_node_and_its_pods_are_gone_and_has_a_new_epo
             &[("1", "web"), ("2", "long-gone")],
         )
         .await;
+    let uid = world.node_uid("a").await;
     world.delete_node("a").await;
     world.node("c").await;
     // The node is gone and its pod is not: whoever gave the slice away now would give 10.0.0.1 twice.
@@ -46,6 +48,50 @@ async fn a_slice_goes_back_when_its_node_and_its_pods_are_gone_and_has_a_new_epo
     let epochs = world.annotation("blue", EPOCHS).await;
     assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
     assert_eq!(world.ip_pools().await, Vec::<String>::new());
+    let taken_back = |events: Vec<(String, String)>| {
+        let told = |(kind, message): &(String, String)| {
+            kind == reason::TAKEN_BACK && message.contains("10.0.0.0/25 of NodeSlicePool blue")
+        };
+        events.iter().any(told)
+    };
+    world
+        .until("told, on the node and on the definition", async || {
+            taken_back(world.node_events(&uid).await)
+                && taken_back(world.events(&world.namespace, "net").await)
+        })
+        .await;
+    running.stop().await;
+}
+
+/// A look and a write are two moments. Whoever returns between them must not give from what the write frees (I8).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_returns_while_its_slice_is_recalled_keeps_it_at_a_new_epoch() {
+    let world = sliced("recall").await;
+    let mut config = world.config();
+    // The pause after the recall is half of it.
+    config.grace = GRACE * 10;
+    let running = world.controller_with(config);
+    world.until_rows("blue", &BOTH).await;
+    world.delete_node("a").await;
+    world
+        .until("recalled", async || {
+            let recalled = world.annotation("blue", RECALLED).await;
+            recalled.as_deref() == Some(r#"["10.0.0.0/25"]"#)
+        })
+        .await;
+    // Nobody else has it yet, and it is at its next epoch already: a node that reads this gives nothing.
+    assert_eq!(world.rows("blue").await, BOTH);
+    let epochs = world.annotation("blue", EPOCHS).await;
+    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+    world.node("a").await;
+    world
+        .until("kept", async || {
+            world.annotation("blue", RECALLED).await.is_none()
+        })
+        .await;
+    assert_eq!(world.rows("blue").await, BOTH);
+    let epochs = world.annotation("blue", EPOCHS).await;
+    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
     running.stop().await;
 }
 
@@ -202,5 +248,39 @@ async fn claims_of_a_node_that_is_gone_go_back_too() {
         })
         .await;
     assert_eq!(world.ip_pools().await, Vec::<String>::new());
+    running.stop().await;
+}
+
+/// What the lost node still has on its way to the whole dies before another can have the part.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_whole_is_taken_from_a_lost_node_before_its_part() {
+    let world = World::new("whole").await;
+    world.nodes(&["here"]).await;
+    let ipam = json!({ "range": "10.0.0.0/24", "fast_ipam": true });
+    world.network("net", ipam).await;
+    let part = json!([{ "range": "10.0.0.8/29", "node": "here" }]);
+    world
+        .claim("10.0.0.0-28", "10.0.0.0/28", "gone-whole", part)
+        .await;
+    world
+        .claim("10.0.0.8-29", "10.0.0.8/29", "gone-whole", json!([]))
+        .await;
+    // In use: the whole. Nothing but their order speaks for the part.
+    world.run_pod("web", "gone-whole", "").await;
+    world
+        .put_entries("gone-whole-10.0.0.0-28", "10.0.0.0/28", &[("1", "web")])
+        .await;
+    let running = world.controller();
+    sleep(GRACE * 5).await;
+    let both = ["10.0.0.0-28 gone-whole 3", "10.0.0.8-29 gone-whole 3"];
+    assert_eq!(world.claims().await, both);
+    world.delete_pod("web").await;
+    world
+        .until("taken back, both", async || {
+            world.claims().await == ["10.0.0.0-28  4"]
+        })
+        .await;
+    let told = world.node_events("gone-whole").await;
+    assert_eq!(told.len(), 2, "{told:?}");
     running.stop().await;
 }

@@ -287,6 +287,26 @@ impl World {
         .collect()
     }
 
+    pub async fn node_uid(&self, name: &str) -> String {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        nodes.get(name).await.unwrap().metadata.uid.unwrap()
+    }
+
+    /// Reason and message of the events on the node of that UID; one that no watch saw go has its name for it.
+    pub async fn node_events(&self, uid: &str) -> Vec<(String, String)> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let selector = format!("involvedObject.kind=Node,involvedObject.uid={uid}");
+        let list = api.list(&ListParams::default().fields(&selector)).await;
+        let told = list.unwrap().items.into_iter();
+        told.map(|event| {
+            (
+                event.reason.unwrap_or_default(),
+                event.message.unwrap_or_default(),
+            )
+        })
+        .collect()
+    }
+
     pub async fn config_map(&self, name: &str) -> BTreeMap<String, String> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = api.get_opt(name).await.unwrap();

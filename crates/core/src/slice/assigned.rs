@@ -2,7 +2,16 @@
 //!
 //! Promises: the same table and the same nodes give the same assignment; holdings stay where they are,
 //! whoever made them and in whatever order; a slice is assigned only if every network that shares the
-//! range has an address to give in it; a slice that is taken back has a new epoch from then on (I8).
+//! range has an address to give in it; a slice that is taken back has a new epoch from then on, and changes
+//! hands in two steps (I8).
+//!
+//! ```text
+//!   held by a, epoch 3 --recall--> held by a, epoch 4, recalled: nobody gives --reclaim--> free
+//!            ^                                    |
+//!            +------- held by a, epoch 4 <--keep--+   the node is there after all
+//! ```
+//! A node that returns after the recall reads that it may not give; one that returned before it is seen by the look that
+//! comes between the two steps.
 //!
 //! Unlike a slice that a node claims for itself, one that is assigned for the first time is at epoch 0: a
 //! table that another program made knows no epochs, and must mean the same here.
@@ -18,6 +27,8 @@ pub struct Assignments {
     cut: Cut,
     held: BTreeMap<Prefix, NodeName>,
     epochs: BTreeMap<Prefix, Epoch>,
+    /// Held, and on their way back.
+    recalled: BTreeSet<Prefix>,
 }
 
 /// What an assignment changed.
@@ -50,6 +61,7 @@ impl Assignments {
             cut,
             held: BTreeMap::new(),
             epochs: BTreeMap::new(),
+            recalled: BTreeSet::new(),
         }
     }
 
@@ -77,6 +89,22 @@ impl Assignments {
     pub fn restore_epoch(&mut self, slice: Prefix, epoch: Epoch) {
         let known = self.epochs.entry(slice).or_default();
         *known = epoch.max(*known);
+    }
+
+    /// Takes in that a holding is on its way back; of a slice that nobody holds it means nothing.
+    pub fn restore_recalled(&mut self, slice: Prefix) {
+        if self.held.contains_key(&slice) {
+            self.recalled.insert(slice);
+        }
+    }
+
+    /// Whether its node may not give from it.
+    pub fn is_recalled(&self, slice: Prefix) -> bool {
+        self.recalled.contains(&slice)
+    }
+
+    pub fn recalled(&self) -> impl Iterator<Item = Prefix> {
+        self.recalled.iter().copied()
     }
 
     pub fn holder(&self, slice: Prefix) -> Option<&NodeName> {
@@ -131,22 +159,45 @@ impl Assignments {
         assigned
     }
 
-    /// Takes a slice from a node that is gone; the epoch that it has from now on (I6, I8).
+    /// The first step of taking a slice back: its node gives nothing from it from now on. The epoch that it has
+    /// then (I6, I8).
+    pub fn recall(&mut self, slice: Prefix, node: &NodeName) -> Result<Epoch, SliceError> {
+        self.verify(slice, node)?;
+        if self.recalled.insert(slice) {
+            self.advance(slice);
+        }
+        Ok(self.epoch(slice))
+    }
+
+    /// Leaves a recalled slice with its node.
+    pub fn keep(&mut self, slice: Prefix) {
+        self.recalled.remove(&slice);
+    }
+
+    /// The last step: a slice that was recalled from a node is free.
     pub fn reclaim(&mut self, slice: Prefix, node: &NodeName) -> Result<Epoch, SliceError> {
-        match self.held.get(&slice) {
-            None => return Err(SliceError::Free { slice }),
-            Some(holder) if holder != node => {
-                return Err(SliceError::Foreign {
-                    slice,
-                    holder: holder.clone(),
-                    epoch: self.epoch(slice),
-                    node: node.clone(),
-                });
-            }
-            Some(_) => {}
+        self.verify(slice, node)?;
+        if !self.recalled.remove(&slice) {
+            return Err(SliceError::InHand {
+                slice,
+                node: node.clone(),
+            });
         }
         self.held.remove(&slice);
-        Ok(self.advance(slice))
+        Ok(self.epoch(slice))
+    }
+
+    fn verify(&self, slice: Prefix, node: &NodeName) -> Result<(), SliceError> {
+        match self.held.get(&slice) {
+            None => Err(SliceError::Free { slice }),
+            Some(holder) if holder != node => Err(SliceError::Foreign {
+                slice,
+                holder: holder.clone(),
+                epoch: self.epoch(slice),
+                node: node.clone(),
+            }),
+            Some(_) => Ok(()),
+        }
     }
 
     /// The table under another range or size: holdings that are slices of the new cut stay.
@@ -155,13 +206,18 @@ impl Assignments {
             cut,
             held: BTreeMap::new(),
             epochs: self.epochs.clone(),
+            recalled: BTreeSet::new(),
         };
         let mut dropped = Vec::new();
         for holding in self.holdings() {
+            let recalled = self.is_recalled(holding.slice);
             if cut.has(holding.slice) {
                 table.held.insert(holding.slice, holding.node);
+                table.recalled.extend(recalled.then_some(holding.slice));
             } else {
-                table.advance(holding.slice);
+                if !recalled {
+                    table.advance(holding.slice);
+                }
                 dropped.push(holding);
             }
         }

@@ -61,16 +61,43 @@ fn a_slice_that_went_back_has_a_new_epoch() {
     let mut table = mk_table("10.0.0.0/24", 25);
     table.assign(&nodes(&["a"]), &[&usable]);
     let slice = "10.0.0.0/25".parse().unwrap();
-    let error = table.reclaim(slice, &NodeName::new("b")).unwrap_err();
+    let a = NodeName::new("a");
+    let error = table.recall(slice, &NodeName::new("b")).unwrap_err();
     assert!(matches!(error, SliceError::Foreign { .. }));
-    assert_eq!(table.reclaim(slice, &NodeName::new("a")), Ok(Epoch(1)));
+    let error = table.reclaim(slice, &a).unwrap_err();
+    assert!(matches!(error, SliceError::InHand { .. }), "in two steps");
+    assert_eq!(table.recall(slice, &a), Ok(Epoch(1)));
+    assert_eq!(table.recall(slice, &a), Ok(Epoch(1)));
+    assert_eq!(rows(&table), ["10.0.0.0/25 a 1"]);
+    assert_eq!(table.reclaim(slice, &a), Ok(Epoch(1)));
     assert!(matches!(
-        table.reclaim(slice, &NodeName::new("a")),
+        table.reclaim(slice, &a),
         Err(SliceError::Free { .. })
     ));
     table.assign(&nodes(&["a"]), &[&usable]);
     assert_eq!(rows(&table), ["10.0.0.0/25 a 1"]);
     assert_eq!(table.epochs().collect::<Vec<_>>(), [(slice, Epoch(1))]);
+}
+
+#[test]
+fn a_node_that_is_there_after_all_keeps_its_slice_at_the_new_epoch() {
+    let usable = mk_usable("10.0.0.0/24", &[]).unwrap();
+    let mut table = mk_table("10.0.0.0/24", 25);
+    table.assign(&nodes(&["a"]), &[&usable]);
+    let slice = "10.0.0.0/25".parse().unwrap();
+    table.recall(slice, &NodeName::new("a")).unwrap();
+    // Its node has it still: it gets no other, and nobody gets it.
+    let assigned = table.assign(&nodes(&["a", "b"]), &[&usable]);
+    assert_eq!(assigned.fresh.len(), 1);
+    assert!(table.is_recalled(slice));
+    table.keep(slice);
+    assert!(!table.is_recalled(slice));
+    assert_eq!(rows(&table), ["10.0.0.0/25 a 1", "10.0.0.128/25 b 0"]);
+    // A cut that has no place for what is recalled does not raise its epoch again.
+    table.recall(slice, &NodeName::new("a")).unwrap();
+    let recut = table.recut(Cut::new("10.0.0.0/24".parse().unwrap(), 26).unwrap());
+    assert_eq!(recut.table.epoch(slice), Epoch(2));
+    assert_eq!(recut.table.recalled().count(), 0);
 }
 
 #[test]
@@ -155,6 +182,7 @@ proptest! {
                 0 => {
                     wanted.remove(&node);
                     if let Some(mine) = before.iter().find(|h| h.node == node) {
+                        table.recall(mine.slice, &node).unwrap();
                         table.reclaim(mine.slice, &node).unwrap();
                     }
                 }

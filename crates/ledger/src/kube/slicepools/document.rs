@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use berth_api::cncf::Condition;
 use berth_api::slices::{
-    CONDITIONS, DISJOINT, EPOCHS, MANAGED, NETWORKS, SLICE_PAGE, SLICE_POOL, SLICES_OF_A_PAGE,
+    CONDITIONS, DISJOINT, EPOCHS, MANAGED, NETWORKS, RECALLED, SLICE_PAGE, SLICE_POOL,
+    SLICES_OF_A_PAGE,
 };
 use berth_core::Prefix;
 use berth_core::slice::assigned::Assignments;
@@ -55,8 +56,8 @@ pub struct Rows {
     owned: bool,
 }
 
-const OURS: [&str; 7] = [
-    EPOCHS, DISJOINT, CONDITIONS, NETWORKS, MANAGED, SLICE_PAGE, SLICE_POOL,
+const OURS: [&str; 8] = [
+    EPOCHS, RECALLED, DISJOINT, CONDITIONS, NETWORKS, MANAGED, SLICE_PAGE, SLICE_POOL,
 ];
 
 pub fn page_count(cut: Cut) -> u128 {
@@ -183,6 +184,13 @@ impl Page {
         };
         serde_json::from_str(text).map_err(|error| format!("the annotation {EPOCHS}: {error}"))
     }
+
+    fn recalled(&self) -> Result<Vec<Prefix>, String> {
+        let Some(text) = self.rows.annotations.get(RECALLED) else {
+            return Ok(Vec::new());
+        };
+        serde_json::from_str(text).map_err(|error| format!("the annotation {RECALLED}: {error}"))
+    }
 }
 
 /// All objects as one pool.
@@ -203,6 +211,9 @@ pub fn assemble(
                 strays.push(why);
                 stray_rows.insert((node.clone(), slice.clone()));
             }
+        }
+        for slice in page.recalled()? {
+            table.restore_recalled(slice);
         }
     }
     let first = pages.get(&0).ok_or("its first object is missing")?;
@@ -295,10 +306,18 @@ pub fn render(
         }
     }
     let epochs = epochs(&pool.table, count);
+    let mut recalled: BTreeMap<u128, Vec<String>> = BTreeMap::new();
+    for slice in pool.table.recalled() {
+        let page = recalled.entry(page_of(cut, slice)).or_default();
+        page.push(slice.to_string());
+    }
     let page = |(number, rows): (u128, Vec<(String, String)>)| {
         let mut annotations = BTreeMap::new();
         if let Some(epochs) = epochs.get(&number) {
             annotations.insert(EPOCHS, json!(epochs).to_string());
+        }
+        if let Some(recalled) = recalled.get(&number) {
+            annotations.insert(RECALLED, json!(recalled).to_string());
         }
         if number == 0 {
             annotations.extend(told(&pool.marks));

@@ -1,13 +1,18 @@
 //! Which NodeSlicePools there are: their metadata, watched. What they hold is not sent, and a change that
 //! somebody else made is known by its version.
 
-use berth_api::slices::{MANAGED, NETWORKS, SLICE_PAGE, SLICE_POOL};
+use std::collections::BTreeMap;
+
+use berth_api::slices::{DISJOINT, EPOCHS, MANAGED, NETWORKS, RECALLED, SLICE_PAGE, SLICE_POOL};
+use berth_core::Prefix;
+use berth_core::slice::Epoch;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as start};
 use kube::{Api, ResourceExt};
+use serde::de::DeserializeOwned;
 
 use super::super::resource::SLICE_POOLS;
 use super::super::wire::Wire;
@@ -26,6 +31,44 @@ pub struct Head {
     pub networks: Vec<String>,
     /// UIDs of the definitions that whereabouts' controller noted.
     pub owners: Vec<String>,
+    /// No other network has an address in its range.
+    pub disjoint: bool,
+    /// The epochs that it tells of, and what is recalled: the annotations as they are, read when somebody asks.
+    epochs: String,
+    recalled: String,
+}
+
+impl Head {
+    /// The pool that it is an object of.
+    pub fn pool(&self) -> &str {
+        self.page_of.as_deref().unwrap_or(&self.name)
+    }
+
+    /// Whether a slice that somebody holds at that epoch is recalled, or has another one here. A slice that this
+    /// object does not tell of is none of its business.
+    pub fn takes(&self, slice: Prefix, epoch: Epoch) -> bool {
+        let name = slice.to_string();
+        // What can't be read is looked at.
+        let Ok(recalled) = list::<Vec<String>>(&self.recalled) else {
+            return true;
+        };
+        let Ok(epochs) = list::<BTreeMap<String, Epoch>>(&self.epochs) else {
+            return true;
+        };
+        recalled.contains(&name) || epochs.get(&name).is_some_and(|now| *now != epoch)
+    }
+
+    /// Whether a controller keeps it that tells of every slice that changes hands.
+    pub fn tells_of_hands(&self) -> bool {
+        !self.networks.is_empty()
+    }
+}
+
+fn list<T: Default + DeserializeOwned>(text: &str) -> serde_json::Result<T> {
+    if text.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_str(text)
 }
 
 /// What a watch of them shows.
@@ -85,5 +128,40 @@ fn head(object: &PartialObjectMeta<DynamicObject>) -> Head {
             .map(str::to_owned)
             .collect(),
         owners,
+        disjoint: annotation(DISJOINT) == Some("true"),
+        epochs: annotation(EPOCHS).unwrap_or_default().to_owned(),
+        recalled: annotation(RECALLED).unwrap_or_default().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_tells_whose_slice_changes_hands() {
+        let mut head = Head {
+            name: "blue--p1".into(),
+            page_of: Some("blue".into()),
+            version: "7".into(),
+            made: true,
+            networks: vec!["ns/blue".into()],
+            owners: Vec::new(),
+            disjoint: false,
+            epochs: r#"{"10.0.0.0/26":2}"#.into(),
+            recalled: String::new(),
+        };
+        let slice = |text: &str| -> Prefix { text.parse().unwrap() };
+        assert_eq!(head.pool(), "blue");
+        assert!(head.takes(slice("10.0.0.0/26"), Epoch(1)));
+        assert!(!head.takes(slice("10.0.0.0/26"), Epoch(2)));
+        assert!(
+            !head.takes(slice("10.0.0.64/26"), Epoch(5)),
+            "on another page"
+        );
+        head.recalled = r#"["10.0.0.0/26"]"#.into();
+        assert!(head.takes(slice("10.0.0.0/26"), Epoch(2)));
+        head.recalled = "nonsense".into();
+        assert!(head.takes(slice("10.0.0.64/26"), Epoch(0)));
     }
 }

@@ -79,7 +79,15 @@ impl StoredSlicePool {
             seen.is_none_or(|seen| number(&seen) <= number(&page.version))
         })
     }
+
+    pub fn versions(&self) -> Versions {
+        let pages = self.pages.iter();
+        pages.map(|(n, page)| (*n, page.version.clone())).collect()
+    }
 }
+
+/// The versions that a pool's objects were read at, by their places.
+pub type Versions = BTreeMap<u128, String>;
 
 /// The NodeSlicePools of one namespace.
 #[derive(Clone)]
@@ -142,6 +150,21 @@ impl SlicePools {
         document::assemble(name, cut, pages)
             .map(Some)
             .map_err(|why| unreadable(name, why))
+    }
+
+    /// Whether the pool's objects are still those of that versions. Their metadata alone is read.
+    pub async fn is_at(&self, name: &str, versions: &Versions) -> Result<bool, LedgerError> {
+        for (number, version) in versions {
+            let object = berth_api::slices::slice_page(name, *number);
+            let found = self.wire.get_metadata(&SLICE_POOLS, &object).await?;
+            let now = found
+                .as_ref()
+                .and_then(|found| found.object["metadata"]["resourceVersion"].as_str());
+            if now != Some(version) {
+                return Ok(false);
+            }
+        }
+        Ok(!versions.is_empty())
     }
 
     /// Makes `pool` true under that name, where `base` is what it was read as. Writes what differs and

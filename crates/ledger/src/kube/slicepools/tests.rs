@@ -111,9 +111,16 @@ fn a_foreign_document_keeps_its_order_and_what_can_not_be_read() {
 #[test]
 fn epochs_and_marks_survive_and_go_when_they_are_no_longer_true() {
     let mut pool = mk_pool("10.0.0.0/24", 26, &["a"]);
-    pool.table
-        .reclaim("10.0.0.0/26".parse().unwrap(), &NodeName::new("a"))
-        .unwrap();
+    let (slice, a) = ("10.0.0.0/26".parse().unwrap(), NodeName::new("a"));
+    pool.table.recall(slice, &a).unwrap();
+    let object = render("net", &pool, None)[&0].object("net");
+    let told = &object["metadata"]["annotations"][RECALLED];
+    assert_eq!(told, r#"["10.0.0.0/26"]"#);
+    let recalled = read(stored(object));
+    assert!(recalled.pool == pool && recalled.pool.table.is_recalled(slice));
+    pool.table.reclaim(slice, &a).unwrap();
+    let merge = render("net", &pool, Some(&recalled))[&0].merge(&recalled.pages[&0]);
+    assert!(merge["metadata"]["annotations"][RECALLED].is_null());
     pool.marks = Marks {
         managed: true,
         networks: vec!["ns/a".into(), "ns/b".into()],

@@ -1,6 +1,7 @@
 //! Every order of the protocol's steps, and what happens when one of its precautions is left out.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use berth_model::assigned::{self, HandOver};
 use berth_model::protocol::{Careless, Protocol};
 use stateright::{Checker, HasDiscoveries, Model};
 
@@ -69,6 +70,37 @@ fn every_precaution_is_needed() {
         let found: Vec<&str> = checker.discoveries().into_keys().collect();
         assert!(
             found.contains(&HOLDER) || found.contains(&LOST),
+            "{careless:?} does no harm: what is it for?"
+        );
+    }
+}
+
+#[test]
+fn an_assigned_slice_has_one_holder_whoever_returns_when() {
+    let checker = HandOver {
+        outages: 2,
+        careless: assigned::Careless::Not,
+    }
+    .checker()
+    .threads(2)
+    .spawn_bfs()
+    .join();
+    println!("{} states", checker.unique_state_count());
+    checker.assert_properties();
+}
+
+#[test]
+fn every_precaution_of_a_hand_over_is_needed() {
+    use assigned::Careless::{GiveRecalled, NoNodeLook, NoRecall, NoSecondLook};
+    for careless in [NoRecall, NoSecondLook, GiveRecalled, NoNodeLook] {
+        let model = HandOver {
+            outages: 1,
+            careless,
+        };
+        let checker = model.checker().threads(2).spawn_bfs().join();
+        let found: Vec<&str> = checker.discoveries().into_keys().collect();
+        assert!(
+            found.contains(&HOLDER),
             "{careless:?} does no harm: what is it for?"
         );
     }

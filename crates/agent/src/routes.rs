@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 use tokio_util::task::TaskTracker;
 
 use crate::metrics::Metrics;
-use crate::stores::NodeStores;
+use crate::stores::{NodeStores, Readiness};
 
 /// What every request needs.
 #[derive(Debug, Clone)]
@@ -88,10 +88,18 @@ async fn call(State(desk): State<Desk>, headers: HeaderMap, body: Bytes) -> Resp
     }
 }
 
-/// Ready when the store answers: an agent that cannot give addresses should not be counted on.
+/// Ready as long as it can give something: a node whose slices serve while the API server is away must not be taken for
+/// one that does not serve. What it can't do, the answer and a metric tell.
 async fn ready(State(desk): State<Desk>) -> Response {
-    match desk.stores.ready().await {
-        Ok(()) => "ready\n".into_response(),
+    let readiness = desk.stores.ready().await;
+    let whole = matches!(readiness, Ok(Readiness::Whole));
+    desk.metrics.degraded.set(i64::from(!whole));
+    match readiness {
+        Ok(Readiness::Whole) => "ready\n".into_response(),
+        Ok(Readiness::Degraded { ranges, why }) => format!(
+            "ready, degraded: {ranges} ranges are served from this node's slices; shared pools, reservations and new slices wait: {why}\n"
+        )
+        .into_response(),
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }

@@ -8,7 +8,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use berth_cni::CniError;
@@ -51,6 +51,20 @@ pub(crate) struct NodeStores {
 struct Connected {
     store: Arc<Store>,
     _collector: Option<DropGuard>,
+}
+
+/// How long readiness waits for the API server: well within the patience of whoever probes.
+const READY_LIMIT: Duration = Duration::from_secs(2);
+
+/// What an agent can serve.
+#[derive(Debug)]
+pub(crate) enum Readiness {
+    Whole,
+    /// The API server is away, and so many ranges are given from this node's slices all the same.
+    Degraded {
+        ranges: usize,
+        why: LedgerError,
+    },
 }
 
 /// How long the process lives.
@@ -128,20 +142,29 @@ impl NodeStores {
         }
     }
 
-    /// Whether addresses could be given now: a read of the store that matters.
-    pub(crate) async fn ready(&self) -> Result<(), LedgerError> {
+    /// What could be given now: a read of the store that matters. Nothing at all is an error.
+    pub(crate) async fn ready(&self) -> Result<Readiness, LedgerError> {
         let nobody = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
-        match &self.cluster {
-            Some(connect) => {
-                self.told(connect, false)
-                    .await?
-                    .ledger()
-                    .claim(&nobody)
-                    .await?
-            }
-            None => self.local().await?.claim(&nobody).await?,
+        let Some(connect) = &self.cluster else {
+            self.local().await?.claim(&nobody).await?;
+            return Ok(Readiness::Whole);
         };
-        Ok(())
+        let store = self.told(connect, false).await?;
+        let ledger = store.ledger();
+        let asked = tokio::time::timeout(READY_LIMIT, ledger.claim(&nobody));
+        let why = match asked.await {
+            Ok(Ok(_)) => return Ok(Readiness::Whole),
+            Ok(Err(error)) => error,
+            Err(_) => LedgerError::Unavailable {
+                target: "the API server".to_owned(),
+                why: format!("no answer within {} s", READY_LIMIT.as_secs()),
+                retry_after: None,
+            },
+        };
+        match store.slices().map_or(0, Slices::serving) {
+            0 => Err(why),
+            ranges => Ok(Readiness::Degraded { ranges, why }),
+        }
     }
 
     async fn local(&self) -> Result<&SharedLedger, LedgerError> {

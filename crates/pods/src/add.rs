@@ -324,7 +324,11 @@ impl Addition<'_> {
                     self.reserve_later(&addresses).await?;
                     Vec::new()
                 }
-                reserved => reserved?,
+                reserved => {
+                    let foreign = reserved?;
+                    self.note_proofs().await;
+                    foreign
+                }
             };
             let lost = free
                 .iter()
@@ -345,6 +349,23 @@ impl Addition<'_> {
             pools.any(|pool| pool.key == held.pool && proved(pool))
         };
         self.network.settings.reserve_later && held.iter().all(of_slice)
+    }
+
+    /// Learns what may be given unchecked later, while there is somebody to learn it from.
+    async fn note_proofs(&self) {
+        let Some(slices) = self.store.slices() else {
+            return;
+        };
+        if self.network.settings.reserve_later {
+            for of in self
+                .layout
+                .pools
+                .iter()
+                .filter_map(|pool| pool.sliced.as_ref())
+            {
+                slices.note_proof(of).await;
+            }
+        }
     }
 
     async fn reserve_later(&self, addresses: &[Address]) -> Result<(), LedgerError> {

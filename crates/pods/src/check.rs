@@ -2,10 +2,12 @@
 
 use berth_cni::result::IpamResult;
 use berth_core::{Address, Handle};
+use berth_ledger::PoolKey;
 use serde_json::Value;
 
 use crate::attachment::Attachment;
 use crate::config::PodNetwork;
+use crate::cut;
 use crate::error::PodError;
 use crate::layout::Layout;
 use crate::reserve::Reservations;
@@ -33,15 +35,16 @@ pub async fn check(
     let layout = Layout::of(network);
     let mut recorded = Vec::new();
     for pool in &layout.pools {
-        let now = store.look(&pool.key).await?;
-        let held: Vec<Address> = now
-            .pool
-            .held_by(&who.owner)
-            .filter(|address| {
-                let mut holders = now.pool.holders(*address);
-                holders.any(|record| record.owner == who.owner && record.handle == who.handle)
-            })
-            .collect();
+        let mut held = held_in(store, &pool.key, who).await?;
+        // Given before the range was moved to slices, or back.
+        if held.len() < pool.wants.len()
+            && let Some(other) = cut::elsewhere(store, pool)
+        {
+            let found = held_in(store, &other, who).await?;
+            held.extend(found);
+            held.sort();
+            held.dedup();
+        }
         if held.len() < pool.wants.len() {
             return Err(missing(
                 &who.handle,
@@ -86,6 +89,20 @@ pub async fn check(
         }
     }
     Ok(())
+}
+
+/// What the pool has for that interface of that container.
+async fn held_in(
+    store: &Store,
+    pool: &PoolKey,
+    who: &Attachment,
+) -> Result<Vec<Address>, PodError> {
+    let now = store.look(pool).await?;
+    let its = |address: &Address| {
+        let mut holders = now.pool.holders(*address);
+        holders.any(|record| record.owner == who.owner && record.handle == who.handle)
+    };
+    Ok(now.pool.held_by(&who.owner).filter(its).collect())
 }
 
 /// Nothing at all is an unknown container; too little is a mismatch.

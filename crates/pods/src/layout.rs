@@ -134,7 +134,18 @@ fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
     let mode = match network.node_slice_size {
         Some(_) => Mode::Assigned,
         None => Mode::Elastic {
-            size: network.settings.slice_size,
+            size: network.settings.slice_size.map(|size| match further {
+                None => size,
+                // As many addresses as in the first range, of whichever family.
+                Some(_) => {
+                    let first = network
+                        .ranges
+                        .first()
+                        .map_or(prefix, |first| first.spec.prefix);
+                    let bits = first.family().bits().saturating_sub(size);
+                    prefix.family().bits() - bits.min(prefix.host_bits())
+                }
+            }),
             borrow: network.settings.slice_borrow,
         },
     };

@@ -1,4 +1,7 @@
 //! Slices that a controller has assigned: ours, or whereabouts' own.
+//!
+//! Before a slice is taken on, this node's Node object is seen, and the table is read after that (I8): a controller that
+//! takes the slice back recalls it and then looks for the Node, so either it sees this node, or this node sees the recall.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,21 +9,57 @@ use std::time::Duration;
 
 use berth_core::Prefix;
 use berth_core::slice::Epoch;
+use berth_core::slice::assigned::Assignments;
+use berth_ledger::LedgerError;
+use berth_ledger::kube::slicepools::{Head, StoredSlicePool};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
 use tokio::time::{Instant, sleep};
 
 use crate::error::SliceError;
 use crate::holdings::{Holding, State};
-use crate::pool::{Active, SlicePool};
-use crate::sliced::Sliced;
+use crate::pool::{Active, SlicePool, World};
+use crate::sliced::{Mode, Sliced};
 
 /// Between two looks for an assignment that is about to come.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 
+impl World {
+    /// Sees that this node's Node object is there, now.
+    async fn must_be_registered(&self) -> Result<(), SliceError> {
+        let nodes: Api<Node> = Api::all(self.connection.client.clone());
+        let asked = nodes.get_metadata_opt(self.node.as_str());
+        let why = match tokio::time::timeout(self.connection.timeout, asked).await {
+            Ok(Ok(Some(_))) => return Ok(()),
+            Ok(Ok(None)) => {
+                return Err(SliceError::Unregistered {
+                    node: self.node.clone(),
+                });
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer".to_owned(),
+        };
+        Err(SliceError::Store(LedgerError::Unavailable {
+            target: format!("Node {}", self.node),
+            why,
+            retry_after: None,
+        }))
+    }
+}
+
 impl SlicePool {
     /// Takes on what is assigned, loses what is not any more. The gate must be held.
     pub async fn compare_assigned(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
-        let assigned = self.world.assigned.load(&of.slice_pool).await?;
+        let confirmed = self.is_confirmed();
+        if confirmed && self.is_table_known(of).await? {
+            return Ok(());
+        }
+        let mut assigned = self.world.assigned.load(&of.slice_pool).await?;
+        if self.has_news(assigned.as_ref(), confirmed) {
+            self.world.must_be_registered().await?;
+            assigned = self.world.assigned.load(&of.slice_pool).await?;
+        }
         let found = assigned.as_ref().map(|one| one.pool.table.cut().range());
         if let Some(found) = found.filter(|found| *found != of.range) {
             return Err(SliceError::OtherRange {
@@ -30,13 +69,16 @@ impl SlicePool {
             });
         }
         self.set_disjoint(assigned.as_ref().is_some_and(|one| one.pool.marks.disjoint));
-        let lines = assigned.iter().flat_map(|one| one.pool.table.holdings());
+        let table = assigned.as_ref().map(|one| &one.pool.table);
+        let is_recalled = |slice| table.is_some_and(|table| table.is_recalled(slice));
+        let lines = table.into_iter().flat_map(Assignments::holdings);
         let holders: BTreeMap<Prefix, (String, Epoch)> = lines
             .map(|line| (line.slice, (line.node.to_string(), line.epoch)))
             .collect();
         let me = self.world.node.as_str();
         for holding in self.held().iter().filter(|holding| holding.is_active()) {
             match holders.get(&holding.slice) {
+                Some(_) if is_recalled(holding.slice) => self.lose(holding, "recalled").await?,
                 Some((node, epoch)) if node == me && *epoch == holding.epoch => {}
                 Some((node, _)) if node == me => self.lose(holding, "ours anew").await?,
                 Some((node, _)) => self.lose(holding, &format!("{node}'s")).await?,
@@ -44,7 +86,7 @@ impl SlicePool {
             }
         }
         for (slice, (node, epoch)) in holders {
-            if node != me {
+            if node != me || is_recalled(slice) {
                 continue;
             }
             let held = self.held();
@@ -71,7 +113,43 @@ impl SlicePool {
             })
             .await?;
         }
+        self.note_table(assigned.as_ref());
         Ok(())
+    }
+
+    /// Whether the table is the one that was last compared: its metadata is asked for, not its thousands of rows.
+    async fn is_table_known(&self, of: &Sliced) -> Result<bool, SliceError> {
+        let Some(versions) = self.known_table() else {
+            return Ok(false);
+        };
+        Ok(self.world.assigned.is_at(&of.slice_pool, &versions).await?)
+    }
+
+    /// Whether a slice would be taken on that this node does not give from now, or, before anything is confirmed, any.
+    fn has_news(&self, assigned: Option<&StoredSlicePool>, confirmed: bool) -> bool {
+        let held = self.held();
+        let known = |slice: Prefix| {
+            let mut active = held.iter().filter(|one| one.is_active());
+            confirmed && active.any(|one| one.slice == slice)
+        };
+        let table = assigned.map(|one| &one.pool.table);
+        let mut lines = table.into_iter().flat_map(Assignments::holdings);
+        lines.any(|line| line.node == self.world.node && !known(line.slice))
+    }
+
+    /// Whether what a watch shows of the table concerns this node: its slice changes hands, it has none yet, or what is
+    /// proved of the range is other than it was.
+    pub fn is_told_by(&self, head: &Head) -> bool {
+        let of = self.of();
+        if of.mode != Mode::Assigned || of.slice_pool != head.pool() {
+            return false;
+        }
+        if head.page_of.is_none() && head.disjoint != self.is_disjoint() {
+            return true;
+        }
+        let held = self.held();
+        let mut active = held.iter().filter(|holding| holding.is_active()).peekable();
+        active.peek().is_none() || active.any(|one| head.takes(one.slice, one.epoch))
     }
 
     /// Waits a while for a slice beyond `had`; says whether one came.

@@ -88,15 +88,14 @@ impl SlicePool {
         let holding = held
             .iter()
             .find(|one| one.slice == slice && one.is_active());
-        let (Some(holding), true) = (holding, object.claim.may_go()) else {
+        if holding.is_none() || !object.claim.may_go() {
             return Ok(false);
-        };
-        if !self.surrender(of, slice, taker).await? {
+        }
+        if !self.shut(of, slice, taker).await? {
             return Ok(false);
         }
         // Whose it is will be seen from the claim, should this be cut short.
         self.set_unsure(true);
-        self.set_held(self.holdings.remove(holding).await?);
         let claim = Claimed {
             node: taker.clone(),
             node_uid: String::new(),
@@ -112,9 +111,9 @@ impl SlicePool {
             .await?
             .is_none()
         {
-            // It was not written: the slice is this node's still.
-            self.free_rows(of, |row| row == slice).await?;
-            self.set_held(self.holdings.put(holding).await?);
+            // It was not written, and whose it is by now nobody knows: it is taken on again like a claim of before, with a
+            // write.
+            self.suspect();
             return Ok(false);
         }
         self.let_go(of, slice).await?;

@@ -205,7 +205,7 @@ impl SlicePool {
             node_uid: uid.to_owned(),
             boot: self.world.boot.clone(),
             state: State::Active,
-            disjoint: false,
+            disjoint: self.is_disjoint(),
         }
     }
 
@@ -429,12 +429,8 @@ impl SlicePool {
         if object.claim.node != world.node || !object.claim.may_go() {
             return Ok(());
         }
-        if !self.surrender(of, slice, &world.node).await? {
+        if !self.shut(of, slice, &world.node).await? {
             return Ok(());
-        }
-        let held = self.held();
-        if let Some(holding) = held.iter().find(|holding| holding.slice == slice) {
-            self.set_held(self.holdings.remove(holding).await?);
         }
         let ended = world.cluster.end_slice(&object).await;
         if !matches!(ended, Ok(true)) {

@@ -16,6 +16,9 @@ pub enum SliceError {
         range: Prefix,
         slice_pool: String,
     },
+    /// Wait for the kubelet to register the node.
+    #[error("there is no Node {node}: slices that are assigned to it are not given from")]
+    Unregistered { node: NodeName },
     /// The controller cuts another range than the network has.
     #[error("NodeSlicePool {slice_pool} is of {found}, and the network's range is {range}")]
     OtherRange {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
@@ -14,15 +15,16 @@ use berth_ledger::{
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
+use crate::pool::SlicePool;
 use crate::sliced::POOLS;
 
-type Told = Box<dyn Fn(&PoolKey) + Send + Sync>;
+type Find = Box<dyn Fn(&PoolKey) -> Option<Arc<SlicePool>> + Send + Sync>;
 
 pub(crate) struct NodeLedger {
     local: SharedLedger,
     cluster: SharedLedger,
-    /// Told of every commit to a pool of slices: it has to be published.
-    changed: Told,
+    /// The keeper of a pool of slices: says what may be given, and publishes what was.
+    keeper: Find,
 }
 
 impl fmt::Debug for NodeLedger {
@@ -35,15 +37,15 @@ impl fmt::Debug for NodeLedger {
 }
 
 impl NodeLedger {
-    pub fn new(local: SharedLedger, cluster: SharedLedger, changed: Told) -> Self {
+    pub fn new(local: SharedLedger, cluster: SharedLedger, keeper: Find) -> Self {
         Self {
             local,
             cluster,
-            changed,
+            keeper,
         }
     }
 
-    fn keeper(&self, pool: &PoolKey) -> &SharedLedger {
+    fn store(&self, pool: &PoolKey) -> &SharedLedger {
         if pool.name.starts_with(POOLS) {
             &self.local
         } else {
@@ -55,7 +57,7 @@ impl NodeLedger {
 #[async_trait]
 impl Ledger for NodeLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
-        self.keeper(pool).load(pool).await
+        self.store(pool).load(pool).await
     }
 
     async fn refresh(
@@ -63,7 +65,7 @@ impl Ledger for NodeLedger {
         pool: &PoolKey,
         base: &Version,
     ) -> Result<Option<Snapshot>, LedgerError> {
-        self.keeper(pool).refresh(pool, base).await
+        self.store(pool).refresh(pool, base).await
     }
 
     async fn commit(
@@ -72,11 +74,18 @@ impl Ledger for NodeLedger {
         base: &Version,
         changes: &[Change],
     ) -> Result<Version, LedgerError> {
-        let version = self.keeper(pool).commit(pool, base, changes).await;
+        let keeper = pool.name.starts_with(POOLS).then(|| (self.keeper)(pool));
+        let Some(keeper) = keeper.flatten() else {
+            return self.store(pool).commit(pool, base, changes).await;
+        };
+        let version = {
+            // A slice that was lost or given back since this was planned: planned again (I8).
+            let _giving = keeper.giving.read().await;
+            keeper.check_given(changes)?;
+            self.local.commit(pool, base, changes).await
+        };
         // Told of a failed one too: its outcome may be unknown.
-        if pool.name.starts_with(POOLS) {
-            (self.changed)(pool);
-        }
+        keeper.touch();
         version
     }
 

@@ -19,6 +19,8 @@
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
 //! | `publish` | the view of it in the cluster |
+//! | `proofs` | which networks overlap no other |
+//! | `events` | what its administrator is told |
 //! | `pending` | reservations that wait for the API server |
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -28,11 +30,13 @@ mod borrow;
 mod donate;
 mod elastic;
 mod error;
+mod events;
 mod holdings;
 mod ledger;
 mod metrics;
 mod pending;
 mod pool;
+mod proofs;
 mod publish;
 mod retire;
 mod settings;

@@ -8,17 +8,18 @@ use std::time::Duration;
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Mark;
 use berth_core::{Change, Pool, Prefix};
-use berth_ledger::kube::slicepools::SlicePools;
+use berth_ledger::kube::slicepools::{SlicePools, StoredSlicePool, Versions};
 use berth_ledger::kube::{Connection, SliceObject};
 use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
 use rand::RngExt;
-use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell, RwLock};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::SliceError;
 use crate::holdings::{Holding, Holdings, State};
 use crate::metrics::{OfRange, SliceMetrics};
+use crate::proofs::Ranges;
 use crate::publish::Publisher;
 use crate::retire::LEAVING;
 use crate::settings::SliceSettings;
@@ -51,6 +52,8 @@ pub(crate) struct World {
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
     pub node_uid: OnceCell<String>,
+    /// Ranges of elastic slices that overlap no other network's, once somebody asked.
+    pub proved: Mutex<Option<Arc<Ranges>>>,
     /// What was claimed in this node's name when this process began: one list, whatever the number of its networks.
     pub found: OnceCell<Vec<SliceObject>>,
 }
@@ -111,6 +114,12 @@ pub(crate) struct SlicePool {
     disjoint: AtomicBool,
     changed: Mutex<Option<Instant>>,
     kick: Notify,
+    /// The table of assignments that was last compared.
+    table: Mutex<Option<Versions>>,
+    /// A controller keeps that table which tells of every slice that changes hands: a watch is enough.
+    is_told: AtomicBool,
+    /// Held for reading while an address is given, for writing while a slice stops being given from.
+    pub giving: RwLock<()>,
 }
 
 /// The slices that may be given from, and which state that was.
@@ -153,6 +162,9 @@ impl SlicePool {
             confirmation: Mutex::new(Confirmation::Unknown),
             changed: Mutex::default(),
             kick: Notify::new(),
+            table: Mutex::default(),
+            is_told: AtomicBool::new(false),
+            giving: RwLock::default(),
         }
     }
 
@@ -239,6 +251,35 @@ impl SlicePool {
 
     pub fn set_disjoint(&self, disjoint: bool) {
         self.disjoint.store(disjoint, Ordering::Release);
+    }
+
+    /// Notes whether other networks overlap this one, in the node's ledger too: it is needed while the API server is away.
+    pub async fn prove(&self, disjoint: bool) -> Result<(), SliceError> {
+        if self.is_disjoint() == disjoint {
+            return Ok(());
+        }
+        let _gate = self.gate.lock().await;
+        self.set_disjoint(disjoint);
+        for holding in self.held().iter().filter(|one| one.is_active()) {
+            let proved = Holding {
+                disjoint,
+                ..holding.clone()
+            };
+            self.set_held(self.holdings.put(&proved).await?);
+        }
+        Ok(())
+    }
+
+    pub fn known_table(&self) -> Option<Versions> {
+        locked(&self.table).clone()
+    }
+
+    /// Remembers which table was compared; one in which this node has nothing is always read.
+    pub fn note_table(&self, table: Option<&StoredSlicePool>) {
+        let none = self.active().slices.is_empty();
+        *locked(&self.table) = table.filter(|_| !none).map(StoredSlicePool::versions);
+        let told = table.is_some_and(|table| !table.pool.marks.networks.is_empty());
+        self.is_told.store(told, Ordering::Release);
     }
 
     pub fn plain_is_empty(&self) -> bool {
@@ -371,13 +412,45 @@ impl SlicePool {
             state: State::Lost,
             ..holding.clone()
         };
-        self.set_held(self.holdings.put(&lost).await?);
+        {
+            // Whoever gives an address just now has given it when this is written, or finds that it may not.
+            let _closed = self.giving.write().await;
+            self.set_held(self.holdings.put(&lost).await?);
+        }
         self.world.metrics.lost.get_or_create(&self.label()).inc();
         tracing::error!(
             slice = %holding.slice, epoch = holding.epoch.0, node = %self.world.node,
             "this slice is {to} now; nothing is given from it, and what pods hold stays until they go"
         );
+        let Holding { slice, epoch, .. } = holding;
+        self.world.tell_of_loss(format!(
+            "slice {slice} (epoch {}) of {} is {to} now: nothing is given from it, and what pods hold stays until they go",
+            epoch.0,
+            self.of().range
+        ));
         Ok(())
+    }
+
+    /// Whether every address that is about to be given is of a slice that is given from. The lock must be held.
+    pub fn check_given(&self, changes: &[Change]) -> Result<(), LedgerError> {
+        let (of, held) = (self.of(), self.held());
+        let slices = held
+            .iter()
+            .filter(|one| one.is_active())
+            .map(|one| one.slice);
+        let mut claimed = changes.iter().filter_map(|change| match change {
+            // What nobody gives by choice may be asked for by name, slice or not.
+            Change::Claim { address, .. } if of.usable.contains(*address) => Some(*address),
+            _ => None,
+        });
+        let stray = claimed.find(|address| !slices.clone().any(|slice| slice.contains(*address)));
+        match stray {
+            None => Ok(()),
+            Some(address) => Err(LedgerError::Conflict {
+                pool: of.key().name,
+                held: vec![address],
+            }),
+        }
     }
 
     /// Writes a slice that was granted: from now on it is given from.
@@ -434,12 +507,10 @@ impl SlicePool {
                 next_look = look();
                 looks = looks.wrapping_add(1);
             }
-            // Whoever changes a claim calls: a look that costs requests is for calls that were missed.
-            let rarely = if self.of().mode == Mode::Assigned {
-                1
-            } else {
-                CALLED
-            };
+            // Whoever changes a claim calls, and a controller that tells of hands is watched: a look that costs requests is
+            // for what was missed.
+            let untold = self.of().mode == Mode::Assigned && !self.is_told.load(Ordering::Acquire);
+            let rarely = if untold { 1 } else { CALLED };
             let deep = due && looks.is_multiple_of(rarely);
             let suspect = self.suspect.swap(false, Ordering::AcqRel);
             let unsure = due && self.is_unsure();

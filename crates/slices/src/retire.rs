@@ -8,7 +8,6 @@
 //! that is read after. So when a list shows none, nobody gives from a slice of the range.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::{Mark, MarkState};
@@ -21,13 +20,9 @@ use crate::holdings::{Holding, State};
 use crate::pool::SlicePool;
 use crate::publish::SURRENDERED;
 use crate::sliced::Sliced;
-use crate::surrender::{self, MOST};
 
 /// Asked for by nobody: whoever finds it among the wants of its claim looks at the range's mark.
 pub(crate) const LEAVING: &str = "(leaving)";
-
-/// How long a slice with more addresses than can be taken out one by one waits for what is under way.
-const BIG_SLICE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Commits into the plain pool that met another writer.
 const TRIES: usize = 20;
@@ -96,8 +91,11 @@ impl SlicePool {
                 state: State::Lost,
                 ..holding.clone()
             };
-            self.set_held(self.holdings.put(&lost).await?);
-            self.close(of, holding.slice).await?;
+            {
+                // Who is about to give from it has done so when this is written, or finds that it may not.
+                let _closed = self.giving.write().await;
+                self.set_held(self.holdings.put(&lost).await?);
+            }
             // So that what is published is known to be ours before it goes.
             let mut publisher = self.publisher.lock().await;
             self.publish_slice(&mut publisher, holding.slice).await?;
@@ -126,28 +124,6 @@ impl SlicePool {
                 self.world.cluster.end_slice(&object).await?;
             }
         }
-        Ok(())
-    }
-
-    /// Takes every free address of a slice out of use: who is about to give one finds it held.
-    async fn close(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
-        let space = of.usable.clipped(slice);
-        if space.count() > MOST {
-            // Too many to take one by one: those who are about to give are given the time to do so.
-            tokio::time::sleep(BIG_SLICE_PAUSE).await;
-            return Ok(());
-        }
-        let addresses: Vec<_> = (0..space.count()).filter_map(|n| space.nth(n)).collect();
-        let record = surrender::record(slice, &self.world.node);
-        let rows = |pool: &Pool| -> Vec<Change> {
-            let free = addresses.iter().filter(|address| !pool.is_held(**address));
-            free.map(|address| Change::Claim {
-                address: *address,
-                record: record.clone(),
-            })
-            .collect()
-        };
-        self.world.amend(&of.key(), rows).await?;
         Ok(())
     }
 

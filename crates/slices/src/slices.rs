@@ -9,7 +9,7 @@ use std::time::Duration;
 use berth_core::Record;
 use berth_core::slice::NodeName;
 use berth_ledger::kube::Connection;
-use berth_ledger::kube::slicepools::SlicePools;
+use berth_ledger::kube::slicepools::{HeadEvent, SlicePools};
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::StreamExt;
 use futures::future::join_all;
@@ -23,6 +23,7 @@ use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
 use crate::metrics::SliceMetrics;
 use crate::pool::{Active, SlicePool, World};
+use crate::proofs::Ranges;
 use crate::settings::SliceSettings;
 use crate::sliced::{self, Mode, Sliced};
 
@@ -59,7 +60,9 @@ struct Inner {
     ledger: SharedLedger,
     pools: Pools,
     daemon: Option<(TaskTracker, CancellationToken)>,
+    /// Whether claims are watched, and assignments.
     watching: AtomicBool,
+    following: AtomicBool,
 }
 
 type Pools = Arc<Mutex<HashMap<String, Arc<SlicePool>>>>;
@@ -86,20 +89,15 @@ impl Slices {
         let cluster = Arc::new(KubeLedger::new(connection.clone()));
         let pools = Pools::default();
         let weak: Weak<_> = Arc::downgrade(&pools);
-        let changed = move |key: &berth_ledger::PoolKey| {
-            let Some(pools) = weak.upgrade() else {
-                return;
-            };
-            let pools: Pools = pools;
+        let keeper = move |key: &berth_ledger::PoolKey| {
+            let pools: Pools = weak.upgrade()?;
             let pool = locked(&pools).get(&key.name).cloned();
-            if let Some(pool) = pool {
-                pool.touch();
-            }
+            pool
         };
         let ledger = NodeLedger::new(
             SharedLedger::clone(&local),
             Arc::clone(&cluster) as SharedLedger,
-            Box::new(changed),
+            Box::new(keeper),
         );
         let world = World {
             assigned: SlicePools::new(&connection),
@@ -114,6 +112,7 @@ impl Slices {
             settings,
             metrics,
             node_uid: OnceCell::new(),
+            proved: Mutex::default(),
             found: OnceCell::new(),
         };
         Slices {
@@ -123,6 +122,7 @@ impl Slices {
                 pools,
                 daemon,
                 watching: AtomicBool::new(false),
+                following: AtomicBool::new(false),
             }),
         }
     }
@@ -272,8 +272,7 @@ impl Slices {
 
     /// Publishes what is not published yet: for a process that serves one call.
     pub async fn flush(&self) -> Result<(), SliceError> {
-        let pools: Vec<Arc<SlicePool>> = locked(&self.inner.pools).values().cloned().collect();
-        for pool in pools {
+        for pool in self.all() {
             pool.publish(false).await?;
         }
         Ok(())
@@ -290,13 +289,109 @@ impl Slices {
         let world = &self.inner.world;
         let mut calls = world.cluster.calls(&world.node);
         while calls.next().await.is_some() {
-            let pools: Vec<Arc<SlicePool>> = locked(&self.inner.pools).values().cloned().collect();
             let elastic = |pool: &Arc<SlicePool>| matches!(pool.of().mode, Mode::Elastic { .. });
-            for pool in pools.into_iter().filter(elastic) {
+            for pool in self.all().into_iter().filter(elastic) {
                 if let Err(error) = pool.heed_call().await {
                     tracing::warn!(range = %pool.of().range, %error, "a call was not answered");
                     pool.suspect();
                 }
+            }
+        }
+    }
+
+    /// Finds out whether other networks overlap this one, and hears of it from then on: for a network that gives unchecked while
+    /// the API server is away. A table of assignments tells by itself.
+    pub async fn note_proof(&self, of: &Arc<Sliced>) {
+        if of.mode == Mode::Assigned {
+            return;
+        }
+        let known = locked(&self.inner.world.proved).clone();
+        let ranges = match known {
+            Some(ranges) => ranges,
+            None => match self.inner.world.disjoint_ranges().await {
+                Ok(ranges) => {
+                    let ranges = Arc::new(ranges);
+                    let mut proved = locked(&self.inner.world.proved);
+                    let first = proved.replace(Arc::clone(&ranges)).is_none();
+                    drop(proved);
+                    if first {
+                        self.background(|slices| async move { slices.learn().await });
+                    }
+                    ranges
+                }
+                Err(error) => {
+                    tracing::warn!(range = %of.range, %error, "whether other networks overlap this one is not known");
+                    return;
+                }
+            },
+        };
+        self.prove(&self.pool(of), &ranges).await;
+    }
+
+    /// Hears which networks overlap no other.
+    async fn learn(&self) {
+        let mut proved = self.inner.world.watch_disjoint_ranges();
+        while let Some(ranges) = proved.next().await {
+            let ranges = Arc::new(ranges);
+            *locked(&self.inner.world.proved) = Some(Arc::clone(&ranges));
+            for pool in self.all() {
+                self.prove(&pool, &ranges).await;
+            }
+        }
+    }
+
+    async fn prove(&self, pool: &SlicePool, ranges: &Ranges) {
+        let of = pool.of();
+        if of.mode == Mode::Assigned {
+            return;
+        }
+        let disjoint = ranges.get(&of.plain().name) == Some(&of.range);
+        if let Err(error) = pool.prove(disjoint).await {
+            tracing::warn!(range = %of.range, %error, "a proof was not noted");
+        }
+    }
+
+    /// Runs beside the calls, where there is a daemon.
+    fn background<F>(&self, work: impl FnOnce(Slices) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Some((tasks, stop)) = &self.inner.daemon else {
+            return;
+        };
+        let (work, stop) = (work(self.clone()), stop.clone());
+        tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = work => {}
+            }
+        });
+    }
+
+    fn all(&self) -> Vec<Arc<SlicePool>> {
+        locked(&self.inner.pools).values().cloned().collect()
+    }
+
+    /// How many ranges this node can give from without asking anybody.
+    pub fn serving(&self) -> usize {
+        let all = self.all();
+        let serves = |pool: &&Arc<SlicePool>| !pool.active().slices.is_empty();
+        all.iter().filter(serves).count()
+    }
+
+    /// Hears of slices that are assigned and recalled. Of a table its metadata is sent: whose slice changes hands is there.
+    async fn follow(&self) {
+        let mut heads = self.inner.world.assigned.heads();
+        while let Some(event) = heads.next().await {
+            let concerned: Box<dyn Fn(&SlicePool) -> bool + Send + Sync> = match event {
+                HeadEvent::Listed(head) | HeadEvent::Put(head) => {
+                    Box::new(move |pool| pool.is_told_by(&head))
+                }
+                HeadEvent::Gone(name) => Box::new(move |pool| pool.of().slice_pool == name),
+                HeadEvent::Init | HeadEvent::Complete | HeadEvent::Broken(_) => continue,
+            };
+            for pool in self.all().iter().filter(|pool| concerned(pool)) {
+                pool.suspect();
             }
         }
     }
@@ -313,15 +408,19 @@ impl Slices {
         ));
         if let Some((tasks, stop)) = &self.inner.daemon {
             tasks.spawn(Arc::clone(&pool).keep(stop.clone()));
-            let elastic = matches!(of.mode, Mode::Elastic { .. });
-            if elastic && !self.inner.watching.swap(true, Ordering::AcqRel) {
-                let (slices, stop) = (self.clone(), stop.clone());
-                tasks.spawn(async move {
-                    tokio::select! {
-                        () = stop.cancelled() => {}
-                        () = slices.listen() => {}
+            let first = match of.mode {
+                Mode::Elastic { .. } => &self.inner.watching,
+                Mode::Assigned => &self.inner.following,
+            };
+            if !first.swap(true, Ordering::AcqRel) {
+                match of.mode {
+                    Mode::Elastic { .. } => {
+                        self.background(|slices| async move { slices.listen().await });
                     }
-                });
+                    Mode::Assigned => {
+                        self.background(|slices| async move { slices.follow().await });
+                    }
+                }
             }
         }
         pools.insert(of.key().name, Arc::clone(&pool));

@@ -13,11 +13,12 @@ use berth_core::{Change, Handle, Owner, Pool, Prefix, Record};
 use berth_ledger::kube::SliceObject;
 
 use crate::error::SliceError;
+use crate::holdings::Holding;
 use crate::pool::SlicePool;
 use crate::publish::SURRENDERED;
 use crate::sliced::Sliced;
 
-/// No part has more addresses than that: each is a row.
+/// No part has more addresses than that: each is a row. A whole slice may have any number.
 pub(crate) const MOST: u128 = 1024;
 
 pub(crate) fn record(part: Prefix, to: &NodeName) -> Record {
@@ -68,6 +69,38 @@ impl SlicePool {
         };
         let made = self.world.amend(&of.key(), rows).await?;
         Ok(made.len() == addresses.len())
+    }
+
+    /// Stops giving from a whole slice, if nothing in it is held: its holding goes. False: something is.
+    ///
+    /// A slice that lies in another one of this node stays out of use there, row by row. One that lies in none needs no rows:
+    /// whoever has planned to give from it finds at its commit that it is not held, however large it is.
+    pub async fn shut(
+        &self,
+        of: &Arc<Sliced>,
+        slice: Prefix,
+        to: &NodeName,
+    ) -> Result<bool, SliceError> {
+        let held = self.held();
+        let around = |one: &Holding| one.slice != slice && one.slice.covers(slice);
+        if held.iter().any(around) && !self.surrender(of, slice, to).await? {
+            return Ok(false);
+        }
+        let _closed = self.giving.write().await;
+        let local = self.world.local.load(&of.key()).await?;
+        let records = local
+            .pool
+            .records()
+            .map(|(address, record)| (address, part_of(record).is_none()));
+        let rests = local.pool.rests().map(|(address, _)| (address, true));
+        let mut held_in = records.chain(rests);
+        if held_in.any(|(address, held)| held && slice.contains(address)) {
+            return Ok(false);
+        }
+        if let Some(holding) = held.iter().find(|holding| holding.slice == slice) {
+            self.set_held(self.holdings.remove(holding).await?);
+        }
+        Ok(true)
     }
 
     /// Puts the addresses of a slice that was granted into use, whatever took them out.

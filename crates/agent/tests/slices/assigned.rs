@@ -121,6 +121,129 @@ async fn a_new_epoch_ends_the_slice_and_pods_keep_what_they_have() {
     );
 }
 
+/// The controller takes the slice back, looks once more, and finds the node there after all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
+    let site = Site::shared().await;
+    site.assign(
+        "net",
+        "10.12.0.0/24",
+        "/26",
+        &[("recalled", "10.12.0.0/26")],
+    )
+    .await;
+    let mut settings = quick();
+    // Nothing but the watch tells of it in time.
+    settings.look = std::time::Duration::from_secs(600);
+    settings.assign_wait = std::time::Duration::from_millis(200);
+    let machine = Machine::start_with(&site, "recalled", settings).await;
+    let ipam = json!({ "range": "10.12.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
+    assert_eq!(machine.add("a", &ipam).await, "10.12.0.1/24");
+    let annotate = async |recalled: serde_json::Value, epochs: &str| {
+        let told = json!({ "metadata": { "annotations": { "berth.dev/recalled": recalled, "berth.dev/epochs": epochs } } });
+        let pools = site.api::<NodeSlicePool>();
+        let params = PatchParams::default();
+        pools
+            .patch("net", &params, &Patch::Merge(told))
+            .await
+            .unwrap();
+    };
+    let epochs = r#"{"10.12.0.0/26":1}"#;
+    annotate(json!(r#"["10.12.0.0/26"]"#), epochs).await;
+    let mut n = 0;
+    until("nothing is given", async || {
+        n += 1;
+        match machine.try_add(&format!("p{n}"), &ipam).await {
+            Err((11, _)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    until("the node's readers are told", async || {
+        let events = site.node_events("recalled").await;
+        let lost = |(reason, message): &(String, String)| {
+            reason == "SliceLost"
+                && message.contains("10.12.0.0/26")
+                && message.contains("recalled")
+        };
+        events
+            .iter()
+            .any(lost)
+            .then_some(())
+            .ok_or(format!("{events:?}"))
+    })
+    .await;
+    annotate(json!(null), epochs).await;
+    let given = until("given again", async || {
+        machine
+            .try_add("b", &ipam)
+            .await
+            .map_err(|refused| format!("{refused:?}"))
+    })
+    .await;
+    assert_ne!(given, ["10.12.0.1/24"]);
+}
+
+/// Of a range with more slices than one object lists.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slice_on_a_further_page_is_found_and_taken_back_from_there() {
+    let site = Site::shared().await;
+    site.assign("net", "10.0.0.0/8", "/24", &[("other", "10.0.0.0/24")])
+        .await;
+    site.create::<NodeSlicePool>(json!({
+        "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "NodeSlicePool",
+        "metadata": { "name": "net--p1", "labels": { "berth.dev/slice-pool": "net" },
+            "annotations": { "berth.dev/slice-pool": "net", "berth.dev/slice-page": "1/8192" } },
+        "spec": { "range": "10.0.0.0/8", "sliceSize": "/24" },
+        "status": { "allocations": [{ "nodeName": "paged", "sliceRange": "10.32.0.0/24" }] },
+    }))
+    .await;
+    let machine = Machine::start(&site, "paged").await;
+    let ipam = json!({ "range": "10.0.0.0/8", "node_slice_size": "/24", "enable_overlapping_ranges": false });
+    assert_eq!(machine.add("a", &ipam).await, "10.32.0.0/8");
+    let pools = site.api::<NodeSlicePool>();
+    let recalled = Patch::Merge(json!({ "metadata": { "annotations": {
+        "berth.dev/recalled": r#"["10.32.0.0/24"]"#, "berth.dev/epochs": r#"{"10.32.0.0/24":1}"#,
+    } } }));
+    pools
+        .patch("net--p1", &PatchParams::default(), &recalled)
+        .await
+        .unwrap();
+    let mut n = 0;
+    until("nothing is given", async || {
+        n += 1;
+        match machine.try_add(&format!("p{n}"), &ipam).await {
+            Err((11, _)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_node_object_nothing_is_given() {
+    let site = Site::shared().await;
+    site.assign(
+        "net",
+        "10.13.0.0/24",
+        "/26",
+        &[("unregistered", "10.13.0.0/26")],
+    )
+    .await;
+    let machine = Machine::start(&site, "unregistered").await;
+    let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(site.client.clone());
+    nodes
+        .delete("unregistered", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    let ipam = json!({ "range": "10.13.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
+    let (code, why) = machine.try_add("a", &ipam).await.unwrap_err();
+    assert_eq!(code, 11);
+    assert!(why.contains("no Node unregistered"), "{why}");
+    site.register("unregistered").await;
+    assert_eq!(machine.add("a", &ipam).await, "10.13.0.1/24");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
     let cluster = Cluster::start().await.unwrap();
@@ -143,7 +266,17 @@ async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
             .ok_or("not yet".to_owned())
     })
     .await;
+    assert_eq!(machine.get("/readyz").await.0, 200);
     cluster.pause(Part::ApiServer).unwrap();
+    // It serves: it is ready, and says what it can't do.
+    let (status, said) = machine.get("/readyz").await;
+    assert_eq!(status, 200, "{said}");
+    assert!(
+        said.contains("degraded") && said.contains("1 ranges"),
+        "{said}"
+    );
+    let figures = machine.get("/metrics").await.1;
+    assert!(figures.contains("berth_agent_degraded 1"), "{figures}");
     for n in 0..20 {
         machine.add(&format!("p{n}"), &ipam).await;
     }

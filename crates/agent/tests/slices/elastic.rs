@@ -198,3 +198,81 @@ async fn a_claim_that_is_gone_is_not_given_from() {
         "a pod keeps what it has"
     );
 }
+
+/// What a controller leaves of a node that is gone while parts of its slice are others' (docs/decisions/0006-slices.md,
+/// "Loss").
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_nodes_claim_is_taken_over_without_the_parts_that_are_others() {
+    let site = Site::shared().await;
+    let claim = |name: &str, range: &str, node: &str, epoch: u8, offers: Value| {
+        json!({
+            "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
+            "metadata": { "name": name, "labels": { "berth.dev/node": node, "berth.dev/range": "10.14.0.0-28" } },
+            "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
+        })
+    };
+    let part = json!([{ "range": "10.14.0.8/29", "node": "other" }]);
+    site.create::<SliceClaim>(claim("10.14.0.0-28", "10.14.0.0/28", "", 4, part))
+        .await;
+    site.create::<SliceClaim>(claim("10.14.0.8-29", "10.14.0.8/29", "other", 1, json!([])))
+        .await;
+    let mut settings = quick();
+    settings.donor_wait = Duration::from_millis(300);
+    let machine = Machine::start_with(&site, "heir", settings).await;
+    let ipam = json!({ "range": "10.14.0.0/28", "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let mut given = BTreeSet::new();
+    // .0 is the network's own.
+    for n in 0..7 {
+        given.insert(bare(&machine.add(&format!("p{n}"), &ipam).await));
+    }
+    let expected: BTreeSet<String> = (1..8).map(|n| format!("10.14.0.{n}")).collect();
+    assert_eq!(given, expected);
+    let taken = site.api::<SliceClaim>().get("10.14.0.0-28").await.unwrap();
+    assert_eq!((taken.spec.node.as_str(), taken.spec.epoch), ("heir", 5));
+    assert_eq!(taken.spec.offers.len(), 1);
+    let (code, why) = machine.try_add("one-too-many", &ipam).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+}
+
+/// More addresses than could be taken out of use one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_slices_are_split_and_given_back() {
+    let site = Site::shared().await;
+    let mut settings = quick();
+    settings.idle = Duration::from_millis(400);
+    settings.look = Duration::from_millis(300);
+    let mut machines = Vec::new();
+    for node in ["large-a", "large-b"] {
+        machines.push(Machine::start_with(&site, node, settings.clone()).await);
+    }
+    for (range, size) in [("10.16.0.0/20", "/20"), ("fd00:16::/112", "/112")] {
+        let ipam = json!({ "range": range, "fast_ipam": true, "slice_size": size, "enable_overlapping_ranges": false });
+        let mut given = BTreeMap::new();
+        for (n, machine) in [&machines[0], &machines[1], &machines[0], &machines[1]]
+            .into_iter()
+            .enumerate()
+        {
+            let pod = format!("p{n}");
+            let twice = given.insert(bare(&machine.add(&pod, &ipam).await), format!("ns/{pod}"));
+            assert_eq!(twice, None);
+        }
+        published(&site, &given).await;
+        assert_eq!(
+            claims(&site).await.len(),
+            2,
+            "the second has a part of the first's"
+        );
+        for (n, machine) in [&machines[0], &machines[1], &machines[0], &machines[1]]
+            .into_iter()
+            .enumerate()
+        {
+            machine.del(&format!("p{n}"), &ipam).await;
+        }
+        until("given back", async || {
+            let now = claims(&site).await;
+            now.is_empty().then_some(()).ok_or(format!("{now:?}"))
+        })
+        .await;
+        published(&site, &BTreeMap::new()).await;
+    }
+}

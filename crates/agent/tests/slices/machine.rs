@@ -11,6 +11,7 @@ use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
 use berth_ledger::kube::Connect;
 use berth_testkit::Cluster;
+use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::{Api, ListParams, PostParams};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -74,6 +75,30 @@ impl Site {
             "status": { "allocations": lines },
         }))
         .await;
+    }
+
+    /// The Node object that a kubelet would make; other tests' nodes of that name are it too.
+    pub async fn register(&self, node: &str) {
+        let object = json!({ "metadata": { "name": node } });
+        let object: Node = serde_json::from_value(object).unwrap();
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        match nodes.create(&PostParams::default(), &object).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Reasons and messages of the events on a node.
+    pub async fn node_events(&self, node: &str) -> Vec<(String, String)> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let of_node = format!("involvedObject.kind=Node,involvedObject.name={node}");
+        let list = events.list(&ListParams::default().fields(&of_node)).await;
+        let told = |event: Event| {
+            let message = event.message.unwrap_or_default();
+            (event.reason.unwrap_or_default(), message)
+        };
+        list.unwrap().into_iter().map(told).collect()
     }
 
     /// Pod and container of every entry of a pool, by offset; none if there is no such pool.
@@ -154,6 +179,7 @@ impl Machine {
             slices,
             vms: None,
         };
+        site.register(node).await;
         let mut machine = Machine {
             _dir: dir,
             node: node.to_owned(),
@@ -162,6 +188,33 @@ impl Machine {
         };
         machine.run().await;
         machine
+    }
+
+    /// What the agent answers on its socket to a plain GET: status and body.
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        use std::io::{Read, Write};
+        let (socket, path) = (self.config.socket.clone(), path.to_owned());
+        let asked = move || {
+            let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+            let request =
+                format!("GET {path} HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+            (status, answer)
+        };
+        tokio::task::spawn_blocking(asked).await.unwrap()
+    }
+
+    /// CHECK of what a pod was given; the words of the refusal.
+    pub async fn check(&self, pod: &str, ipam: &Value, address: &str) -> Result<(), String> {
+        let mut request = request("CHECK", "ns", pod, &format!("{pod}-container"), ipam);
+        let mut conf: Value = serde_json::from_str(&request.stdin).unwrap();
+        conf["prevResult"] = json!({ "cniVersion": "1.1.0", "ips": [{ "address": address }] });
+        request.stdin = conf.to_string();
+        let answer = self.send(request).await;
+        (answer.exit == 0).then_some(()).ok_or(answer.stdout)
     }
 
     pub fn collecting(&mut self, grace: Duration) {

@@ -7,6 +7,7 @@
 )]
 
 mod assigned;
+mod checked;
 mod elastic;
 mod garbage;
 mod machine;

@@ -65,6 +65,13 @@ async fn there_and_back_without_a_pod_that_notices() {
         given.add(&a, &format!("sa{n}"), &sliced).await;
         given.add(&b, &format!("sb{n}"), &sliced).await;
     }
+    // Whoever was given an address before has it still, by the new definition too.
+    let (p1, _) = given.0.iter().find(|(_, pod)| *pod == "ns/p1").unwrap();
+    let p1 = format!("{p1}/24");
+    a.check("p1", &sliced, &p1).await.unwrap();
+    let moved = a.add("sa1", &sliced).await;
+    a.check("sa1", &sliced, &moved).await.unwrap();
+    assert!(a.check("nobody", &sliced, &p1).await.is_err());
     given.del(&a, "p0", &sliced).await;
     given.del(&b, "q1", &sliced).await;
     given.published(&site).await;

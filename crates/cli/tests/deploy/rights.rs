@@ -86,6 +86,7 @@ const AGENT: &[Right] = &[
     Right("k8s.cni.cncf.io/ipamclaims/status", &["patch"], &["patch"]),
     Right("apps/statefulsets", &["get"], &["get"]),
     Right("/secrets", NONE, NONE),
+    Right("/configmaps=berth-networks", READ, NONE),
     Right("/configmaps", NONE, NONE),
     Right("/namespaces", NONE, NONE),
     Right("/serviceaccounts", NONE, NONE),

@@ -91,8 +91,7 @@ impl Slices {
         let weak: Weak<_> = Arc::downgrade(&pools);
         let keeper = move |key: &berth_ledger::PoolKey| {
             let pools: Pools = weak.upgrade()?;
-            let pool = locked(&pools).get(&key.name).cloned();
-            pool
+            locked(&pools).get(&key.name).cloned()
         };
         let ledger = NodeLedger::new(
             SharedLedger::clone(&local),

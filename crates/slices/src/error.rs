@@ -1,5 +1,7 @@
 //! Why there is no slice to give from. All of it may be otherwise a moment later.
 
+use std::time::Duration;
+
 use berth_core::Prefix;
 use berth_core::slice::NodeName;
 use berth_desk::DeskError;
@@ -58,6 +60,18 @@ impl SliceError {
                 error.is_passing() || error.needs_reload()
             }
             _ => false,
+        }
+    }
+
+    /// When the API server wants to be asked again, if it said so.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Store(LedgerError::Unavailable { retry_after, .. })
+            | Self::Unconfirmed {
+                source: LedgerError::Unavailable { retry_after, .. },
+                ..
+            } => *retry_after,
+            _ => None,
         }
     }
 }

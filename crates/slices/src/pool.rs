@@ -485,6 +485,9 @@ impl SlicePool {
         let mut next_look = look();
         let mut looks = 0u32;
         let mut published = Instant::now() - settings.gather_busy;
+        // While a node starts pod after pod, each publication would bring one or two: the longer it lasts, the more of
+        // them go together.
+        let mut pace = settings.gather_busy;
         loop {
             let due = tokio::select! {
                 () = stop.cancelled() => break,
@@ -492,10 +495,12 @@ impl SlicePool {
                 () = sleep_until(next_look) => true,
             };
             if !due {
-                let busy = published.elapsed() < settings.gather_busy;
-                let gather = if busy {
-                    settings.gather_busy
+                let gather = if published.elapsed() < pace {
+                    let now = pace;
+                    pace = (pace * 2).min(settings.gather_most);
+                    now
                 } else {
+                    pace = settings.gather_busy;
                     settings.gather
                 };
                 tokio::select! {

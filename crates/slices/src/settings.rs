@@ -6,8 +6,10 @@ use std::time::Duration;
 pub struct SliceSettings {
     /// How long changes are gathered before they are published together.
     pub gather: Duration,
-    /// The same while changes keep coming.
+    /// The same while changes keep coming; twice as long each time.
     pub gather_busy: Duration,
+    /// And no longer than that.
+    pub gather_most: Duration,
     /// About how often holdings are compared with the cluster's objects without any reason.
     pub look: Duration,
     /// How long an ADD waits for a slice that a controller is about to assign.
@@ -27,6 +29,7 @@ impl Default for SliceSettings {
         Self {
             gather: Duration::from_millis(200),
             gather_busy: Duration::from_secs(1),
+            gather_most: Duration::from_secs(5),
             look: Duration::from_secs(60),
             assign_wait: Duration::from_secs(3),
             idle: Duration::from_secs(600),

@@ -13,6 +13,7 @@ use berth_ledger::kube::slicepools::{HeadEvent, SlicePools};
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::StreamExt;
 use futures::future::join_all;
+use rand::RngExt;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -30,6 +31,9 @@ use crate::sliced::{self, Mode, Sliced};
 /// How long an ADD that finds no slice at all waits for an API server that is busy or away.
 const PASSING_LIMIT: Duration = Duration::from_secs(8);
 const PASSING_PAUSE: Duration = Duration::from_millis(100);
+/// The same for one that answers, and says that it has too much to do: others start pods too.
+const BUSY_LIMIT: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long an agent's start waits for its slices.
 const OPEN_LIMIT: Duration = Duration::from_secs(15);
 /// How long an ADD waits for other nodes to give their slices up.
@@ -161,7 +165,7 @@ impl Slices {
     /// The slices that may be given from now; waits for the first one, if there is none.
     pub async fn active(&self, of: &Arc<Sliced>) -> Result<Active, SliceError> {
         let pool = self.pool(of);
-        let end = Instant::now() + PASSING_LIMIT;
+        let began = Instant::now();
         let mut pause = PASSING_PAUSE;
         loop {
             let active = async {
@@ -173,9 +177,12 @@ impl Slices {
                 self.more(of, &active).await
             };
             match active.await {
-                Err(error) if error.is_passing() && Instant::now() < end => {
-                    sleep(pause).await;
-                    pause *= 2;
+                Err(error) if error.is_passing() && began.elapsed() < patience(&error) => {
+                    // Apart from each other: those who were told the same come back together otherwise.
+                    let asked = error.retry_after().unwrap_or_default();
+                    let part = rand::rng().random_range(0.5..1.5);
+                    sleep(asked + pause.mul_f64(part)).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 done => return done,
             }
@@ -424,6 +431,14 @@ impl Slices {
         }
         pools.insert(of.key().name, Arc::clone(&pool));
         pool
+    }
+}
+
+fn patience(error: &SliceError) -> Duration {
+    if error.retry_after().is_some() {
+        BUSY_LIMIT
+    } else {
+        PASSING_LIMIT
     }
 }
 

@@ -323,6 +323,7 @@ pub fn quick() -> SliceSettings {
     SliceSettings {
         gather: Duration::from_millis(50),
         gather_busy: Duration::from_millis(100),
+        gather_most: Duration::from_millis(100),
         look: Duration::from_secs(1),
         assign_wait: Duration::from_secs(2),
         ..SliceSettings::default()

@@ -99,7 +99,8 @@ impl Bed {
 
     /// The same with a token for the leader's desk.
     pub async fn node_with(&self, name: &str, token: Option<&Path>) -> Result<Node> {
-        let dir = tempfile::tempdir().context("make a node's directory")?;
+        let mut dir = tempfile::tempdir().context("make a node's directory")?;
+        dir.disable_cleanup(std::env::var_os("BERTH_BENCH_KEEP").is_some());
         let mut command = guarded(&self.berth);
         command
             .env_clear()
@@ -110,6 +111,9 @@ impl Bed {
             .env("BERTH_DATABASE", dir.path().join("berth.db"))
             // The pods of a benchmark are names: whoever looks for them finds that they are gone.
             .env("BERTH_GARBAGE_GRACE", "86400");
+        if let Some(log) = std::env::var_os("BERTH_LOG") {
+            command.env("BERTH_LOG", log);
+        }
         if let Some(token) = token {
             command.env("BERTH_DESK_TOKEN_FILE", token);
         }
@@ -214,11 +218,12 @@ pub async fn check(ledger: &SharedLedger, who: &str, given: &[(String, Address)]
             held => bail!("{who}: {address} was answered to {container}, recorded is {held:?}"),
         }
     }
-    if recorded.len() != expected.len() {
+    let is_beside = |(address, _): &(&String, &String)| !expected.contains_key(*address);
+    let beside: Vec<_> = recorded.iter().filter(is_beside).collect();
+    if !beside.is_empty() {
+        let (answered, all) = (expected.len(), recorded.len());
         bail!(
-            "{who}: {} addresses were answered, {} are recorded",
-            expected.len(),
-            recorded.len()
+            "{who}: {answered} addresses were answered, {all} are recorded; nobody was told of {beside:?}"
         );
     }
     Ok(())

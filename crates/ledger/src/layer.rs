@@ -1,16 +1,17 @@
 //! A ledger that hands most calls on to another one.
 //!
 //! Promises: whoever implements [`Layer`] writes down only the calls that differ, and no call is forgotten: what a ledger
-//! answers of itself (`refresh`, `turn`, `views`) is asked of the one below too, not of the trait's defaults.
+//! answers of itself (`refresh`, `turn`, `news`, `views`) is asked of the one below too, not of the trait's defaults.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
 use futures::stream::BoxStream;
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
 
 /// Every [`Layer`] is a [`Ledger`]; the calls mean what they mean there.
 #[async_trait]
@@ -39,8 +40,23 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.below(Some(pool)).commit(pool, base, changes).await
     }
 
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Option<Snapshot> {
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
         self.below(Some(pool)).turn(pool, base).await
+    }
+
+    fn pass_turn(&self, pool: &PoolKey) {
+        self.below(Some(pool)).pass_turn(pool);
+    }
+
+    fn in_doubt(&self, pool: &PoolKey) -> Duration {
+        self.below(Some(pool)).in_doubt(pool)
+    }
+
+    async fn news(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
+        self.below(Some(pool)).news(pool).await
     }
 
     async fn watch(
@@ -98,8 +114,23 @@ impl<L: Layer> Ledger for L {
         Layer::commit(self, pool, base, changes).await
     }
 
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Option<Snapshot> {
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
         Layer::turn(self, pool, base).await
+    }
+
+    fn pass_turn(&self, pool: &PoolKey) {
+        Layer::pass_turn(self, pool);
+    }
+
+    fn in_doubt(&self, pool: &PoolKey) -> Duration {
+        Layer::in_doubt(self, pool)
+    }
+
+    async fn news(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
+        Layer::news(self, pool).await
     }
 
     async fn watch(

@@ -15,14 +15,17 @@ mod layer;
 mod memory;
 mod retry;
 mod sqlite;
+mod turns;
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Change, Pool, Prefix, Record};
+use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
@@ -120,6 +123,15 @@ pub struct Snapshot {
     pub version: Version,
 }
 
+/// What waiting for a turn has brought.
+#[derive(Debug, Default)]
+pub struct Turn {
+    /// Whether this process has one: others who take turns too wait for it.
+    pub taken: bool,
+    /// The pool, if it is known to be newer than the caller's.
+    pub newer: Option<Snapshot>,
+}
+
 /// A claim by name: the CREATE of the object is the claim, so that no table is shared by all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClaimKey {
@@ -191,10 +203,19 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         changes: &[Change],
     ) -> Result<Version, LedgerError>;
 
-    /// Waits until a commit has a chance, where writers of one object take turns; the pool if it is
-    /// known to be newer than `base`. Only a hint: a commit needs no turn, and a turn promises none.
-    async fn turn(&self, _pool: &PoolKey, _base: &Version) -> Option<Snapshot> {
-        None
+    /// Waits until a commit has a chance, where writers of one object take turns. Only a hint: a commit needs no turn,
+    /// and a turn promises none.
+    async fn turn(&self, _pool: &PoolKey, _base: &Version) -> Turn {
+        Turn::default()
+    }
+
+    /// The turn is not needed any longer. A commit that went through has passed it on already.
+    fn pass_turn(&self, _pool: &PoolKey) {}
+
+    /// How long after it was sent a commit whose outcome is unknown may still be carried out. Zero where it has
+    /// been or never will be by then.
+    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
+        Duration::ZERO
     }
 
     /// The pool now and after every later change by anyone, coalesced: a slow reader sees the newest
@@ -203,6 +224,17 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError>;
+
+    /// The versions that the pool has after every later change by anyone, coalesced: that a copy is old, where `watch`
+    /// would bring all that is new.
+    async fn news(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
+        let snapshots = self.watch(pool).await?;
+        let version = |seen: Result<Snapshot, LedgerError>| seen.map(|seen| seen.version);
+        Ok(snapshots.map(version).boxed())
+    }
 
     /// Every pool that is kept here.
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError>;

@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
 use berth_ledger::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version,
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Turn, Version,
 };
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -87,6 +88,28 @@ impl Ledger for NodeLedger {
         // Told of a failed one too: its outcome may be unknown.
         keeper.touch();
         version
+    }
+
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
+        self.keeper(pool).turn(pool, base).await
+    }
+
+    fn pass_turn(&self, pool: &PoolKey) {
+        self.keeper(pool).pass_turn(pool);
+    }
+
+    fn in_doubt(&self, pool: &PoolKey) -> Duration {
+        self.keeper(pool).in_doubt(pool)
+    }
+
+    async fn news(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
+        if pool.name.starts_with(POOLS) {
+            return Ok(futures::stream::pending().boxed());
+        }
+        self.cluster.news(pool).await
     }
 
     async fn watch(

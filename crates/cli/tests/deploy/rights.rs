@@ -59,6 +59,11 @@ const AGENT: &[Right] = &[
         &["get", "create", "update"],
         NONE,
     ),
+    Right(
+        "coordination.k8s.io/leases=berth-turns",
+        &["get", "watch", "create", "patch"],
+        NONE,
+    ),
     Right("coordination.k8s.io/leases=whereabouts", &["create"], NONE),
     Right(
         "coordination.k8s.io/leases=berth-controller",

@@ -1,7 +1,7 @@
 //! VM pools, each in one key of one ConfigMap, in the form that live clusters hold.
 //!
 //! Promises: a write goes under the resourceVersion that was read, so no other writer's change is
-//! lost (I1); writers that meet take turns ([`ring`]), so that each write counts; a state that can't be read, or is suddenly gone, is an error and never an empty pool
+//! lost (I1); writers that meet take turns ([`crate::turns`]), so that each write counts; a state that can't be read, or is suddenly gone, is an error and never an empty pool
 //! (I5); a state that would not fit is refused before it is sent. When another writer was first, the
 //! same changes are tried on the newer state as long as their preconditions hold there, without
 //! planning again: that is what makes two writers of different addresses cheap.
@@ -11,7 +11,6 @@
 mod document;
 mod gojson;
 mod object;
-mod ring;
 mod salvage;
 mod state;
 mod view;
@@ -32,16 +31,19 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use rand::RngExt;
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Version};
+use crate::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn, Version,
+};
 
 pub use document::{Allocation, Document, DocumentError};
 pub use object::{COMPONENT_LABEL, MAX_DATA_BYTES, STATE_KEY};
 pub use salvage::Salvage;
 pub use state::{Repairs, attribute};
 
+use crate::kube::ETCD_PATIENCE;
 use crate::kube::status::{Ask, Failure, Verb};
+use crate::turns::Ring;
 use object::{Draft, Stored};
-use ring::Ring;
 use state::{Members, Obstacle};
 use view::View;
 
@@ -399,13 +401,22 @@ impl Ledger for ConfigMapLedger {
         .await
     }
 
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Option<Snapshot> {
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
         if !self.view(pool).has_member(&self.id) {
-            return None;
+            return Turn::default();
         }
-        let (stored, _) = self.at_turn(pool, None).await.ok()?;
+        let Ok((stored, _)) = self.at_turn(pool, None).await else {
+            return Turn::default();
+        };
         let is_newer = stored.version().order(base) == Some(Ordering::Greater);
-        is_newer.then(|| self.snapshot(pool, &stored))
+        Turn {
+            taken: true,
+            newer: is_newer.then(|| self.snapshot(pool, &stored)),
+        }
+    }
+
+    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
+        self.timeout + ETCD_PATIENCE
     }
 
     async fn watch(

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 
 use super::document::Document;
-use super::ring::Ring;
 use crate::kube::resource::Resource;
+use crate::turns::{PREFIX, Ring};
 use crate::{LedgerError, Version};
 
 /// The key of the ConfigMap that holds the document.
@@ -68,7 +68,7 @@ impl Stored {
         }
         let annotations = object.as_ref().map(|object| &object.metadata.annotations);
         Self {
-            ring: Ring::read(annotations.and_then(Option::as_ref)),
+            ring: Ring::read(PREFIX, annotations.and_then(Option::as_ref)),
             object,
             document,
             learned: Instant::now(),

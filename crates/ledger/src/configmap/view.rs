@@ -1,44 +1,31 @@
 //! What this process knows of one pool's object, and when its turn to write it comes.
 //!
-//! Promises that waiting for a turn ends: each member before this one is waited for about as long as a
-//! write takes, counted from when the first of them became the first. Does not promise that what it knows
-//! is of now: a write under its version finds that out.
+//! Does not promise that what it knows is of now: a write under its version finds that out.
 
-use std::cmp;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{WatchEvent, WatchParams};
-use tokio::sync::watch;
 
 use super::object::Stored;
-use super::ring::Ring;
-use crate::Version;
+use crate::turns::{Line, PREFIX, Patience};
 
-/// Bounds of the time that one member's turn is waited for.
-const LEAST_TURN: Duration = Duration::from_millis(50);
-const LONGEST_TURN: Duration = Duration::from_secs(1);
-/// What a write is thought to take before one was seen. Too little makes members pass each other over.
-const FIRST_GUESS: Duration = Duration::from_millis(100);
+const PATIENCE: Patience = Patience {
+    least: Duration::from_millis(50),
+    longest: Duration::from_secs(1),
+    from_others: false,
+};
 /// A turn is over after this many changes: one write of all that waited, or a few of one each.
 const TURN_CHANGES: usize = 3;
-/// Whoever has the turn longer than this many times the time that a silent member is given has lost it.
-const LONGEST_HOLD: u32 = 3;
-/// The object is followed for this long after the last wait for a turn.
-const FOLLOWED_FOR: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct View {
-    known: watch::Sender<Known>,
-    /// How long a write takes, as of late.
-    usual: Mutex<Duration>,
+    line: Arc<Line>,
+    /// What was last read or written, which may be older than what the line has heard of.
+    stored: Mutex<Option<Arc<Stored>>>,
     conflicts: AtomicU64,
-    followed: AtomicBool,
-    waited_at: Mutex<Instant>,
     /// Made in the turn that this process has.
     changes: AtomicUsize,
 }
@@ -52,36 +39,12 @@ pub(super) struct Turn {
     pub passed: usize,
 }
 
-#[derive(Clone, Debug)]
-struct Known {
-    /// What was last read or written, which may be older than `version`.
-    stored: Option<Arc<Stored>>,
-    version: Version,
-    ring: Ring,
-    changed_at: Instant,
-    /// When the member whose turn it is became that.
-    turn_since: Instant,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Default for View {
     fn default() -> Self {
-        let known = Known {
-            stored: None,
-            version: Version::default(),
-            ring: Ring::default(),
-            changed_at: Instant::now(),
-            turn_since: Instant::now(),
-        };
         Self {
-            known: watch::Sender::new(known),
-            usual: Mutex::new(FIRST_GUESS),
+            line: Arc::new(Line::new(PREFIX, PATIENCE)),
+            stored: Mutex::default(),
             conflicts: AtomicU64::new(0),
-            followed: AtomicBool::new(false),
-            waited_at: Mutex::new(Instant::now()),
             changes: AtomicUsize::new(0),
         }
     }
@@ -89,30 +52,19 @@ impl Default for View {
 
 impl View {
     pub(super) fn last(&self) -> Option<Arc<Stored>> {
-        self.known.borrow().stored.clone()
+        let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        stored.clone()
     }
 
     /// The state as it was just read or written.
     pub(super) fn learn(&self, stored: Arc<Stored>) {
-        self.known.send_modify(|known| {
-            known.take(stored.version(), stored.ring().clone());
-            known.stored = Some(stored);
-        });
-    }
-
-    /// What a watch tells: news only if it is newer.
-    fn hear(&self, version: Version, ring: Ring) {
-        self.known.send_if_modified(|known| {
-            let is_news = version.order(&known.version) == Some(cmp::Ordering::Greater);
-            if is_news {
-                known.take(version, ring);
-            }
-            is_news
-        });
+        let (version, ring) = (stored.version(), stored.ring().clone());
+        *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Some(stored);
+        self.line.learn(version, ring);
     }
 
     pub(super) fn has_member(&self, member: &str) -> bool {
-        self.known.borrow().ring.place(member).is_some()
+        self.line.ring().place(member).is_some()
     }
 
     /// Whether a write of so many changes leaves the turn with its writer. Only the first write of a turn
@@ -140,111 +92,33 @@ impl View {
 
     /// A write that counted took this long.
     pub(super) fn wrote(&self, took: Duration) {
-        let mut usual = lock(&self.usual);
-        *usual = usual.mul_f64(0.8) + took.mul_f64(0.2);
+        self.line.took(took);
     }
 
-    /// How long one member is waited for: thrice a write, so that a slow one is not passed over.
     pub(super) fn turn_time(&self) -> Duration {
-        (*lock(&self.usual) * 3).clamp(LEAST_TURN, LONGEST_TURN)
+        self.line.turn_time()
     }
 
     pub(super) fn is_followed(&self) -> bool {
-        self.followed.load(Ordering::Acquire)
+        self.line.is_followed()
     }
 
     /// Waits until it is `member`'s turn; not at all, and `None`, for who is not in the ring.
     pub(super) async fn turn(&self, member: &str) -> Option<Turn> {
-        let mut known = self.known.subscribe();
-        loop {
-            let due = {
-                let known = known.borrow_and_update();
-                let passed = known.ring.place(member)?;
-                *lock(&self.waited_at) = Instant::now();
-                let before = u32::try_from(passed).unwrap_or(u32::MAX);
-                let each = self.turn_time();
-                let quiet = known.changed_at + each.saturating_mul(before);
-                let over = known.turn_since + (each * LONGEST_HOLD).saturating_mul(before);
-                let due = quiet.min(over);
-                if due <= Instant::now() {
-                    let is_newest = |stored: &Arc<Stored>| stored.version() == known.version;
-                    let stored = known.stored.clone().filter(is_newest);
-                    return Some(Turn { stored, passed });
-                }
-                due
-            };
-            // Either way the loop looks again; the sender lives as long as the view.
-            let _ = tokio::time::timeout_at(due.into(), known.changed()).await;
-        }
+        let passed = self.line.turn(member).await?.len();
+        let newest = self.line.version();
+        let stored = self.last().filter(|stored| stored.version() == newest);
+        Some(Turn { stored, passed })
     }
 
     /// Waits for news of a newer state than `than`, as long as one turn. Whether there are any.
     pub(super) async fn is_newer(&self, than: &Stored) -> bool {
-        let mut known = self.known.subscribe();
-        let than = than.version();
-        let newer =
-            known.wait_for(|known| known.version.order(&than) == Some(cmp::Ordering::Greater));
-        matches!(
-            tokio::time::timeout(self.turn_time(), newer).await,
-            Ok(Ok(_))
-        )
+        self.line.is_newer(&than.version()).await
     }
 
     /// Hears of every write by anyone, while turns are waited for and a little longer.
-    pub(super) fn follow(self: &Arc<Self>, api: &Api<ConfigMap>, name: &str) {
-        let Some(last) = self.last() else {
-            return;
-        };
-        if self.followed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let view = Arc::clone(self);
-        let (api, name) = (api.clone(), name.to_string());
-        tokio::spawn(async move {
-            let from = last.version();
-            if let Err(error) = view.follow_from(&api, &name, from.stored()).await {
-                tracing::debug!(configmap = name, %error, "the watch ended");
-            }
-            view.followed.store(false, Ordering::Release);
-        });
-    }
-
-    async fn follow_from(
-        &self,
-        api: &Api<ConfigMap>,
-        name: &str,
-        version: &str,
-    ) -> Result<(), kube::Error> {
-        let params = WatchParams::default().fields(&format!("metadata.name={name}"));
-        // Only metadata: whose turn it is, and that there is something to read.
-        let mut events = api.watch_metadata(&params, version).await?.boxed();
-        while lock(&self.waited_at).elapsed() < FOLLOWED_FOR {
-            match tokio::time::timeout(FOLLOWED_FOR, events.next()).await {
-                Ok(Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)))) => {
-                    let version = object.metadata.resource_version.unwrap_or_default();
-                    let ring = Ring::read(object.metadata.annotations.as_ref());
-                    self.hear(Version::new(version), ring);
-                }
-                Ok(Some(Ok(WatchEvent::Bookmark(_)))) => {}
-                Ok(Some(Err(error))) => return Err(error),
-                // The end, a deletion or an error in the stream: reads say what is the matter.
-                Ok(_) => return Ok(()),
-                Err(_) => {}
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Known {
-    fn take(&mut self, version: Version, ring: Ring) {
-        let now = Instant::now();
-        if self.ring.next() != ring.next() {
-            self.turn_since = now;
-        }
-        self.changed_at = now;
-        self.version = version;
-        self.ring = ring;
+    pub(super) fn follow(&self, api: &Api<ConfigMap>, name: &str) {
+        self.line.follow(api, name);
     }
 }
 
@@ -255,7 +129,7 @@ mod tests {
 
     fn hear(view: &View, version: u64, ring: &[(&str, u64)]) {
         let heard = stored(version, ring);
-        view.hear(heard.version(), heard.ring().clone());
+        view.line.hear(heard.version(), heard.ring().clone());
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ mod claimants;
 mod claims;
 mod connect;
 mod marks;
+mod news;
 mod object;
 mod pages;
 mod patch;
@@ -22,19 +23,22 @@ pub mod slicepools;
 mod slices;
 pub(crate) mod status;
 mod store;
+mod turns;
 mod watch;
 mod wire;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use ::kube::api::Preconditions;
 use async_trait::async_trait;
 use berth_core::{Change, Pool, Record};
+use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde_json::{Value, json};
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
 
 pub use claims::attribute;
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
@@ -46,7 +50,8 @@ use object::Object;
 use pages::Place;
 use resource::POOLS;
 use status::{Failure, Verb};
-use store::{Sizes, Store};
+use store::{Sizes, Store, Written};
+use turns::Turns;
 use wire::Wire;
 
 #[cfg(test)]
@@ -55,6 +60,10 @@ mod tests;
 /// What etcd takes in one request unless it was told otherwise.
 pub const ETCD_REQUEST_LIMIT: usize = 1_572_864;
 
+/// A write whose answer was lost may be under way still: the API server gives one up when its time is over, and etcd
+/// what it was handed by then within this.
+pub(crate) const ETCD_PATIENCE: Duration = Duration::from_secs(8);
+
 /// Pools in one answer of a list: each may have a megabyte.
 const PAGE: u32 = 50;
 
@@ -62,6 +71,7 @@ pub struct KubeLedger {
     wire: Wire,
     limit: usize,
     sizes: Sizes,
+    turns: Turns,
     paged: bool,
     moves: bool,
     /// Labels and annotations of new pools.
@@ -86,6 +96,7 @@ impl KubeLedger {
             },
             limit: ETCD_REQUEST_LIMIT,
             sizes: Sizes::default(),
+            turns: Turns::default(),
             paged: false,
             moves: false,
             new_pools: json!({}),
@@ -165,6 +176,14 @@ impl KubeLedger {
     }
 }
 
+/// Whether others wrote the pool between the caller's read and this commit.
+fn is_met(written: &Result<Written, LedgerError>) -> bool {
+    match written {
+        Ok(written) => written.merged,
+        Err(error) => matches!(error, LedgerError::Conflict { .. }),
+    }
+}
+
 fn snapshot(object: Option<&Object>) -> Snapshot {
     let mut pool = Pool::new();
     let base = match object {
@@ -216,12 +235,21 @@ impl Ledger for KubeLedger {
         if changes.is_empty() {
             return Ok(base.clone());
         }
-        let (version, merged) = if self.paged {
-            self.commit_pages(pool, base, changes).await?
-        } else {
-            let written = self.store(pool).commit(&base.into(), changes).await?;
-            (Version::from(&Base::At(written.stamp)), written.merged)
-        };
+        if self.paged {
+            let (version, merged) = self.commit_pages(pool, base, changes).await?;
+            return Ok(if merged || base.is_merged() {
+                version.merged()
+            } else {
+                version
+            });
+        }
+        let written = self.store(pool).commit(&base.into(), changes).await;
+        if is_met(&written) {
+            self.turns.met_others(&pool.name);
+        }
+        let written = written?;
+        self.turns.pass(&self.wire, &pool.name);
+        let (version, merged) = (Version::from(&Base::At(written.stamp)), written.merged);
         Ok(if merged || base.is_merged() {
             version.merged()
         } else {
@@ -240,6 +268,40 @@ impl Ledger for KubeLedger {
             paged: self.paged,
         };
         Ok(watch::watch(self.wire.clone(), view, now))
+    }
+
+    async fn news(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
+        if self.paged {
+            let snapshots = self.watch(pool).await?;
+            return Ok(snapshots.map(|seen| seen.map(|seen| seen.version)).boxed());
+        }
+        Ok(news::news(self.wire.clone(), &pool.name))
+    }
+
+    /// Pages are written by one process.
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
+        if self.paged || !self.turns.take(&self.wire, &pool.name).await {
+            return Turn::default();
+        }
+        // Whoever had the turn before us has written, most likely.
+        let known = Base::from(base) != Base::Unknown;
+        let newer = if known {
+            self.load(pool).await.ok()
+        } else {
+            None
+        };
+        Turn { taken: true, newer }
+    }
+
+    fn pass_turn(&self, pool: &PoolKey) {
+        self.turns.pass(&self.wire, &pool.name);
+    }
+
+    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
+        self.wire.timeout + ETCD_PATIENCE
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {

@@ -44,6 +44,14 @@ pub(super) const SLICE_POOLS: Resource = Resource {
     kind: "NodeSlicePool",
 };
 
+/// Where turns are kept; no truth.
+pub(super) const LEASES: Resource = Resource {
+    group: "coordination.k8s.io",
+    version: "v1",
+    plural: "leases",
+    kind: "Lease",
+};
+
 impl Resource {
     pub fn api_version(&self) -> String {
         format!("{}/{}", self.group, self.version)

@@ -183,7 +183,7 @@ fn value(object: &DynamicObject) -> Result<Value, String> {
     serde_json::to_value(object).map_err(|error| error.to_string())
 }
 
-fn failure(error: watcher::Error) -> Failure {
+pub(super) fn failure(error: watcher::Error) -> Failure {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)

@@ -20,6 +20,14 @@ use crate::{LedgerError, Rejection};
 
 type Request = Result<hyper::Request<Vec<u8>>, core::request::Error>;
 
+/// A write that the server gives up when nobody waits for its answer any longer: it can't be carried out at some later time.
+/// Nor is it searched for fields that the server does not know, which would cost as much as the object is large.
+fn limited(uri: &str, timeout: Duration) -> String {
+    let separator = if uri.contains('?') { "&" } else { "?" };
+    let seconds = timeout.as_secs().max(1);
+    format!("{uri}{separator}timeout={seconds}s&fieldValidation=Ignore")
+}
+
 #[derive(Clone)]
 pub(super) struct Wire {
     pub client: Client,
@@ -169,12 +177,15 @@ impl Wire {
     }
 
     async fn send(&self, request: Request) -> Result<Fetched, Failure> {
-        let request = request.map_err(|error| {
-            Failure::Unfit(Rejection::Invalid {
-                code: 400,
-                message: chain(&error),
-            })
-        })?;
+        let unfit = |error: &dyn std::error::Error| {
+            let message = chain(error);
+            Failure::Unfit(Rejection::Invalid { code: 400, message })
+        };
+        let mut request = request.map_err(|error| unfit(&error))?;
+        if request.method() != hyper::Method::GET {
+            let limited = limited(&request.uri().to_string(), self.timeout);
+            *request.uri_mut() = limited.parse().map_err(|error| unfit(&error))?;
+        }
         match tokio::time::timeout(self.timeout, self.exchange(request)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(Failure::Lost(format!(

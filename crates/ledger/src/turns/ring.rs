@@ -2,34 +2,35 @@
 //!
 //! An object takes one write at a time: of those that were prepared on the same version one counts and
 //! the others were for nothing, at full cost to the server. So writers that met take turns. The ring of
-//! those who want one is in the object's annotations, one key each, with a number: the lowest is next.
+//! those who want one is in annotations, one key each, with a number: the lowest is next. To sign up is a merge
+//! patch of one's own annotation, which can't conflict. Where the annotations are is the ledger's choice:
 //! ```text
-//!   sign up        a merge patch of one's own annotation with 0: it can't conflict, and comes next
-//!   write          takes out those who let their turn pass, and the turn's last one oneself to the end
+//!   ConfigMap      on the object itself: its write passes the turn on, and takes out who let theirs pass
+//!   IPPool         on a Lease beside it: the object stays what whereabouts made it; whoever is done signs off
 //! ```
 //! A ring of one is no ring: whoever writes alone leaves none behind.
 //!
-//! Promises order, and nothing else: a write counts because of the resourceVersion that it names (I1),
-//! whatever the ring says. A member that died costs the others one turn's time, once.
+//! Promises order, and nothing else: a write counts because of its own preconditions (I1), whatever the ring says. A member that died costs the others one turn's time, once.
 
 use std::collections::BTreeMap;
 
-/// Followed by the ID of a ledger, which is a process's.
-const PREFIX: &str = "turn.berth.dev/";
+/// What the keys of a ring begin with, followed by the ID of a ledger, which is a process's. One that orders the writers
+/// of the very object that it is on needs no more.
+pub(crate) const PREFIX: &str = "turn.berth.dev/";
 
 /// Members in the order of their turns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ring {
+pub(crate) struct Ring {
     members: Vec<(u64, String)>,
 }
 
 impl Ring {
-    pub(super) fn read(annotations: Option<&BTreeMap<String, String>>) -> Self {
+    pub(crate) fn read(prefix: &str, annotations: Option<&BTreeMap<String, String>>) -> Self {
         let signed = annotations
             .into_iter()
             .flatten()
             .filter_map(|(key, value)| {
-                let member = key.strip_prefix(PREFIX)?;
+                let member = key.strip_prefix(prefix)?;
                 // What is no number is no place, but somebody waits.
                 Some((value.parse().unwrap_or(0), member.to_string()))
             });
@@ -39,17 +40,34 @@ impl Ring {
     }
 
     /// How many come before `member`, if it is in the ring.
-    pub(super) fn place(&self, member: &str) -> Option<usize> {
+    pub(crate) fn place(&self, member: &str) -> Option<usize> {
         self.members.iter().position(|(_, id)| id == member)
     }
 
-    pub(super) fn next(&self) -> Option<&str> {
+    pub(crate) fn next(&self) -> Option<&str> {
         self.members.first().map(|(_, id)| id.as_str())
+    }
+
+    /// The `count` members that come first.
+    pub(crate) fn first(&self, count: usize) -> impl Iterator<Item = &str> {
+        let first = self.members.iter().take(count);
+        first.map(|(_, id)| id.as_str())
+    }
+
+    /// Whether nobody but `member` is in it.
+    pub(crate) fn is_alone(&self, member: &str) -> bool {
+        self.members.iter().all(|(_, id)| id == member)
+    }
+
+    /// A place behind everybody.
+    pub(crate) fn end(&self) -> u64 {
+        let last = self.members.last();
+        last.map_or(1, |(place, _)| place.saturating_add(1))
     }
 
     /// The ring after a write of `writer`, who has waited for the first `passed` members in vain, and may
     /// keep the turn that it has.
-    pub(super) fn after_write(&self, writer: &str, passed: usize, keeps: bool) -> Self {
+    pub(crate) fn after_write(&self, writer: &str, passed: usize, keeps: bool) -> Self {
         let left = self.members.iter().skip(passed);
         let mut members: Vec<_> = left.filter(|(_, id)| id != writer).cloned().collect();
         let own = self.members.get(passed).filter(|(_, id)| id == writer);
@@ -62,7 +80,7 @@ impl Ring {
     }
 
     /// Puts the ring in place of the one that is there; other annotations stay (I7).
-    pub(super) fn write(&self, annotations: &mut Option<BTreeMap<String, String>>) {
+    pub(crate) fn write(&self, annotations: &mut Option<BTreeMap<String, String>>) {
         if let Some(others) = annotations {
             others.retain(|key, _| !key.starts_with(PREFIX));
         }
@@ -74,10 +92,22 @@ impl Ring {
     }
 
     /// The merge patch that puts a member before all others.
-    pub(super) fn sign_up(member: &str) -> serde_json::Value {
-        let key = format!("{PREFIX}{member}");
-        serde_json::json!({ "metadata": { "annotations": { key: "0" } } })
+    pub(crate) fn sign_up(member: &str) -> serde_json::Value {
+        patch(PREFIX, [(member, Some(0))])
     }
+}
+
+/// The merge patch that gives members these places, or takes them out.
+pub(crate) fn patch<'a>(
+    prefix: &str,
+    places: impl IntoIterator<Item = (&'a str, Option<u64>)>,
+) -> serde_json::Value {
+    let places = places.into_iter().map(|(member, place)| {
+        let place = place.map(|place| place.to_string());
+        (format!("{prefix}{member}"), serde_json::json!(place))
+    });
+    let annotations: serde_json::Map<_, _> = places.collect();
+    serde_json::json!({ "metadata": { "annotations": annotations } })
 }
 
 #[cfg(test)]
@@ -133,16 +163,37 @@ mod tests {
     }
 
     #[test]
+    fn several_rings_share_one_object() {
+        let both = BTreeMap::from([
+            ("turn.berth.dev/p1-a".to_string(), "3".to_string()),
+            ("turn.berth.dev/p1-b".to_string(), "2".to_string()),
+            ("turn.berth.dev/p2-a".to_string(), "1".to_string()),
+        ]);
+        let first = Ring::read("turn.berth.dev/p1-", Some(&both));
+        assert_eq!(first, ring(&[(2, "b"), (3, "a")]));
+        assert_eq!((first.end(), first.is_alone("a")), (4, false));
+        assert_eq!(first.first(1).collect::<Vec<_>>(), ["b"]);
+        let second = Ring::read("turn.berth.dev/p2-", Some(&both));
+        assert!(second.is_alone("a"));
+        assert_eq!(Ring::default().end(), 1);
+        let expected = serde_json::json!({ "metadata": { "annotations": {
+            "turn.berth.dev/p1-a": null, "turn.berth.dev/p1-c": "4",
+        } } });
+        let patched = patch("turn.berth.dev/p1-", [("a", None), ("c", Some(4))]);
+        assert_eq!(patched, expected);
+    }
+
+    #[test]
     fn the_annotations_of_others_stay() {
         let foreign = BTreeMap::from([("example.com/note".to_string(), "kept".to_string())]);
         let mut annotations = Some(foreign.clone());
         let now = ring(&[(0, "b"), (7, "a")]);
         now.write(&mut annotations);
         assert_eq!(annotations.as_ref().unwrap().len(), 3);
-        assert_eq!(Ring::read(annotations.as_ref()), now);
+        assert_eq!(Ring::read(PREFIX, annotations.as_ref()), now);
         Ring::default().write(&mut annotations);
         assert_eq!(annotations, Some(foreign));
         let odd = BTreeMap::from([("turn.berth.dev/x".to_string(), "soon".to_string())]);
-        assert_eq!(Ring::read(Some(&odd)), ring(&[(0, "x")]));
+        assert_eq!(Ring::read(PREFIX, Some(&odd)), ring(&[(0, "x")]));
     }
 }

@@ -1,0 +1,206 @@
+//! Turns of the writers of IPPools, whose rings are on one Lease beside them.
+//!
+//! Not on the pool: to sign up there would cost a write of all that it holds, and make a whereabouts fail whose patch
+//! names the version before. One Lease for the pools of a namespace, because a role can name it.
+//!
+//! Only those who met others sign up; whoever writes alone makes no call. Whoever is done signs off, so that nobody is
+//! waited for who has nothing to write. Nothing rests on it: a commit counts because of its own tests (I1), and who may
+//! not write the Lease commits without turns.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::Patch;
+use serde_json::{Value, json};
+
+use super::resource::{LEASES, Resource};
+use super::status::{Failure, Verb};
+use super::wire::Wire;
+use crate::turns::{Line, PREFIX, Patience, Ring, patch};
+use crate::{LedgerError, Version};
+
+/// The Lease that the rings are on.
+const NAME: &str = "berth-turns";
+const TURNS: &Resource = &LEASES;
+
+/// A write of a pool of 10,000 takes a second and more.
+const PATIENCE: Patience = Patience {
+    least: Duration::from_millis(50),
+    longest: Duration::from_secs(5),
+    from_others: true,
+};
+
+/// Whoever has no right to a turn does without for this long; who got none for another reason, for a moment.
+const WITHOUT: Duration = Duration::from_secs(30);
+const A_MOMENT: Duration = Duration::from_secs(1);
+
+pub(super) struct Turns {
+    /// The name of this process among those that take turns.
+    id: String,
+    seats: Mutex<BTreeMap<String, Arc<Seat>>>,
+}
+
+/// This process's part in the turns of one pool.
+struct Seat {
+    line: Arc<Line>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Others write the pool too.
+    crowded: bool,
+    turn: Option<Held>,
+    without_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Held {
+    since: Instant,
+    /// Who was waited for in vain, and goes with us.
+    passed: Vec<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self {
+            id: format!("{:08x}", rand::random::<u32>()),
+            seats: Mutex::default(),
+        }
+    }
+}
+
+impl Turns {
+    fn seat(&self, pool: &str) -> Arc<Seat> {
+        let mut seats = lock(&self.seats);
+        Arc::clone(seats.entry(pool.to_owned()).or_insert_with(|| {
+            let prefix = format!("{PREFIX}{:08x}-", hash(pool));
+            Arc::new(Seat {
+                line: Arc::new(Line::new(prefix, PATIENCE)),
+                state: Mutex::default(),
+            })
+        }))
+    }
+
+    /// A commit met other writers of the pool: the next one takes its turn.
+    pub fn met_others(&self, pool: &str) {
+        lock(&self.seat(pool).state).crowded = true;
+    }
+
+    /// Waits for the turn to write the pool, where others write it too. Whether there is one.
+    pub async fn take(&self, wire: &Wire, pool: &str) -> bool {
+        let seat = self.seat(pool);
+        {
+            let state = lock(&seat.state);
+            let without = |until: Instant| until > Instant::now();
+            if state.turn.is_some() {
+                return true;
+            }
+            if !state.crowded || state.without_until.is_some_and(without) {
+                return false;
+            }
+        }
+        let api: Api<Lease> = Api::namespaced(wire.client.clone(), &wire.namespace);
+        loop {
+            if let Err(error) = self.sign_up(wire, &seat.line).await {
+                tracing::debug!(pool, %error, "no turn is to be had");
+                let denied = matches!(error, LedgerError::Rejected { .. });
+                let without = if denied { WITHOUT } else { A_MOMENT };
+                lock(&seat.state).without_until = Some(Instant::now() + without);
+                return false;
+            }
+            seat.line.follow(&api, NAME);
+            // Taken out by somebody who waited too long: once more.
+            let Some(passed) = seat.line.turn(&self.id).await else {
+                continue;
+            };
+            lock(&seat.state).turn = Some(Held {
+                since: Instant::now(),
+                passed,
+            });
+            return true;
+        }
+    }
+
+    /// The turn, if there is one, is the next one's.
+    pub fn pass(&self, wire: &Wire, pool: &str) {
+        let seat = self.seat(pool);
+        let Some(held) = lock(&seat.state).turn.take() else {
+            return;
+        };
+        seat.line.took(held.since.elapsed());
+        if seat.line.ring().is_alone(&self.id) {
+            lock(&seat.state).crowded = false;
+        }
+        let gone = held.passed.iter().map(String::as_str);
+        let gone = gone.chain([self.id.as_str()]).map(|member| (member, None));
+        let off = patch(seat.line.prefix(), gone);
+        let wire = wire.clone();
+        // Whoever waits for an answer need not wait for this.
+        tokio::spawn(async move {
+            match wire.patch(TURNS, NAME, &Patch::Merge(off)).await {
+                Ok(lease) => hear(&seat.line, &lease),
+                Err(failure) => {
+                    let error = failure.into_error(wire.ask(Verb::Patch, TURNS, NAME));
+                    tracing::debug!(%error, "still signed up; the others will pass us over");
+                }
+            }
+        });
+    }
+
+    /// Signs up behind all who are known to wait.
+    async fn sign_up(&self, wire: &Wire, line: &Line) -> Result<(), LedgerError> {
+        if !line.is_followed() {
+            match wire.get_metadata(TURNS, NAME).await? {
+                Some(lease) => hear(line, &lease.object),
+                None => create(wire).await?,
+            }
+        }
+        let up = patch(line.prefix(), [(self.id.as_str(), Some(line.ring().end()))]);
+        let signed = wire.patch(TURNS, NAME, &Patch::Merge(up)).await;
+        let lease =
+            signed.map_err(|failure| failure.into_error(wire.ask(Verb::Patch, TURNS, NAME)))?;
+        hear(line, &lease);
+        Ok(())
+    }
+}
+
+async fn create(wire: &Wire) -> Result<(), LedgerError> {
+    // Every change goes to all who wait: without a history of each field it is half as long.
+    let lease = json!({
+        "apiVersion": TURNS.api_version(),
+        "kind": TURNS.kind,
+        "metadata": { "name": NAME, "managedFields": [{}] },
+    });
+    match wire.create(TURNS, &lease).await {
+        Ok(_) => Ok(()),
+        Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(()),
+        Err(failure) => Err(failure.into_error(wire.ask(Verb::Create, TURNS, NAME))),
+    }
+}
+
+fn hear(line: &Line, lease: &Value) {
+    let metadata = &lease["metadata"];
+    let annotations = metadata["annotations"].as_object().map(|annotations| {
+        let text =
+            |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+        annotations.iter().filter_map(text).collect()
+    });
+    let version = metadata["resourceVersion"].as_str().unwrap_or_default();
+    let ring = Ring::read(line.prefix(), annotations.as_ref());
+    line.hear(Version::new(version), ring);
+}
+
+/// FNV-1a: the same in every process and version. Pools that share a value share turns, and nothing else.
+fn hash(pool: &str) -> u32 {
+    pool.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}

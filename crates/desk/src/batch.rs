@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use berth_core::{Answer, Change, Claim, Moment, Order, Pool, Request, plan};
+use berth_core::{Address, Answer, Change, Claim, Moment, Order, Pool, Request, plan};
 use rand::RngExt;
 
 use crate::Ticket;
@@ -71,4 +71,20 @@ fn scattered(request: &Request, conflicts: u32) -> Option<Request> {
         record: claim.record.clone(),
         wants,
     }))
+}
+
+/// Whether the owner holds another address that would have done for one that it was freshly granted.
+pub(crate) fn is_doubled(pool: &Pool, request: &Request, answer: &Answer) -> bool {
+    let (Request::Claim(claim), Answer::Granted(granted)) = (request, answer) else {
+        return false;
+    };
+    let is_granted = |address: Address| granted.iter().any(|grant| grant.address == address);
+    let others: Vec<Address> = pool
+        .held_by(&claim.record.owner)
+        .filter(|address| !is_granted(*address))
+        .collect();
+    claim.wants.iter().zip(granted).any(|(want, grant)| {
+        let would_do = |address: &Address| want.space.contains(*address);
+        grant.fresh && want.exact.is_none() && others.iter().any(would_do)
+    })
 }

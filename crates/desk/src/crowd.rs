@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use berth_ledger::{LedgerError, Version};
 use rand::RngExt;
 
 /// Below this nobody is held back.
@@ -23,6 +24,16 @@ pub(crate) enum Meeting {
     Others,
     /// Others had written, and the commit is to be made again.
     Outrun,
+}
+
+/// Whom a commit met; nothing where the server itself is in trouble.
+pub(crate) fn meeting(committed: &Result<Version, LedgerError>) -> Option<Meeting> {
+    match committed {
+        Ok(version) if version.is_merged() => Some(Meeting::Others),
+        Ok(_) => Some(Meeting::Nobody),
+        Err(LedgerError::Conflict { .. }) => Some(Meeting::Outrun),
+        Err(_) => None,
+    }
 }
 
 #[derive(Debug, Default)]

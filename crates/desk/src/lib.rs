@@ -10,7 +10,7 @@
 //!   changed, from a state that was read after the request arrived;
 //! - a conflict is met by loading and planning again, with a draw that parts those who collided;
 //! - the queue is bounded, every request has a deadline, and one that is given up leaves nothing
-//!   behind: what it was granted is released before anything else is planned;
+//!   behind: what it was granted is released before anything else is planned, and what may yet be granted when that is known;
 //! - one request that a ledger refuses does not take down the others of its batch;
 //! - where there is a common desk, it is asked first; whatever it does not answer is served here.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
@@ -18,6 +18,7 @@
 mod batch;
 mod common;
 mod crowd;
+mod debts;
 mod metrics;
 mod registry;
 mod worker;
@@ -25,7 +26,8 @@ mod worker;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use berth_core::{Answer, Request};
+use berth_core::plan::Selector;
+use berth_core::{Answer, Handle, Release, Request};
 use berth_ledger::{LedgerError, PoolKey, RetryPolicy, SharedLedger};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -41,8 +43,8 @@ pub struct DeskSettings {
     /// How many go into one commit.
     pub batch: usize,
     pub retry: RetryPolicy,
-    /// Whether the pool's copy in memory follows the ledger's watch. Without it the copy is loaded
-    /// when it turns out to be old.
+    /// Whether it hears of others' writes to the pool, and reads it before it plans on a copy that they outdated. Without
+    /// it the copy is loaded when it turns out to be old.
     pub watch: bool,
     /// Whether it holds back when it meets other writers of the pool. For ledgers whose writers do not take turns.
     pub apart: bool,
@@ -105,10 +107,16 @@ pub(crate) struct Ticket {
     arrived: Instant,
     deadline: Instant,
     reply: oneshot::Sender<Result<Answer, DeskError>>,
-    /// What takes back the grants of a commit whose outcome is unknown, should the caller give up.
-    unsure: Vec<Request>,
     /// Who asks if nobody hears the answer.
     asker: Asker,
+    errand: Errand,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errand {
+    Serve,
+    /// Only to be told that what the request would release is not under way.
+    Settle,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,8 +181,22 @@ impl Desk {
         request: Request,
         limit: Duration,
     ) -> Result<Answer, DeskError> {
-        let waiting = self.enqueue(request, limit, Asker::Here)?;
+        let waiting = self.enqueue(request, limit, Asker::Here, Errand::Serve)?;
         self.answer(waiting).await
+    }
+
+    /// Waits until no commit for that handle is under way or in doubt: what the ledger says of it then is not outrun by
+    /// what this desk has begun before.
+    pub async fn settle(&self, handle: &Handle) -> Result<(), DeskError> {
+        let release = Request::Release(Release {
+            selector: Selector::Handle {
+                handle: handle.clone(),
+                part: None,
+            },
+            rest: Duration::ZERO,
+        });
+        let waiting = self.enqueue(release, self.timeout, Asker::Here, Errand::Settle)?;
+        self.answer(waiting).await.map(drop)
     }
 
     /// Puts requests of another process in their order and waits for their answers. What is granted stays
@@ -184,7 +206,7 @@ impl Desk {
         requests: Vec<Request>,
         limit: Duration,
     ) -> Vec<Result<Answer, DeskError>> {
-        let enqueue = |request| self.enqueue(request, limit, Asker::Elsewhere);
+        let enqueue = |request| self.enqueue(request, limit, Asker::Elsewhere, Errand::Serve);
         let waiting: Vec<_> = requests.into_iter().map(enqueue).collect();
         let mut answers = Vec::with_capacity(waiting.len());
         for ticket in waiting {
@@ -201,6 +223,7 @@ impl Desk {
         request: Request,
         limit: Duration,
         asker: Asker,
+        errand: Errand,
     ) -> Result<Waiting, DeskError> {
         let pool = || self.pool.name.clone();
         let arrived = Instant::now();
@@ -210,8 +233,8 @@ impl Desk {
             arrived,
             deadline: arrived + limit,
             reply,
-            unsure: Vec::new(),
             asker,
+            errand,
         };
         self.metrics.requests.inc();
         self.queue.try_send(ticket).map_err(|error| match error {

@@ -3,23 +3,23 @@
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use berth_core::plan::Selector;
-use berth_core::{Address, Answer, Moment, Pool, Release, Request};
+use berth_core::{Answer, Moment};
 use berth_ledger::{Backoff, LedgerError, PoolKey, Rejection, SharedLedger, Snapshot, Version};
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 
-use crate::batch::{Planned, plan_tickets};
-use crate::crowd::{Crowd, Meeting};
-use crate::{Asker, DeskError, DeskSettings, PoolMetrics, Ticket};
+use crate::batch::{Planned, is_doubled, plan_tickets};
+use crate::crowd::{Crowd, meeting};
+use crate::debts::Debts;
+use crate::{Asker, DeskError, DeskSettings, Errand, PoolMetrics, Ticket};
 
 /// Turns of the runtime without a new request before a commit begins.
 const QUIET_TURNS: u32 = 8;
 
-type Watch = BoxStream<'static, Result<Snapshot, LedgerError>>;
+type News = BoxStream<'static, Result<Version, LedgerError>>;
 
 pub(crate) struct Worker {
     ledger: SharedLedger,
@@ -29,9 +29,9 @@ pub(crate) struct Worker {
     queue: mpsc::Receiver<Ticket>,
     /// The pool as this desk knows it, and when it was read. None: it has to be loaded.
     copy: Option<(Snapshot, Instant)>,
-    /// Releases of what given-up requests were granted. They lead the next commit, so that an
-    /// owner's own repeat never finds a grant that is about to be taken away.
-    returns: Vec<Request>,
+    debts: Debts,
+    /// Releases that wait for commits whose outcome is unknown.
+    deferred: Vec<Ticket>,
     crowd: Crowd,
 }
 
@@ -50,57 +50,105 @@ impl Worker {
             metrics,
             queue,
             copy: None,
-            returns: Vec::new(),
+            debts: Debts::default(),
+            deferred: Vec::new(),
             crowd: Crowd::default(),
         }
     }
 
     pub async fn run(mut self) {
-        let mut watch = self.start_watch().await;
+        let mut news = self.start_news().await;
         loop {
             let mut tickets = Vec::new();
             let limit = self.settings.batch.max(1);
-            let arrived = tokio::select! {
+            let wake = self.wake();
+            tokio::select! {
                 biased;
-                count = self.queue.recv_many(&mut tickets, limit) => Some(count),
-                seen = next(&mut watch) => {
-                    if let Some(Ok(snapshot)) = seen {
-                        self.adopt(snapshot);
-                    }
-                    None
+                count = self.queue.recv_many(&mut tickets, limit) => if count == 0 {
+                    break;
+                },
+                heard = next(&mut news) => {
+                    self.hear(heard);
+                    continue;
                 }
-            };
-            match arrived {
-                None => continue,
-                Some(0) => break,
-                Some(_) => {
-                    self.hold_back(&mut tickets, &mut watch).await;
-                    self.turn().await;
-                    self.gather(&mut tickets).await;
-                    self.serve(tickets).await;
-                }
+                () = at(wake) => {}
             }
-            if !self.returns.is_empty() {
+            let mut tickets = self.ready(tickets);
+            if tickets.is_empty() && !self.debts.is_due() {
+                continue;
+            }
+            // With a common desk, nobody is waited for before that has not answered.
+            if self.settings.common.is_none() && !self.turn().await {
+                self.hold_back(&mut tickets, &mut news).await;
+            }
+            self.gather(&mut tickets).await;
+            while let Some(heard) = next(&mut news).now_or_never() {
+                self.hear(heard);
+            }
+            let tickets = self.ready(tickets);
+            self.serve(tickets).await;
+            if self.debts.is_due() {
                 self.serve(Vec::new()).await;
             }
+            self.debts.later(self.settings.retry.max);
+            self.ledger.pass_turn(&self.pool);
+        }
+        if self.debts.is_due() {
+            self.serve(Vec::new()).await;
+        }
+    }
+
+    /// Those that can be served now, of these and of those that had to wait.
+    fn ready(&mut self, tickets: Vec<Ticket>) -> Vec<Ticket> {
+        self.debts.ripen(Instant::now());
+        let deferred = std::mem::take(&mut self.deferred);
+        let mut ready = Vec::with_capacity(tickets.len());
+        for ticket in deferred.into_iter().chain(tickets) {
+            if self.must_wait(&ticket) {
+                self.deferred.push(ticket);
+            } else if ticket.errand == Errand::Settle {
+                let _ = ticket.reply.send(Ok(Answer::Released(Vec::new())));
+            } else {
+                ready.push(ticket);
+            }
+        }
+        ready
+    }
+
+    /// A release waits while a commit of the same holder is in doubt: it could be carried out after the answer that
+    /// nothing is held. What is due leads every commit, so that only who commits nothing has to wait for it.
+    fn must_wait(&self, ticket: &Ticket) -> bool {
+        let settles = ticket.errand == Errand::Settle;
+        self.debts.doubtful(&ticket.request) || settles && self.debts.owing(&ticket.request)
+    }
+
+    /// When to look again though nobody asks.
+    fn wake(&self) -> Option<Instant> {
+        let waits = |ticket: &Ticket| self.must_wait(ticket);
+        if self.deferred.iter().all(waits) {
+            self.debts.wake()
+        } else {
+            Some(Instant::now())
         }
     }
 
     /// Where writers take turns the plan waits for it: then it is made on the newest state, for all who
-    /// have asked by then. As with a watch, `read_at` stays.
-    async fn turn(&mut self) {
+    /// have asked by then. Whether there are turns.
+    async fn turn(&mut self) -> bool {
         let base = match &self.copy {
             Some((copy, _)) => copy.version.clone(),
             None => Version::default(),
         };
-        let newer = self.ledger.turn(&self.pool, &base).await;
-        if let (Some(newer), Some((copy, _))) = (newer, &mut self.copy) {
+        let turn = self.ledger.turn(&self.pool, &base).await;
+        if let (Some(newer), Some((copy, _))) = (turn.newer, &mut self.copy) {
+            // Read for a plan, and not for the answers of those who have asked meanwhile: `read_at` stays.
             *copy = newer;
         }
+        turn.taken
     }
 
-    /// Waits if others write the pool too; those who ask meanwhile join, and the watch goes on.
-    async fn hold_back(&mut self, tickets: &mut Vec<Ticket>, watch: &mut Option<Watch>) {
+    /// Waits if others write the pool too, without turns; those who ask meanwhile join.
+    async fn hold_back(&mut self, tickets: &mut Vec<Ticket>, news: &mut Option<News>) {
         let wait = self.crowd.draw();
         if wait.is_zero() {
             return;
@@ -116,11 +164,7 @@ impl Worker {
                         return;
                     }
                 }
-                seen = next(watch) => {
-                    if let Some(Ok(snapshot)) = seen {
-                        self.adopt(snapshot);
-                    }
-                }
+                heard = next(news) => self.hear(heard),
             }
         }
     }
@@ -147,38 +191,39 @@ impl Worker {
         }
     }
 
-    async fn start_watch(&self) -> Option<Watch> {
+    async fn start_news(&self) -> Option<News> {
         if !self.settings.watch {
             return None;
         }
-        match self.ledger.watch(&self.pool).await {
+        match self.ledger.news(&self.pool).await {
             Ok(stream) => Some(stream),
             Err(error) => {
-                tracing::warn!(pool = %self.pool, %error, "can't watch the pool; its copy is loaded when needed");
+                tracing::warn!(pool = %self.pool, %error, "can't hear of writes to the pool; its copy is loaded when it turns out to be old");
                 None
             }
         }
     }
 
-    /// A watch may lag behind our own commits. An older copy would be safe (preconditions), but it
-    /// costs a conflict, and after one the lowest address is no longer what is given. Even a newer
-    /// one never makes an answer fresh: `read_at` stays.
-    fn adopt(&mut self, snapshot: Snapshot) {
-        let Some((copy, _)) = &mut self.copy else {
+    /// A copy that others have outdated is read again when it is needed: planning on it would be safe (preconditions), but it
+    /// costs a conflict, and after one the lowest address is no longer what is given. News may lag behind our own
+    /// commits.
+    fn hear(&mut self, heard: Option<Result<Version, LedgerError>>) {
+        let (Some(Ok(heard)), Some((copy, _))) = (heard, &self.copy) else {
             return;
         };
-        match snapshot.version.order(&copy.version) {
-            Some(Ordering::Less) => {}
-            Some(_) => *copy = snapshot,
-            // It vanished, or has just been made: only the ledger knows.
-            None => self.copy = None,
+        // Not to be compared: it vanished, or has just been made. Only the ledger knows.
+        if !matches!(
+            heard.order(&copy.version),
+            Some(Ordering::Less | Ordering::Equal)
+        ) {
+            self.copy = None;
         }
     }
 
     /// Serves tickets to their end: through the common desk, and here what that did not answer.
     async fn serve(&mut self, tickets: Vec<Ticket>) {
         let left = self.put_to_common(tickets).await;
-        if !left.is_empty() || !self.returns.is_empty() {
+        if !left.is_empty() || self.debts.is_due() {
             self.serve_here(left).await;
         }
     }
@@ -186,6 +231,9 @@ impl Worker {
     /// A batch that the ledger refuses is halved, so that one request
     /// that can't be kept does not fail the others.
     async fn serve_here(&mut self, tickets: Vec<Ticket>) {
+        if self.settings.common.is_some() {
+            self.turn().await;
+        }
         let mut batches = VecDeque::from([tickets]);
         while let Some(batch) = batches.pop_front() {
             if let Err((mut tickets, error)) = self.serve_batch(batch).await {
@@ -217,7 +265,7 @@ impl Worker {
         let limit = left.map_or(self.settings.common_patience, |left| {
             left.min(self.settings.common_patience)
         });
-        let mut requests = self.returns.clone();
+        let mut requests = self.debts.due().to_vec();
         requests.extend(tickets.iter().map(|ticket| ticket.request.clone()));
         if requests.is_empty() {
             return tickets;
@@ -238,11 +286,10 @@ impl Worker {
             }
         };
         let mut answers = answers.into_iter();
-        let returns = std::mem::take(&mut self.returns).into_iter();
-        self.returns = returns
-            .zip(answers.by_ref())
-            .filter_map(|(request, answer)| answer.is_none().then_some(request))
-            .collect();
+        let due = self.debts.due().iter().zip(answers.by_ref());
+        let unpaid = due.filter(|(_, answer)| answer.is_none());
+        let unpaid = unpaid.map(|(request, _)| request.clone()).collect();
+        self.debts.leave(unpaid);
         let mut unanswered = Vec::new();
         for (ticket, answer) in tickets.into_iter().zip(answers) {
             match answer {
@@ -267,13 +314,13 @@ impl Worker {
         let mut last: Option<Arc<LedgerError>> = None;
         loop {
             tickets = self.drop_expired(tickets, last.as_ref());
-            if tickets.is_empty() && (self.returns.is_empty() || last.is_some()) {
+            if tickets.is_empty() && (!self.debts.is_due() || last.is_some()) {
                 return Ok(());
             }
             if last.is_some() {
                 self.turn().await;
             }
-            let step = match self.read(stale || !self.returns.is_empty()).await {
+            let step = match self.read(stale || self.debts.is_due()).await {
                 Ok(()) => self.plan_and_commit(tickets, conflicts).await,
                 Err(error) => Err((tickets, error)),
             };
@@ -345,7 +392,7 @@ impl Worker {
         let Some((copy, read_at)) = &mut self.copy else {
             return Ok(tickets);
         };
-        let mut changes = berth_core::plan(&mut copy.pool, &self.returns, now()).changes;
+        let mut changes = berth_core::plan(&mut copy.pool, self.debts.due(), now()).changes;
         let planned = plan_tickets(&mut copy.pool, tickets, *read_at, conflicts, now());
         let Planned {
             changes: asked,
@@ -367,7 +414,7 @@ impl Worker {
             }
             match committed {
                 Ok(version) if version.is_merged() => {
-                    self.returns.clear();
+                    self.debts.paid(&changes);
                     let again = self.after_others(pending).await;
                     for (ticket, answer) in settled {
                         self.answer(ticket, answer);
@@ -379,9 +426,11 @@ impl Worker {
                     let uncertain = matches!(error, LedgerError::Uncertain { .. });
                     let mut kept = doubtful;
                     kept.extend(settled.into_iter().map(|(ticket, _)| ticket));
-                    kept.extend(pending.into_iter().map(|(mut ticket, answer)| {
+                    let until = Instant::now() + self.ledger.in_doubt(&self.pool);
+                    kept.extend(pending.into_iter().map(|(ticket, answer)| {
                         if uncertain && ticket.asker == Asker::Here {
-                            ticket.unsure.extend(undoing(&ticket.request, &answer));
+                            tracing::debug!(pool = %self.pool, %error, ?answer, "it may come yet");
+                            self.debts.doubt(&ticket.request, &answer, until);
                         }
                         ticket
                     }));
@@ -390,7 +439,7 @@ impl Worker {
                 }
             }
         }
-        self.returns.clear();
+        self.debts.paid(&changes);
         for (ticket, answer) in settled.into_iter().chain(pending) {
             self.answer(ticket, answer);
         }
@@ -409,7 +458,7 @@ impl Worker {
         for (ticket, answer) in pending {
             let pool = self.copy.as_ref().map(|(copy, _)| &copy.pool);
             if pool.is_some_and(|pool| is_doubled(pool, &ticket.request, &answer)) {
-                self.returns.extend(undoing(&ticket.request, &answer));
+                self.debts.owe(&ticket.request, &answer);
                 again.push(ticket);
             } else {
                 self.answer(ticket, answer);
@@ -419,12 +468,17 @@ impl Worker {
     }
 
     fn answer(&mut self, ticket: Ticket, answer: Answer) {
-        let request = ticket.request;
-        if let Err(Ok(unheard)) = ticket.reply.send(Ok(answer))
-            && ticket.asker == Asker::Here
-        {
-            self.returns.extend(undoing(&request, &unheard));
-            self.returns.extend(ticket.unsure);
+        if ticket.asker == Asker::Elsewhere {
+            let _ = ticket.reply.send(Ok(answer));
+            return;
+        }
+        let told = answer.clone();
+        match ticket.reply.send(Ok(answer)) {
+            Ok(()) => self.debts.settle(&ticket.request, &told),
+            Err(_) => {
+                tracing::debug!(pool = %self.pool, answer = ?told, "nobody heard it: it is taken back");
+                self.debts.owe(&ticket.request, &told);
+            }
         }
     }
 
@@ -441,7 +495,7 @@ impl Worker {
                 kept.push(ticket);
                 continue;
             }
-            self.returns.extend(ticket.unsure);
+            self.debts.give_up(&ticket.request);
             let limit = ticket.deadline.duration_since(ticket.arrived);
             let pool = self.pool.name.clone();
             let late = DeskError::Deadline {
@@ -456,73 +510,33 @@ impl Worker {
 
     /// A ledger that refuses for good keeps the addresses until garbage collection has proof.
     fn abandon_returns(&mut self, error: &LedgerError) {
-        if !self.returns.is_empty() {
-            let count = self.returns.len();
+        let count = self.debts.write_off();
+        if count > 0 {
             tracing::warn!(pool = %self.pool, %error, count, "addresses of cancelled requests stay held");
-            self.returns.clear();
         }
     }
 }
 
-/// The next state of the watch; never, if there is none.
-async fn next(watch: &mut Option<Watch>) -> Option<Result<Snapshot, LedgerError>> {
-    match watch {
-        Some(stream) => {
-            let seen = stream.next().await;
-            if seen.is_none() {
-                *watch = None;
-            }
-            seen
-        }
+/// At that time; never, if there is none.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
         None => std::future::pending().await,
     }
 }
 
-/// Whom a commit met; nothing where the server itself is in trouble.
-fn meeting(committed: &Result<Version, LedgerError>) -> Option<Meeting> {
-    match committed {
-        Ok(version) if version.is_merged() => Some(Meeting::Others),
-        Ok(_) => Some(Meeting::Nobody),
-        Err(LedgerError::Conflict { .. }) => Some(Meeting::Outrun),
-        Err(_) => None,
+/// The next news; never, if there are none to be had.
+async fn next(news: &mut Option<News>) -> Option<Result<Version, LedgerError>> {
+    match news {
+        Some(stream) => {
+            let heard = stream.next().await;
+            if heard.is_none() {
+                *news = None;
+            }
+            heard
+        }
+        None => std::future::pending().await,
     }
-}
-
-/// Whether the owner holds another address that would have done for one that it was freshly granted.
-fn is_doubled(pool: &Pool, request: &Request, answer: &Answer) -> bool {
-    let (Request::Claim(claim), Answer::Granted(granted)) = (request, answer) else {
-        return false;
-    };
-    let is_granted = |address: Address| granted.iter().any(|grant| grant.address == address);
-    let others: Vec<Address> = pool
-        .held_by(&claim.record.owner)
-        .filter(|address| !is_granted(*address))
-        .collect();
-    claim.wants.iter().zip(granted).any(|(want, grant)| {
-        let would_do = |address: &Address| want.space.contains(*address);
-        grant.fresh && want.exact.is_none() && others.iter().any(would_do)
-    })
-}
-
-/// What takes back the fresh grants of an answer that nobody heard.
-fn undoing(request: &Request, unheard: &Answer) -> Vec<Request> {
-    let (Request::Claim(claim), Answer::Granted(granted)) = (request, unheard) else {
-        return Vec::new();
-    };
-    let fresh = granted.iter().filter(|grant| grant.fresh);
-    fresh
-        .map(|grant| {
-            let holder = claim.record.clone();
-            let selector = Selector::Address {
-                address: grant.address,
-                holder,
-            };
-            Request::Release(Release {
-                selector,
-                rest: Duration::ZERO,
-            })
-        })
-        .collect()
 }
 
 /// Refusals that concern what was to be written; a smaller write may pass.
@@ -553,7 +567,7 @@ mod tests {
     use crate::DeskMetrics;
 
     #[tokio::test]
-    async fn a_lagging_watch_does_not_set_the_copy_back() {
+    async fn only_news_outdate_the_copy() {
         let (_queue, tickets) = mpsc::channel(1);
         let mut worker = Worker::new(
             Arc::new(MemoryLedger::new()),
@@ -562,16 +576,14 @@ mod tests {
             DeskMetrics::default().of("p"),
             tickets,
         );
-        let at = |version: &str| Snapshot {
-            version: Version::new(version),
-            ..Snapshot::default()
-        };
-        worker.copy = Some((at("10"), Instant::now()));
-        for (seen, kept) in [("9", "10"), ("10", "10"), ("11", "11"), ("10", "11")] {
-            worker.adopt(at(seen));
-            assert_eq!(worker.copy.as_ref().unwrap().0.version.stored(), kept);
+        for (heard, kept) in [("9", true), ("10", true), ("11", false), ("absent", false)] {
+            let copy = Snapshot {
+                version: Version::new("10"),
+                ..Snapshot::default()
+            };
+            worker.copy = Some((copy, Instant::now()));
+            worker.hear(Some(Ok(Version::new(heard))));
+            assert_eq!(worker.copy.is_some(), kept, "{heard}");
         }
-        worker.adopt(at("absent"));
-        assert!(worker.copy.is_none());
     }
 }

@@ -267,6 +267,101 @@ async fn a_lost_reply_to_a_caller_who_left_leaves_nothing() {
     assert_eq!(held(&store).await, BTreeSet::new());
 }
 
+/// Waits until nothing is held, while nobody asks the desk for anything.
+async fn emptied(store: &MemoryLedger) {
+    let empty = async {
+        while !held(store).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let done = tokio::time::timeout(Duration::from_secs(10), empty).await;
+    assert!(done.is_ok(), "held: {:?}", held(store).await);
+}
+
+async fn filled(store: &MemoryLedger) {
+    while held(store).await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_heard_is_taken_back_at_the_second_try_though_nobody_asks_again() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        delay: Duration::from_millis(100),
+        ..FaultyLedger::new(Arc::clone(&store))
+    });
+    *ledger.faults.lock().await = vec![Fault::None, Fault::Unavailable];
+    let desk = mk_desk(&ledger, &mk_settings());
+    let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
+    let left = tokio::time::timeout(Duration::from_millis(30), request).await;
+    assert!(left.is_err(), "the commit was not under way");
+    filled(&store).await;
+    emptied(&store).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_settled_is_not_under_way() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        delay: Duration::from_millis(100),
+        ..FaultyLedger::new(Arc::clone(&store))
+    });
+    *ledger.faults.lock().await = vec![Fault::None, Fault::Unavailable];
+    let desk = mk_desk(&ledger, &mk_settings());
+    let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
+    let left = tokio::time::timeout(Duration::from_millis(30), request).await;
+    assert!(left.is_err(), "the commit was not under way");
+    desk.settle(&mk_record("a").handle).await.unwrap();
+    assert_eq!(held(&store).await, BTreeSet::new());
+}
+
+/// A commit that is carried out when its caller has given up and the runtime has asked for the release.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_is_not_outrun_by_a_late_commit() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        in_doubt: Duration::from_millis(600),
+        ..FaultyLedger::new(Arc::clone(&store))
+    });
+    let late = Fault::Late(Duration::from_millis(400));
+    *ledger.faults.lock().await = [vec![late], vec![Fault::Unavailable; 10]].concat();
+    let desk = mk_desk(&ledger, &mk_settings());
+    let limit = Duration::from_millis(30);
+    let refused = desk
+        .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
+        .await;
+    refused.expect_err("no commit came through in time");
+    assert!(held(&store).await.is_empty(), "it is not late");
+    let other = address(desk.submit(mk_claim("b", "10.0.1.0/24")).await.unwrap());
+    desk.submit(mk_release("a")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(held(&store).await, BTreeSet::from([other]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_commit_is_taken_back_unless_its_owner_got_it_after_all() {
+    let store = Arc::new(MemoryLedger::new());
+    let ledger = Arc::new(FaultyLedger {
+        in_doubt: Duration::from_millis(300),
+        ..FaultyLedger::new(Arc::clone(&store))
+    });
+    let late = Fault::Late(Duration::from_millis(200));
+    *ledger.faults.lock().await = [vec![late], vec![Fault::Unavailable; 10]].concat();
+    let desk = mk_desk(&ledger, &mk_settings());
+    let limit = Duration::from_millis(30);
+    let refused = desk
+        .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
+        .await;
+    refused.expect_err("no commit came through in time");
+    filled(&store).await;
+    emptied(&store).await;
+    *ledger.faults.lock().await = vec![late];
+    let kept = address(desk.submit(mk_claim("a", "10.0.0.0/24")).await.unwrap());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(held(&store).await, BTreeSet::from([kept]));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_says_why_and_leaves_nothing() {
     let store = Arc::new(MemoryLedger::new());

@@ -74,6 +74,8 @@ async fn del_in(
     ifname: &str,
 ) -> Result<Vec<Address>, PodError> {
     if network.overlap_checks || Wishes::from(&network.settings).any() {
+        // An ADD of this container that was given up may have a commit under way, which a look would not see.
+        store.settle(pool, handle).await?;
         let now = store.look(pool).await?;
         let held: Vec<(Address, Record)> = now
             .pool

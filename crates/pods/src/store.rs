@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_cni::CniError;
-use berth_core::{Answer, Request};
-use berth_desk::{CommonDesk, DeskError, DeskMetrics, DeskSettings, Desks};
+use berth_core::{Answer, Handle, Request};
+use berth_desk::{CommonDesk, Desk, DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
 use berth_slices::Slices;
 use berth_slices::sliced::is_sliced;
@@ -140,11 +140,21 @@ impl Store {
 
     /// Puts a request to the pool's desk; the answer is durable (I2).
     pub(crate) async fn ask(&self, pool: &PoolKey, request: Request) -> Result<Answer, DeskError> {
+        self.desk(pool).submit(request).await
+    }
+
+    fn desk(&self, pool: &PoolKey) -> Desk {
         let desks = match &self.slices {
             Some((_, desks)) if is_sliced(pool) => desks,
             _ => &self.desks,
         };
-        desks.of(pool).submit(request).await
+        desks.of(pool)
+    }
+
+    /// Waits until nothing that was begun here for that container can still change the pool: a call that was given up
+    /// may have a commit under way.
+    pub(crate) async fn settle(&self, pool: &PoolKey, handle: &Handle) -> Result<(), DeskError> {
+        self.desk(pool).settle(handle).await
     }
 
     /// The pool as it stands durably.

@@ -19,6 +19,9 @@ pub enum Fault {
     LostReply,
     /// Not carried out, and nobody knows.
     LostRequest,
+    /// Carried out a while after nobody knew.
+    #[allow(dead_code, reason = "not every test binary has late commits")]
+    Late(Duration),
 }
 
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub struct FaultyLedger {
     pub faults: Mutex<Vec<Fault>>,
     /// How many records fit.
     pub room: usize,
+    /// How late a commit may be.
+    pub in_doubt: Duration,
 }
 
 impl FaultyLedger {
@@ -40,6 +45,7 @@ impl FaultyLedger {
             commits: AtomicU64::new(0),
             faults: Mutex::default(),
             room: usize::MAX,
+            in_doubt: Duration::ZERO,
         }
     }
 }
@@ -96,6 +102,19 @@ impl Layer for FaultyLedger {
                 Err(unknown())
             }
             Fault::LostRequest => Err(unknown()),
+            Fault::Late(late) => {
+                let inner = Arc::clone(&self.inner);
+                let (pool, base, changes) = (pool.clone(), base.clone(), changes.to_vec());
+                tokio::spawn(async move {
+                    tokio::time::sleep(late).await;
+                    inner.commit(&pool, &base, &changes).await
+                });
+                Err(unknown())
+            }
         }
+    }
+
+    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
+        self.in_doubt
     }
 }

@@ -52,9 +52,9 @@ pub struct Simulate {
     /// The length of every network's range.
     #[arg(long, default_value_t = 12)]
     length: u8,
-    /// Nodes that start pods at the same time [default: all].
-    #[arg(long)]
-    at_once: Option<usize>,
+    /// Nodes that start pods at the same time: a scheduler binds some hundred pods a second.
+    #[arg(long, default_value_t = 200)]
+    at_once: usize,
     /// Nodes of whereabouts that do the same afterwards on the same API server.
     #[arg(long, default_value_t = 0)]
     whereabouts: usize,
@@ -279,9 +279,7 @@ impl Simulate {
         let networks: Arc<[Network]> = self.all_networks()?.into();
         let total = nodes.len() * self.networks * self.pods;
         let bar = progress("ADDs are answered", total as u64);
-        let turns = Arc::new(tokio::sync::Semaphore::new(
-            self.at_once.unwrap_or(nodes.len()).max(1),
-        ));
+        let turns = Arc::new(tokio::sync::Semaphore::new(self.at_once.max(1)));
         let answered = Arc::new(AtomicUsize::new(0));
         let began = Instant::now();
         let ticker = tokio::spawn(tell(Arc::clone(&answered), total, began, bar.clone()));

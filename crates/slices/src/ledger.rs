@@ -91,15 +91,15 @@ impl Ledger for NodeLedger {
     }
 
     async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        self.keeper(pool).turn(pool, base).await
+        self.store(pool).turn(pool, base).await
     }
 
     fn pass_turn(&self, pool: &PoolKey) {
-        self.keeper(pool).pass_turn(pool);
+        self.store(pool).pass_turn(pool);
     }
 
     fn in_doubt(&self, pool: &PoolKey) -> Duration {
-        self.keeper(pool).in_doubt(pool)
+        self.store(pool).in_doubt(pool)
     }
 
     async fn news(

@@ -11,6 +11,7 @@
 mod chain;
 mod controller;
 mod manifests;
+mod outage;
 mod rights;
 
 use std::path::{Path, PathBuf};

@@ -20,9 +20,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 #[derive(Parser)]
 #[command(about = "Measures Berth against the figures it promises")]
 enum Bench {

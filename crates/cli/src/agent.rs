@@ -1,15 +1,14 @@
 //! `berth agent`: the node's daemon.
 
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use berth_agent::{AgentConfig, GarbageSettings, GatherSettings, Patience, SliceSettings};
 use berth_cni::wire::DEFAULT_SOCKET;
-use tokio::signal::unix::{SignalKind, signal};
 
+use crate::daemon;
 use crate::logs::{self, LogFormat};
 use crate::node::{self, ClusterArgs};
 use crate::vm_flags::VmFlags;
@@ -122,7 +121,6 @@ impl GatherArgs {
 
 impl AgentArgs {
     pub fn run(self, database: PathBuf) -> anyhow::Result<()> {
-        give_memory_back();
         logs::start("info", self.log_format);
         let cluster = self.cluster.connect();
         let vms = self.vms.setup(self.node.as_deref(), cluster.clone())?;
@@ -144,43 +142,10 @@ impl AgentArgs {
             slices: self.slices.settings(),
             vms,
         };
-        // Two workers: the agent waits for disks and servers, it does not compute.
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            // Each has a stack and a heap of its own, and they wait for one SQLite file.
-            .max_blocking_threads(8)
-            .enable_all()
-            .build()
-            .context("the runtime can't be started")?;
-        runtime.block_on(async {
-            let mut terminate = signal(SignalKind::terminate())?;
-            let mut interrupt = signal(SignalKind::interrupt())?;
-            let told = async move {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-            };
+        daemon::run(async {
+            let told = daemon::told()?;
             berth_agent::serve(config, told).await?;
             Ok(())
         })
     }
-}
-
-/// The allocator gives pages back when it is used again after a while, which an agent that has nothing to do never
-/// is: the peak would stay. It reads its settings before `main`, so the process begins once more, with them.
-fn give_memory_back() {
-    const SETTING: &str = "MIMALLOC_PURGE_DELAY";
-    if std::env::var_os(SETTING).is_some() {
-        return;
-    }
-    let Ok(program) = std::env::current_exe() else {
-        return;
-    };
-    let mut again = std::process::Command::new(program);
-    // It returns only if it failed; then the agent runs as it is.
-    let _ = again
-        .args(std::env::args_os().skip(1))
-        .env(SETTING, "0")
-        .exec();
 }

@@ -4,14 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use berth_controller::{Controller, ControllerConfig};
 use berth_pods::config::flat;
 use prometheus_client::registry::Registry;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::common_desk::DeskArgs;
+use crate::daemon;
 use crate::logs::{self, LogFormat};
 use crate::node::{self, ClusterArgs};
 
@@ -75,21 +74,8 @@ impl ControllerArgs {
             flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
             unseen_is_apart: self.ignore_on_disk_networks,
         };
-        // Two workers: it waits for the API server.
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .context("the runtime can't be started")?;
-        runtime.block_on(async {
-            let mut terminate = signal(SignalKind::terminate())?;
-            let mut interrupt = signal(SignalKind::interrupt())?;
-            let told = async move {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-            };
+        daemon::run(async {
+            let told = daemon::told()?;
             let desk = desk.bind().await?;
             config.notice = desk
                 .iter()

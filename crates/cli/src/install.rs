@@ -12,8 +12,8 @@ use berth_install::{
 };
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::daemon;
 use crate::logs::{self, LogFormat};
 use crate::output::{self, Format, Row};
 
@@ -122,10 +122,9 @@ impl InstallArgs {
             .context("the runtime can't be started")?;
         runtime.block_on(async {
             // Before the first file is written: a stop that comes early must not leave behind what is to be removed.
-            let terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
-            let interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+            let told = daemon::told()?;
             placed(output, install(&settings)?)?;
-            anyhow::Ok(stay(&settings, told(terminate, interrupt)).await?)
+            anyhow::Ok(stay(&settings, told).await?)
         })?;
         match self.remove_on_exit {
             true => taken_away(&settings.layout, output),
@@ -190,13 +189,6 @@ fn mode(text: &str) -> Result<u32, String> {
         // What the plugin can't read as its owner is of no use.
         Ok(mode) if mode <= 0o777 && mode & 0o400 != 0 => Ok(mode),
         _ => Err("an octal mode that lets the owner read is expected, like 600".to_owned()),
-    }
-}
-
-async fn told(mut terminate: Signal, mut interrupt: Signal) {
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
     }
 }
 

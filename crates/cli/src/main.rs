@@ -10,6 +10,7 @@ mod allocate;
 mod cni;
 mod common_desk;
 mod controller;
+mod daemon;
 mod exit;
 mod install;
 mod logs;
@@ -29,10 +30,6 @@ use clap::{Parser, Subcommand};
 
 use output::Format;
 use store::StoreArgs;
-
-/// musl's allocator and glibc's arenas both cost a daemon more than this one.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// IP addresses for pods, VMs and nodes: never the same one twice, none leaked.
 #[derive(Debug, Parser)]

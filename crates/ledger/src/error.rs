@@ -35,8 +35,9 @@ pub enum LedgerError {
     #[error("{target} can't be read and is left as it is: {why}")]
     Unreadable { target: String, why: String },
 
-    /// The pool's range was moved: nothing is claimed in the pool itself.
-    #[error("the range of {pool} is given from node slices now; its plain pool gives nothing")]
+    /// What was claimed is given from elsewhere now: a range that was sliced, a slice that is another's. Look where, ask
+    /// there.
+    #[error("{pool} does not give this any more: it was moved to slices, or to another node")]
     Moved { pool: String },
 
     /// The pool's object can't take more. Nothing was recorded.

@@ -11,6 +11,9 @@ use crate::error::PodError;
 use crate::layout::{Layout, PoolWants};
 use crate::store::Store;
 
+/// Slices that may be lost under one claim. Each is lost once; more than that is a fault, and said.
+const MOVES: usize = 8;
+
 /// Leaves of every want what lies in slices that are given from now.
 pub(crate) async fn to_slices(store: &Store, layout: &mut Layout) -> Result<(), PodError> {
     for pool in &mut layout.pools {
@@ -35,6 +38,7 @@ pub(crate) async fn claim(
         return claim_plain(store, pool, claim).await;
     };
     let mut active = slices.active(of).await?;
+    let mut moves = 0;
     loop {
         let mut within = active.slices.clone();
         if !active.lost.is_empty() {
@@ -49,7 +53,15 @@ pub(crate) async fn claim(
             record: claim.record.clone(),
             wants: wants?,
         };
-        let answer = store.ask(&pool.key, Request::Claim(clipped)).await?;
+        let answer = match store.ask(&pool.key, Request::Claim(clipped)).await {
+            // A slice was lost or given back between the look and the commit.
+            Err(error) if is_moved(&error) && moves < MOVES => {
+                moves += 1;
+                active = slices.active(of).await?;
+                continue;
+            }
+            asked => asked?,
+        };
         if !matches!(answer, Answer::Refused(Refusal::Exhausted { .. })) {
             return Ok(answer);
         }
@@ -69,14 +81,17 @@ pub(crate) async fn claim(
 /// Claims in a plain pool; where the range was sliced, after it was brought back.
 async fn claim_plain(store: &Store, pool: &PoolWants, claim: Claim) -> Result<Answer, PodError> {
     let asked = store.ask(&pool.key, Request::Claim(claim.clone())).await;
-    let moved = |error: &DeskError| matches!(error.ledger(), Some(LedgerError::Moved { .. }));
     match (asked, store.slices(), &pool.plain) {
-        (Err(error), Some(slices), Some(of)) if moved(&error) => {
+        (Err(error), Some(slices), Some(of)) if is_moved(&error) => {
             slices.retire(of).await?;
             Ok(store.ask(&pool.key, Request::Claim(claim)).await?)
         }
         (asked, ..) => Ok(asked?),
     }
+}
+
+fn is_moved(error: &DeskError) -> bool {
+    matches!(error.ledger(), Some(LedgerError::Moved { .. }))
 }
 
 /// Where else a container of this network may hold an address: the range was sliced, or is, since it was given.

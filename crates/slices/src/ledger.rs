@@ -3,16 +3,12 @@
 //! The pool's name tells which: nothing has to be known of a network to find an address of it, so a collector
 //! that starts before the first call finds everything.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_core::{Change, Record};
-use berth_ledger::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Turn, Version,
-};
+use berth_core::Change;
+use berth_ledger::{Layer, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
@@ -45,28 +41,15 @@ impl NodeLedger {
             keeper,
         }
     }
-
-    fn store(&self, pool: &PoolKey) -> &SharedLedger {
-        if pool.name.starts_with(POOLS) {
-            &self.local
-        } else {
-            &self.cluster
-        }
-    }
 }
 
 #[async_trait]
-impl Ledger for NodeLedger {
-    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
-        self.store(pool).load(pool).await
-    }
-
-    async fn refresh(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-    ) -> Result<Option<Snapshot>, LedgerError> {
-        self.store(pool).refresh(pool, base).await
+impl Layer for NodeLedger {
+    fn below(&self, pool: Option<&PoolKey>) -> &dyn Ledger {
+        match pool {
+            Some(pool) if pool.name.starts_with(POOLS) => &*self.local,
+            _ => &*self.cluster,
+        }
     }
 
     async fn commit(
@@ -77,10 +60,10 @@ impl Ledger for NodeLedger {
     ) -> Result<Version, LedgerError> {
         let keeper = pool.name.starts_with(POOLS).then(|| (self.keeper)(pool));
         let Some(keeper) = keeper.flatten() else {
-            return self.store(pool).commit(pool, base, changes).await;
+            return self.below(Some(pool)).commit(pool, base, changes).await;
         };
         let version = {
-            // A slice that was lost or given back since this was planned: planned again (I8).
+            // Nothing is given from a slice that was lost or given back since this was planned (I8).
             let _giving = keeper.giving.read().await;
             keeper.check_given(changes)?;
             self.local.commit(pool, base, changes).await
@@ -88,18 +71,6 @@ impl Ledger for NodeLedger {
         // Told of a failed one too: its outcome may be unknown.
         keeper.touch();
         version
-    }
-
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        self.store(pool).turn(pool, base).await
-    }
-
-    fn pass_turn(&self, pool: &PoolKey) {
-        self.store(pool).pass_turn(pool);
-    }
-
-    fn in_doubt(&self, pool: &PoolKey) -> Duration {
-        self.store(pool).in_doubt(pool)
     }
 
     async fn news(
@@ -121,29 +92,5 @@ impl Ledger for NodeLedger {
             return Ok(futures::stream::pending().boxed());
         }
         self.cluster.watch(pool).await
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
-        self.cluster.pools().await
-    }
-
-    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
-        self.cluster.create(key, record).await
-    }
-
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
-        self.cluster.remove(key, expected).await
-    }
-
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.cluster.claim(key).await
-    }
-
-    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.cluster.claims(kind).await
-    }
-
-    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
-        self.cluster.views().await
     }
 }

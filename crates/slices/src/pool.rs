@@ -446,9 +446,9 @@ impl SlicePool {
         let stray = claimed.find(|address| !slices.clone().any(|slice| slice.contains(*address)));
         match stray {
             None => Ok(()),
-            Some(address) => Err(LedgerError::Conflict {
+            // Not a conflict: planned again on the same slices, it would meet the same end.
+            Some(_) => Err(LedgerError::Moved {
                 pool: of.key().name,
-                held: vec![address],
             }),
         }
     }

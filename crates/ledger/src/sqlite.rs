@@ -26,6 +26,8 @@ mod fault;
 mod rows;
 mod schema;
 
+use schema::Sharing;
+
 /// How often a watch looks for other processes' commits. Own commits are seen at once.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -45,8 +47,17 @@ struct Inner {
 impl SqliteLedger {
     /// Opens or creates the file, brings its schema up to date and checks its integrity.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LedgerError> {
-        let path = path.as_ref().to_owned();
-        let connection = schema::open(&path)?;
+        Self::open_shared(path.as_ref(), Sharing::Processes)
+    }
+
+    /// The same for a file that no other process opens meanwhile; it finds it locked. One open file less.
+    pub fn open_alone(path: impl AsRef<Path>) -> Result<Self, LedgerError> {
+        Self::open_shared(path.as_ref(), Sharing::Nobody)
+    }
+
+    fn open_shared(path: &Path, sharing: Sharing) -> Result<Self, LedgerError> {
+        let path = path.to_owned();
+        let connection = schema::open(&path, sharing)?;
         let commits = watch::channel(0).0;
         let inner = Inner {
             path,

@@ -158,6 +158,18 @@ async fn another_programs_database_is_refused_and_stays() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_opened_alone_is_the_same_file_with_one_less_beside_it() {
+    let (_directory, path) = mk_file();
+    let ledger = SqliteLedger::open_alone(&path).unwrap();
+    write(&ledger, &mk_pool(), &[claim(1, "a")]).await.unwrap();
+    assert!(path.with_extension("db-wal").exists());
+    assert!(!path.with_extension("db-shm").exists());
+    drop(ledger);
+    let ledger = SqliteLedger::open(&path).unwrap();
+    assert_eq!(held(&ledger, &mk_pool()).await.len(), 1);
+}
+
 #[tokio::test]
 async fn a_newer_schema_is_refused() {
     let (_directory, path) = mk_file();

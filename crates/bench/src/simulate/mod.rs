@@ -66,8 +66,8 @@ const TRIES: usize = 10;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Requests at a time of what is not the engine's.
 const HANDS: usize = 32;
-/// Three for a SQLite file, some for connections.
-const FILES_A_NODE: u64 = 8;
+/// Two for a SQLite file, one for the watch of its calls.
+const FILES_A_NODE: u64 = 3;
 
 /// What was answered, and when.
 #[derive(Default)]
@@ -82,7 +82,7 @@ struct Outcome {
 
 impl Simulate {
     pub async fn run(&self) -> Result<Vec<Figure>> {
-        allow_files(FILES_A_NODE * self.nodes as u64 + 1_000)?;
+        allow_files(FILES_A_NODE * self.nodes as u64 + 2 * self.at_once as u64 + 1_000)?;
         if self.whereabouts > 0 {
             let bed = Bed::new().await?;
             let mut figures = self.simulate(&bed.cluster).await?;

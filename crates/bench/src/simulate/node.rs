@@ -38,7 +38,7 @@ pub struct Node {
 impl Node {
     pub async fn start(machine: &Machine, name: String, dir: &Path) -> Result<Node> {
         let file = dir.join(format!("{name}.db"));
-        let opened = tokio::task::spawn_blocking(move || SqliteLedger::open(file)).await?;
+        let opened = tokio::task::spawn_blocking(move || SqliteLedger::open_alone(file)).await?;
         let local: SharedLedger = Arc::new(opened.context("open a node's ledger")?);
         let slices = Slices::new(Setup {
             connection: machine.connection.clone(),

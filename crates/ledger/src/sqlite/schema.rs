@@ -54,14 +54,22 @@ const MIGRATIONS: &[&str] = &[
      ) WITHOUT ROWID;",
 ];
 
+/// Who else may have the file open.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sharing {
+    /// Other processes: the command line beside an agent, an agent that takes over from another.
+    Processes,
+    Nobody,
+}
+
 /// Opens the file, waiting for others as long as any statement would. SQLite itself does not wait
 /// while another process switches a new file to WAL, or removes the journal as the last one out: it
 /// reports the file as busy at once.
-pub(super) fn open(path: &Path) -> Result<Connection, LedgerError> {
+pub(super) fn open(path: &Path, sharing: Sharing) -> Result<Connection, LedgerError> {
     create_private(path)?;
     let deadline = Instant::now() + BUSY_TIMEOUT;
     loop {
-        match open_once(path) {
+        match open_once(path, sharing) {
             Err(error) if error.is_passing() && Instant::now() < deadline => {
                 let pause = rand::rng().random_range(1..20);
                 std::thread::sleep(Duration::from_millis(pause));
@@ -71,10 +79,15 @@ pub(super) fn open(path: &Path) -> Result<Connection, LedgerError> {
     }
 }
 
-fn open_once(path: &Path) -> Result<Connection, LedgerError> {
+fn open_once(path: &Path, sharing: Sharing) -> Result<Connection, LedgerError> {
     let failed = |error: rusqlite::Error| classify(path, "open", &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+    let mut connection = match sharing {
+        Sharing::Processes => Connection::open_with_flags(path, flags),
+        // The index of the journal is then in this process's memory and not in a file.
+        Sharing::Nobody => Connection::open_with_flags_and_vfs(path, flags, c"unix-excl"),
+    }
+    .map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
     refuse_foreign(path, &mut connection)?;
     connection

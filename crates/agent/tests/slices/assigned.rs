@@ -150,15 +150,7 @@ async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
     };
     let epochs = r#"{"10.12.0.0/26":1}"#;
     annotate(json!(r#"["10.12.0.0/26"]"#), epochs).await;
-    let mut n = 0;
-    until("nothing is given", async || {
-        n += 1;
-        match machine.try_add(&format!("p{n}"), &ipam).await {
-            Err((11, _)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
+    gives_nothing(&machine, &ipam).await;
     until("the node's readers are told", async || {
         let events = site.node_events("recalled").await;
         let lost = |(reason, message): &(String, String)| {
@@ -209,15 +201,7 @@ async fn a_slice_on_a_further_page_is_found_and_taken_back_from_there() {
         .patch("net--p1", &PatchParams::default(), &recalled)
         .await
         .unwrap();
-    let mut n = 0;
-    until("nothing is given", async || {
-        n += 1;
-        match machine.try_add(&format!("p{n}"), &ipam).await {
-            Err((11, _)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
+    gives_nothing(&machine, &ipam).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -308,6 +292,19 @@ async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
         let found = reservations.get_opt(name).await.unwrap();
         let ours = found.filter(|one| one.spec.podref == "ns/later");
         ours.map(|_| ()).ok_or(name.to_owned())
+    })
+    .await;
+}
+
+/// Waits until the node's agent refuses new pods, and says that they may come back (11).
+async fn gives_nothing(machine: &Machine, ipam: &serde_json::Value) {
+    let mut n = 0;
+    until("nothing is given", async || {
+        n += 1;
+        match machine.try_add(&format!("p{n}"), ipam).await {
+            Err((11, _)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
 }

@@ -15,7 +15,7 @@ use berth_testkit::{Account, Cluster, Process, guarded};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::plugin::{Plugin, container};
+use super::plugin::{Added, Plugin, container};
 
 /// The range that everybody gives addresses of: 65,534 of them.
 pub const RANGE: &str = "10.1.0.0/16";
@@ -224,6 +224,25 @@ pub async fn check(ledger: &SharedLedger, who: &str, given: &[(String, Address)]
         let (answered, all) = (expected.len(), recorded.len());
         bail!(
             "{who}: {answered} addresses were answered, {all} are recorded; nobody was told of {beside:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Fails unless what was answered to a pod is recorded for its container.
+pub async fn borne_out(
+    ledger: &SharedLedger,
+    plugin: &Plugin,
+    pod: &str,
+    added: &Added,
+) -> Result<()> {
+    let recorded = recorded(ledger).await?;
+    let held_by = recorded.get(&added.address.to_string());
+    if held_by != Some(&container(pod)) {
+        bail!(
+            "{}: {} was answered to {pod}, recorded is {held_by:?}",
+            plugin.name,
+            added.address
         );
     }
     Ok(())

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use berth_ledger::SharedLedger;
 
-use super::bed::{Bed, recorded};
+use super::bed::{Bed, borne_out, recorded};
 use super::median;
-use super::plugin::{Plugin, container, spawn};
+use super::plugin::{Plugin, spawn};
 use crate::figure::{Figure, Target, progress};
 
 pub async fn version(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
@@ -154,15 +154,7 @@ pub async fn in_turns(
             let plugin = &turn.plugin;
             let added = tokio::task::block_in_place(|| plugin.add(&pod))?;
             if let Some(ledger) = &turn.ledger {
-                let recorded = recorded(ledger).await?;
-                let held_by = recorded.get(&added.address.to_string());
-                if held_by != Some(&container(&pod)) {
-                    bail!(
-                        "{}: {} was answered to {pod}, recorded is {held_by:?}",
-                        plugin.name,
-                        added.address
-                    );
-                }
+                borne_out(ledger, plugin, &pod, &added).await?;
             }
             tokio::task::block_in_place(|| plugin.del(&pod))?;
             if round > 0 {

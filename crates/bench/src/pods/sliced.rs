@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use berth_api::berth::{SliceClaim, SliceClaimSpec};
 use berth_api::names;
 use berth_api::whereabouts::{IPAllocation, IPPool, IPPoolSpec};
@@ -14,7 +14,7 @@ use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
 
-use super::bed::{Bed, Home, recorded};
+use super::bed::{Bed, Home, borne_out};
 use super::median;
 use super::plugin::{Plugin, container};
 use crate::figure::{Figure, Target, progress};
@@ -102,15 +102,7 @@ async fn in_turns(
         for (at, (plugin, ledger)) in order {
             let added = tokio::task::block_in_place(|| plugin.add(&pod))?;
             if let Some(ledger) = ledger {
-                let recorded = recorded(ledger).await?;
-                let held_by = recorded.get(&added.address.to_string());
-                if held_by != Some(&container(&pod)) {
-                    bail!(
-                        "{}: {} was answered to {pod}, recorded is {held_by:?}",
-                        plugin.name,
-                        added.address
-                    );
-                }
+                borne_out(ledger, plugin, &pod, &added).await?;
             }
             tokio::task::block_in_place(|| plugin.del(&pod))?;
             if round > 0 {

@@ -276,15 +276,7 @@ impl World {
     pub async fn events(&self, namespace: &str, definition: &str) -> Vec<(String, String)> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let selector = format!("involvedObject.name={definition}");
-        let list = api.list(&ListParams::default().fields(&selector)).await;
-        let told = list.unwrap().items.into_iter();
-        told.map(|event| {
-            (
-                event.reason.unwrap_or_default(),
-                event.message.unwrap_or_default(),
-            )
-        })
-        .collect()
+        told(&api, &selector).await
     }
 
     pub async fn node_uid(&self, name: &str) -> String {
@@ -296,15 +288,7 @@ impl World {
     pub async fn node_events(&self, uid: &str) -> Vec<(String, String)> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), "default");
         let selector = format!("involvedObject.kind=Node,involvedObject.uid={uid}");
-        let list = api.list(&ListParams::default().fields(&selector)).await;
-        let told = list.unwrap().items.into_iter();
-        told.map(|event| {
-            (
-                event.reason.unwrap_or_default(),
-                event.message.unwrap_or_default(),
-            )
-        })
-        .collect()
+        told(&api, &selector).await
     }
 
     pub async fn config_map(&self, name: &str) -> BTreeMap<String, String> {
@@ -409,4 +393,18 @@ pub fn flat_file(dir: &std::path::Path, kubeconfig: &std::path::Path) -> PathBuf
     let flat = json!({ "kubernetes": { "kubeconfig": kubeconfig }, "log_level": "error" });
     std::fs::write(&path, flat.to_string()).unwrap();
     path
+}
+
+/// Reason and message of each event that is selected.
+async fn told(api: &Api<Event>, selector: &str) -> Vec<(String, String)> {
+    let list = api.list(&ListParams::default().fields(selector)).await;
+    let events = list.unwrap().items.into_iter();
+    events
+        .map(|event| {
+            (
+                event.reason.unwrap_or_default(),
+                event.message.unwrap_or_default(),
+            )
+        })
+        .collect()
 }

@@ -37,22 +37,24 @@ pub(crate) async fn claim(
     let Some((slices, of)) = sliced(store, pool) else {
         return claim_plain(store, pool, claim).await;
     };
-    let mut active = slices.active(of).await?;
+    if let Some(again) = given_before(store, pool, &claim).await? {
+        return Ok(again);
+    }
+    let mut active = match slices.active(of).await {
+        Ok(active) => active,
+        // The last slice may have been lost while another one was waited for.
+        Err(error) => {
+            let again = given_before(store, pool, &claim).await?;
+            return again.ok_or(error.into());
+        }
+    };
     let mut moves = 0;
     loop {
         let mut within = active.slices.clone();
         if !active.lost.is_empty() {
             within.extend(kept(store, pool, &claim, &active.lost).await?);
         }
-        let wants: Result<Vec<Want>, PodError> = claim
-            .wants
-            .iter()
-            .map(|want| clip(want, of, &within))
-            .collect();
-        let clipped = Claim {
-            record: claim.record.clone(),
-            wants: wants?,
-        };
+        let clipped = clipped(&claim, of, &within)?;
         let answer = match store.ask(&pool.key, Request::Claim(clipped)).await {
             // A slice was lost or given back between the look and the commit.
             Err(error) if is_moved(&error) && moves < MOVES => {
@@ -75,6 +77,31 @@ pub(crate) async fn claim(
             }
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// What this very container was given, where all that the node had of the range is lost: a repeat gets it again, and
+/// waits neither for a controller nor for the API server (I3).
+async fn given_before(
+    store: &Store,
+    pool: &PoolWants,
+    claim: &Claim,
+) -> Result<Option<Answer>, PodError> {
+    let Some((slices, of)) = sliced(store, pool) else {
+        return Ok(None);
+    };
+    let lost = slices.lost_without_others(of).await?;
+    if lost.is_empty() {
+        return Ok(None);
+    }
+    let kept = kept(store, pool, claim, &lost).await?;
+    // Without what it asks for by name it has to wait for a slice like everybody.
+    let (false, Ok(again)) = (kept.is_empty(), clipped(claim, of, &kept)) else {
+        return Ok(None);
+    };
+    match store.ask(&pool.key, Request::Claim(again)).await? {
+        Answer::Refused(_) => Ok(None),
+        answer => Ok(Some(answer)),
     }
 }
 
@@ -125,6 +152,15 @@ async fn kept(
 
 fn sliced<'a>(store: &'a Store, pool: &'a PoolWants) -> Option<(&'a Slices, &'a Arc<Sliced>)> {
     Some((store.slices()?, pool.sliced.as_ref()?))
+}
+
+/// A claim within slices.
+fn clipped(claim: &Claim, of: &Sliced, within: &[Prefix]) -> Result<Claim, PodError> {
+    let wants = claim.wants.iter().map(|want| clip(want, of, within));
+    Ok(Claim {
+        record: claim.record.clone(),
+        wants: wants.collect::<Result<Vec<Want>, PodError>>()?,
+    })
 }
 
 /// A want within slices. An address that is asked for by name must be in one, unless nobody gives it by choice.

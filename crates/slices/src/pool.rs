@@ -227,6 +227,16 @@ impl SlicePool {
         }
     }
 
+    /// Slices that were lost, where there is none that may be given from.
+    pub async fn lost_without_others(&self) -> Result<Vec<Prefix>, LedgerError> {
+        if !self.active().slices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let held = self.holdings.load().await?;
+        let lost = held.iter().filter(|one| !one.is_active());
+        Ok(lost.map(|one| one.slice).collect())
+    }
+
     /// The slices of this node that lie inside `slice`.
     pub fn nested(&self, slice: Prefix) -> Vec<Prefix> {
         let held = self.held();

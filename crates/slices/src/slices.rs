@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use berth_core::Record;
 use berth_core::slice::NodeName;
+use berth_core::{Prefix, Record};
 use berth_ledger::kube::Connection;
 use berth_ledger::kube::slicepools::{HeadEvent, SlicePools};
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
@@ -234,6 +234,11 @@ impl Slices {
             }
         }
         Ok(pool.active())
+    }
+
+    /// Slices that were lost, where the node has none that may be given from: what its ledger says, nobody is asked.
+    pub async fn lost_without_others(&self, of: &Arc<Sliced>) -> Result<Vec<Prefix>, LedgerError> {
+        self.pool(of).lost_without_others().await
     }
 
     /// Brings a range back to its plain pool; returns when that gives again.

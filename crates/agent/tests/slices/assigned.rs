@@ -1,6 +1,7 @@
 //! Slices that a controller has assigned: here by hand, in the form that whereabouts' own writes.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
 use berth_testkit::{Cluster, Part};
@@ -63,7 +64,7 @@ async fn a_node_without_a_slice_is_told_so_until_it_has_one() {
     site.assign("net", "10.1.0.0/24", "/30", &[("other", "10.1.0.0/30")])
         .await;
     let mut settings = quick();
-    settings.assign_wait = std::time::Duration::from_millis(200);
+    settings.assign_wait = Duration::from_millis(200);
     let machine = Machine::start_with(&site, "node-1", settings).await;
     let ipam = json!({ "range": "10.1.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
     let (code, why) = machine.try_add("a", &ipam).await.unwrap_err();
@@ -134,8 +135,8 @@ async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
     .await;
     let mut settings = quick();
     // Nothing but the watch tells of it in time.
-    settings.look = std::time::Duration::from_secs(600);
-    settings.assign_wait = std::time::Duration::from_millis(200);
+    settings.look = Duration::from_secs(600);
+    settings.assign_wait = Duration::from_millis(200);
     let machine = Machine::start_with(&site, "recalled", settings).await;
     let ipam = json!({ "range": "10.12.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
     assert_eq!(machine.add("a", &ipam).await, "10.12.0.1/24");
@@ -174,6 +175,64 @@ async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
     })
     .await;
     assert_ne!(given, ["10.12.0.1/24"]);
+}
+
+/// The same request, the same answer (I3), though its slice is not given from: neither while it is recalled, nor when the
+/// node has none at all, nor after a restart without the API server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_gets_its_address_again_when_its_nodes_only_slice_is_lost() {
+    let cluster = Cluster::start().await.unwrap();
+    let site = Site::of(&cluster).await;
+    let slices = [("node-1", "10.17.0.0/26")];
+    site.assign("net", "10.17.0.0/24", "/26", &slices).await;
+    let mut settings = quick();
+    // Far more than what a repeat may take.
+    settings.assign_wait = Duration::from_secs(20);
+    let mut machine = Machine::start_with(&site, "node-1", settings).await;
+    let ipam = json!({ "range": "10.17.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
+    assert_eq!(machine.add("a", &ipam).await, "10.17.0.1/24");
+    assert_eq!(machine.add("b", &ipam).await, "10.17.0.2/24");
+    let pools = site.api::<NodeSlicePool>();
+    let write = async |patch: serde_json::Value| {
+        let params = PatchParams::default();
+        let patch = Patch::Merge(patch);
+        pools.patch("net", &params, &patch).await.unwrap();
+    };
+    let lost = async |n: usize| {
+        until("the loss is told", async || {
+            let events = site.node_events("node-1").await;
+            let lost = events.iter().filter(|(reason, _)| reason == "SliceLost");
+            (lost.count() >= n)
+                .then_some(())
+                .ok_or(format!("{events:?}"))
+        })
+        .await;
+    };
+    write(json!({ "metadata": { "annotations": {
+        "berth.dev/recalled": r#"["10.17.0.0/26"]"#, "berth.dev/epochs": r#"{"10.17.0.0/26":1}"#,
+    } } }))
+    .await;
+    lost(1).await;
+    let began = Instant::now();
+    assert_eq!(machine.add("a", &ipam).await, "10.17.0.1/24");
+    assert_eq!(machine.add("b", &ipam).await, "10.17.0.2/24");
+    assert!(began.elapsed() < Duration::from_secs(15), "{began:?}");
+    write(
+        json!({ "metadata": { "annotations": { "berth.dev/recalled": null } },
+        "status": { "allocations": [{ "nodeName": "other", "sliceRange": "10.17.0.0/26" }] } }),
+    )
+    .await;
+    assert_eq!(machine.add("a", &ipam).await, "10.17.0.1/24");
+    machine.del("b", &ipam).await;
+    machine.stop().await;
+    cluster.pause(Part::ApiServer).unwrap();
+    machine.run().await;
+    assert_eq!(machine.add("a", &ipam).await, "10.17.0.1/24");
+    // Who has given its address back, and who is new, has to wait for a slice.
+    for pod in ["b", "new"] {
+        let (code, why) = machine.try_add(pod, &ipam).await.unwrap_err();
+        assert_eq!(code, 11, "{why}");
+    }
 }
 
 /// Of a range with more slices than one object lists.

@@ -22,7 +22,7 @@ use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{PodError, PodNetwork, Store, Stores};
 use berth_slices::slices::Setup;
-use berth_slices::{SliceMetrics, SliceSettings, Slices};
+use berth_slices::{PlainPools, SliceMetrics, SliceSettings, Slices};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::DropGuard;
 
@@ -215,11 +215,15 @@ impl NodeStores {
         let connection = connect.open().await?;
         let metrics = self.metrics.clone();
         let sticky = Sticky::new(connection.client.clone(), connection.timeout);
+        let plain = PlainPools::new(&connection);
         Ok(match &self.lifetime {
             Lifetime::Call { .. } if !sliced => {
                 let ledger: SharedLedger = Arc::new(KubeLedger::new(connection));
+                let store = Store::cluster_once(ledger, metrics)
+                    .with_sticky(sticky)
+                    .with_plain_pools(plain);
                 Connected {
-                    store: Arc::new(Store::cluster_once(ledger, metrics).with_sticky(sticky)),
+                    store: Arc::new(store),
                     _collector: None,
                 }
             }
@@ -237,6 +241,7 @@ impl NodeStores {
                 slices.open().await?;
                 let store = Store::cluster_once(slices.ledger(), metrics)
                     .with_sticky(sticky)
+                    .with_plain_pools(plain)
                     .with_slices(slices);
                 Connected {
                     store: Arc::new(store),
@@ -263,6 +268,7 @@ impl NodeStores {
                 let store = store
                     .with_journal(Arc::clone(&journal))
                     .with_sticky(sticky)
+                    .with_plain_pools(plain)
                     .with_slices(slices.clone());
                 let collector = collectors.start(connection, slices.ledger(), journal, guard);
                 Connected {

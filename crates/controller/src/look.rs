@@ -45,6 +45,14 @@ impl Use {
     }
 }
 
+/// What a pod that asks for a network is to its node's slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asking {
+    Uses,
+    /// It uses it once its interfaces are made.
+    MayWait,
+}
+
 #[derive(Debug)]
 pub struct Looker {
     pub witness: Witness,
@@ -87,6 +95,26 @@ impl Looker {
         Ok(pods)
     }
 
+    /// Of pods that ask for networks, those whose interfaces were made, or may have been: nothing says so of a pod that
+    /// waits for an address, but only a node that is well can be taken at its word.
+    async fn connected(&self, pods: Vec<BoundPod>) -> Result<Vec<BoundPod>, Blind> {
+        let (mut connected, waiting): (Vec<_>, Vec<_>) =
+            pods.into_iter().partition(|pod| pod.connected);
+        let mut ready: BTreeMap<String, bool> = BTreeMap::new();
+        for pod in waiting {
+            let known = ready.get(&pod.node).copied();
+            let well = match known {
+                Some(well) => well,
+                None => self.witness.node_is_ready(&pod.node).await?,
+            };
+            ready.insert(pod.node.clone(), well);
+            if !well {
+                connected.push(pod);
+            }
+        }
+        Ok(connected)
+    }
+
     /// Who uses the slices. `networks`: the names by which their pools may go. `definitions`: names of
     /// definitions; a pod that asks for one of them uses its node's slice.
     pub async fn uses(
@@ -94,6 +122,29 @@ impl Looker {
         holdings: &[Holding],
         networks: &[String],
         definitions: &[String],
+    ) -> Result<Use, LookError> {
+        self.uses_of(holdings, networks, definitions, Asking::Uses)
+            .await
+    }
+
+    /// The same of slices that no definition wants: a pod that still waits for an address gets none of them, and may be
+    /// waiting for their end.
+    pub async fn last_uses(
+        &self,
+        holdings: &[Holding],
+        networks: &[String],
+        definitions: &[String],
+    ) -> Result<Use, LookError> {
+        self.uses_of(holdings, networks, definitions, Asking::MayWait)
+            .await
+    }
+
+    async fn uses_of(
+        &self,
+        holdings: &[Holding],
+        networks: &[String],
+        definitions: &[String],
+        asking: Asking,
     ) -> Result<Use, LookError> {
         let mut keys = Vec::new();
         for holding in holdings {
@@ -127,10 +178,12 @@ impl Looker {
             return Ok(found);
         }
         let nodes = holdings.iter().map(|holding| holding.node.to_string());
-        for pod in self.bound(nodes.collect()).await? {
-            if !definitions.iter().any(|name| pod.networks.contains(name)) {
-                continue;
-            }
+        let mut pods = self.bound(nodes.collect()).await?;
+        pods.retain(|pod| definitions.iter().any(|name| pod.networks.contains(name)));
+        if asking == Asking::MayWait {
+            pods = self.connected(pods).await?;
+        }
+        for pod in pods {
             let of_node = |holding: &&Holding| holding.node.as_str() == pod.node;
             for holding in holdings.iter().filter(of_node) {
                 let claims = found.live.entry(holding.slice).or_default();

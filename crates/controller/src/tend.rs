@@ -429,7 +429,8 @@ impl Tender {
             .filter_map(|key| Some(key.split_once('/')?.1.to_owned()))
             .collect();
         let holdings: Vec<Holding> = stored.pool.table.holdings().collect();
-        let used = self.looker.uses(&holdings, &networks, &definitions).await?;
+        let looked = self.looker.last_uses(&holdings, &networks, &definitions);
+        let used = looked.await?;
         let unused = used.live.is_empty() && stored.strays.is_empty();
         memory.note_recalled(&stored, task.now);
         match memory

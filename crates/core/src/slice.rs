@@ -6,6 +6,7 @@
 //! Who is provably gone is the caller's to know; a table only takes back what it is told to.
 
 pub mod assigned;
+pub mod closed;
 pub mod proof;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use berth_core::{Answer, Claim, Prefix, Refusal, Request, Space, Want};
 use berth_desk::DeskError;
+use berth_ledger::kube::UNCHECKED;
 use berth_ledger::{LedgerError, PoolKey};
 use berth_slices::{SliceError, Sliced, Slices};
 
@@ -107,13 +108,27 @@ async fn given_before(
 
 /// Claims in a plain pool; where the range was sliced, after it was brought back.
 async fn claim_plain(store: &Store, pool: &PoolWants, claim: Claim) -> Result<Answer, PodError> {
-    let asked = store.ask(&pool.key, Request::Claim(claim.clone())).await;
-    match (asked, store.slices(), &pool.plain) {
-        (Err(error), Some(slices), Some(of)) if is_moved(&error) => {
-            slices.retire(of).await?;
+    let Some(of) = &pool.plain else {
+        return Ok(store.ask(&pool.key, Request::Claim(claim)).await?);
+    };
+    let claim = match store.in_cluster && !of.checked {
+        true => Claim {
+            record: claim.record.with(UNCHECKED, "true"),
+            ..claim
+        },
+        false => claim,
+    };
+    match store.ask(&pool.key, Request::Claim(claim.clone())).await {
+        Err(error) if is_moved(&error) => {
+            if let Some(plain) = &store.plain {
+                plain.open(of).await?;
+            }
+            if let Some(slices) = store.slices() {
+                slices.retire(of).await?;
+            }
             Ok(store.ask(&pool.key, Request::Claim(claim)).await?)
         }
-        (asked, ..) => Ok(asked?),
+        asked => Ok(asked?),
     }
 }
 

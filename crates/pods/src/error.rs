@@ -79,8 +79,10 @@ impl From<DeskError> for PodError {
 impl PodError {
     /// Whether the same call may succeed if it is simply put again.
     pub fn is_passing(&self) -> bool {
-        let passing =
-            |error: &LedgerError| error.is_passing() || error.needs_reload() || is_forbidden(error);
+        let passing = |error: &LedgerError| {
+            let moved = matches!(error, LedgerError::Moved { .. });
+            error.is_passing() || error.needs_reload() || moved || is_forbidden(error)
+        };
         match self {
             PodError::Slice(SliceError::Cut(_)) => false,
             PodError::NoAddress(_)

@@ -155,6 +155,7 @@ fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
         range: prefix,
         usable: Arc::clone(&network.ranges.get(place)?.space),
         mode,
+        checked: network.overlap_checks,
     })
 }
 

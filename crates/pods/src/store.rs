@@ -8,8 +8,8 @@ use berth_cni::CniError;
 use berth_core::{Answer, Handle, Request};
 use berth_desk::{CommonDesk, Desk, DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
-use berth_slices::Slices;
 use berth_slices::sliced::is_sliced;
+use berth_slices::{PlainPools, Slices};
 
 use crate::config::PodNetwork;
 use crate::foreign::Foreign;
@@ -45,6 +45,8 @@ pub struct Store {
     pub(crate) foreign: Foreign,
     /// This node's slices of the cluster's networks, and their desks: no other node is asked for them.
     pub(crate) slices: Option<(Slices, Desks)>,
+    /// Plain pools that may have been closed while slices of their ranges were assigned.
+    pub(crate) plain: Option<PlainPools>,
 }
 
 impl Store {
@@ -101,7 +103,15 @@ impl Store {
             sticky: None,
             foreign: Foreign::default(),
             slices: None,
+            plain: None,
         }
+    }
+
+    /// Opens plain pools again that were closed while slices of their ranges were assigned.
+    #[must_use]
+    pub fn with_plain_pools(mut self, plain: PlainPools) -> Store {
+        self.plain = Some(plain);
+        self
     }
 
     /// Gives sliced networks from this node's slices. The store's ledger must be theirs.

@@ -56,7 +56,8 @@ impl SlicePool {
             return Ok(());
         }
         let mut assigned = self.world.assigned.load(&of.slice_pool).await?;
-        if self.has_news(assigned.as_ref(), confirmed) {
+        let news = self.has_news(assigned.as_ref(), confirmed);
+        if news {
             self.world.must_be_registered().await?;
             assigned = self.world.assigned.load(&of.slice_pool).await?;
         }
@@ -68,6 +69,12 @@ impl SlicePool {
                 range: of.range,
             });
         }
+        let tells = assigned.as_ref().is_some_and(StoredSlicePool::tells);
+        let alone = if news && tells {
+            self.end_others(of).await
+        } else {
+            Ok(())
+        };
         self.set_disjoint(assigned.as_ref().is_some_and(|one| one.pool.marks.disjoint));
         let table = assigned.as_ref().map(|one| &one.pool.table);
         let is_recalled = |slice| table.is_some_and(|table| table.is_recalled(slice));
@@ -85,6 +92,8 @@ impl SlicePool {
                 None => self.lose(holding, "nobody's").await?,
             }
         }
+        // What is lost is lost whatever comes of the rest.
+        alone?;
         for (slice, (node, epoch)) in holders {
             if node != me || is_recalled(slice) {
                 continue;
@@ -115,6 +124,23 @@ impl SlicePool {
         }
         self.note_table(assigned.as_ref());
         Ok(())
+    }
+
+    /// Sees to it that slices of this range are given by assignment alone: the plain pool is closed, and then what nodes have
+    /// claimed by themselves goes back to it. With overlap checks on, reservations do the same. The gate must be held.
+    async fn end_others(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        self.world.plain.close(of).await?;
+        if of.checked {
+            return Ok(());
+        }
+        let nodes = self.bring_back(of).await?;
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        Err(SliceError::StillSliced {
+            range: of.range,
+            nodes: nodes.join(", "),
+        })
     }
 
     /// Whether the table is the one that was last compared: its metadata is asked for, not its thousands of rows.

@@ -247,6 +247,10 @@ impl SlicePool {
                     return Ok(mark);
                 }
                 None => {
+                    // What a controller has assigned is still given from; whoever claims looks again after its claim.
+                    if !of.checked {
+                        self.world.plain.open(of).await?;
+                    }
                     let mark = Some(Mark::sliced(size));
                     self.world.cluster.set_mark(&of.plain(), None, mark).await?;
                 }
@@ -337,14 +341,18 @@ impl SlicePool {
         // After the claim: whoever ends slicing has told so before it looks for claims.
         let size = self.mark(of).await?.size;
         let (now, plain) = if self.plain_is_empty() {
-            (self.world.cluster.mark(&of.plain()).await?, None)
+            (self.world.cluster.marks(&of.plain()).await?, None)
         } else {
             let (now, plain) = self.world.cluster.marked(&of.plain()).await?;
             (now, Some(plain))
         };
-        if !now.is_some_and(|mark| mark.confirms(size)) {
+        let assigned = now.closed && !of.checked;
+        if assigned || !now.sliced.is_some_and(|mark| mark.confirms(size)) {
             self.set_mark(None);
             self.world.cluster.end_slice(object).await?;
+            if assigned {
+                self.world.plain.open(of).await?;
+            }
             return Err(SliceError::Leaving { range: of.range });
         }
         self.free_addresses(of, object.claim.range).await?;

@@ -41,6 +41,14 @@ pub enum SliceError {
     /// Wait for other nodes, or for a controller to see that they are gone.
     #[error("{range} is going back to its plain pool; slices of it are still held by {nodes}")]
     StillSliced { range: Prefix, nodes: String },
+    /// Wait for the pods of slices to go, or go back to the slices.
+    #[error(
+        "slices of {range} are assigned to nodes by NodeSlicePool {slice_pool}, and what they gave is not known elsewhere: \
+         without node_slice_size and with enable_overlapping_ranges: false nothing is given of this range while that NodeSlicePool \
+         exists; set node_slice_size again, or wait: the controller deletes it when the last pod with an address of it is gone \
+         (its annotation berth.dev/conditions names them)"
+    )]
+    StillAssigned { range: Prefix, slice_pool: String },
     /// The network's slices do not fit its range.
     #[error(transparent)]
     Cut(#[from] berth_core::slice::SliceError),

@@ -55,6 +55,7 @@ pub(crate) async fn range_of(
         range,
         usable: Arc::new(Space::list([range.block()])),
         mode,
+        checked: false,
     }))
 }
 
@@ -225,6 +226,7 @@ mod tests {
             range,
             usable: Arc::new(Space::list([range.block()])),
             mode: Mode::Assigned,
+            checked: false,
         };
         let ledger: SharedLedger = Arc::new(MemoryLedger::new());
         let holdings = Holdings::new(Arc::clone(&ledger), &of);

@@ -18,6 +18,7 @@
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
+//! | `plain` | the plain pool beside slices that are assigned |
 //! | `publish` | the view of it in the cluster |
 //! | `proofs` | which networks overlap no other |
 //! | `events` | what its administrator is told |
@@ -35,6 +36,7 @@ mod holdings;
 mod ledger;
 mod metrics;
 mod pending;
+mod plain;
 mod pool;
 mod proofs;
 mod publish;
@@ -47,6 +49,7 @@ mod surrender;
 pub use error::SliceError;
 pub use holdings::{Holding, State};
 pub use metrics::SliceMetrics;
+pub use plain::PlainPools;
 pub use pool::Active;
 pub use settings::SliceSettings;
 pub use sliced::{Mode, Sliced};

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::SliceError;
 use crate::holdings::{Holding, Holdings, State};
 use crate::metrics::{OfRange, SliceMetrics};
+use crate::plain::PlainPools;
 use crate::proofs::Ranges;
 use crate::publish::Publisher;
 use crate::retire::LEAVING;
@@ -42,8 +43,9 @@ pub(crate) struct World {
     pub cluster: Arc<KubeLedger>,
     /// Writes the pools that this node publishes, and says so on them.
     pub views: KubeLedger,
-    /// What a controller assigns.
+    /// What a controller assigns, and the plain pools beside it.
     pub assigned: SlicePools,
+    pub plain: PlainPools,
     /// Whether a reservation may be waiting for the API server.
     pub pending: AtomicBool,
     /// Brings entries back into plain pools.
@@ -288,7 +290,7 @@ impl SlicePool {
     pub fn note_table(&self, table: Option<&StoredSlicePool>) {
         let none = self.active().slices.is_empty();
         *locked(&self.table) = table.filter(|_| !none).map(StoredSlicePool::versions);
-        let told = table.is_some_and(|table| !table.pool.marks.networks.is_empty());
+        let told = table.is_some_and(StoredSlicePool::tells);
         self.is_told.store(told, Ordering::Release);
     }
 

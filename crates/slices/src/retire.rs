@@ -31,6 +31,11 @@ impl SlicePool {
     /// Does this node's share; says which nodes have not done theirs, nobody: the plain pool gives again.
     pub async fn retire(&self, of: &Arc<Sliced>) -> Result<Vec<String>, SliceError> {
         let _gate = self.gate.lock().await;
+        self.bring_back(of).await
+    }
+
+    /// The same. The gate must be held.
+    pub async fn bring_back(&self, of: &Arc<Sliced>) -> Result<Vec<String>, SliceError> {
         let world = &self.world;
         let Some(mark) = world.cluster.mark(&of.plain()).await? else {
             return Ok(Vec::new());

@@ -24,6 +24,8 @@ pub struct Sliced {
     /// What may be given of the whole range.
     pub usable: Arc<Space>,
     pub mode: Mode,
+    /// Whether every address of it has a reservation (overlap checks are on).
+    pub checked: bool,
 }
 
 /// Where a node's slices come from.

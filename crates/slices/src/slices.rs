@@ -23,6 +23,7 @@ use crate::error::SliceError;
 use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
 use crate::metrics::SliceMetrics;
+use crate::plain::PlainPools;
 use crate::pool::{Active, SlicePool, World};
 use crate::proofs::Ranges;
 use crate::settings::SliceSettings;
@@ -104,6 +105,7 @@ impl Slices {
         );
         let world = World {
             assigned: SlicePools::new(&connection),
+            plain: PlainPools::new(&connection),
             pending: AtomicBool::new(true),
             moves: KubeLedger::new(connection.clone()).into_marked_pools(),
             views: KubeLedger::new(connection.clone()).publishing(&node),

@@ -259,6 +259,13 @@ impl Machine {
         self.send(request(verb, "ns", pod, container, ipam)).await
     }
 
+    /// The same for a pod of that namespace and its one container.
+    pub async fn call_in(&self, namespace: &str, verb: &str, pod: &str, ipam: &Value) -> Answer {
+        let container = format!("{pod}-container");
+        self.send(request(verb, namespace, pod, &container, ipam))
+            .await
+    }
+
     async fn send(&self, request: Request) -> Answer {
         let socket = self.config.socket.clone();
         let called = move || http::call(&socket, &request, Duration::from_secs(120));
@@ -267,9 +274,17 @@ impl Machine {
 
     /// The addresses that a pod gets, or the code and the words of the refusal.
     pub async fn try_add(&self, pod: &str, ipam: &Value) -> Result<Vec<String>, (u64, String)> {
-        let answer = self
-            .call("ADD", pod, &format!("{pod}-container"), ipam)
-            .await;
+        self.try_add_in("ns", pod, ipam).await
+    }
+
+    /// The same for a pod of that namespace.
+    pub async fn try_add_in(
+        &self,
+        namespace: &str,
+        pod: &str,
+        ipam: &Value,
+    ) -> Result<Vec<String>, (u64, String)> {
+        let answer = self.call_in(namespace, "ADD", pod, ipam).await;
         let said: Value = serde_json::from_str(&answer.stdout).unwrap();
         if answer.exit != 0 {
             let text = said["msg"].as_str().unwrap().to_owned();
@@ -282,13 +297,9 @@ impl Machine {
             .collect())
     }
 
-    /// The same for a pod of that namespace.
     pub async fn add_in(&self, namespace: &str, pod: &str, ipam: &Value) -> String {
-        let request = request("ADD", namespace, pod, &format!("{pod}-container"), ipam);
-        let answer = self.send(request).await;
-        assert_eq!(answer.exit, 0, "{}", answer.stdout);
-        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
-        said["ips"][0]["address"].as_str().unwrap().to_owned()
+        let given = self.try_add_in(namespace, pod, ipam).await;
+        given.unwrap().remove(0)
     }
 
     pub async fn add(&self, pod: &str, ipam: &Value) -> String {

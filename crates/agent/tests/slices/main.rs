@@ -12,4 +12,6 @@ mod elastic;
 mod garbage;
 mod machine;
 mod moves;
+mod plain;
 mod whereabouts;
+mod world;

@@ -6,6 +6,7 @@
 //! (nobody may have put one to rest since, I10), and whether an entry is where a test for its address
 //! would not find it. All of it follows from the state alone, so equal versions are equal states.
 
+use berth_core::Change;
 use serde_json::Value;
 
 use crate::Version;
@@ -15,6 +16,12 @@ pub(super) const RESTING: &str = "berth.dev/resting";
 
 /// The annotation of a pool whose range is given from node slices: nothing is claimed in the pool itself.
 pub(super) const SLICED: &str = "berth.dev/sliced";
+
+/// The annotation of a pool of whose range a controller assigns slices: nothing is claimed in it that no reservation guards.
+pub(super) const ASSIGNED: &str = "berth.dev/assigned";
+
+/// The attribute of a record that is claimed without a reservation. No object keeps it.
+pub const UNCHECKED: &str = "unchecked";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Base {
@@ -36,6 +43,23 @@ pub(super) struct Stamp {
     pub odd: bool,
     /// The range is given from node slices.
     pub sliced: bool,
+    /// Slices of the range are assigned.
+    pub assigned: bool,
+}
+
+/// The annotations that must not be there when the changes are made.
+pub(super) fn barriers(changes: &[Change]) -> impl Iterator<Item = &'static str> {
+    let claimed = changes.iter().filter_map(|change| match change {
+        Change::Claim { record, .. } => Some(record),
+        _ => None,
+    });
+    let any = claimed.clone().next().is_some();
+    let unchecked = claimed
+        .clone()
+        .any(|one| one.attribute(UNCHECKED).is_some());
+    [(any, SLICED), (unchecked, ASSIGNED)]
+        .into_iter()
+        .filter_map(|(applies, mark)| applies.then_some(mark))
 }
 
 /// What the object's annotations say about resting addresses.
@@ -75,7 +99,21 @@ impl Stamp {
             notes,
             odd: false,
             sliced: metadata["annotations"].get(SLICED).is_some(),
+            assigned: metadata["annotations"].get(ASSIGNED).is_some(),
         })
+    }
+
+    /// Whether the pool does not take such changes: they have to go elsewhere.
+    pub fn bars(&self, changes: &[Change]) -> bool {
+        barriers(changes).any(|mark| self.carries(mark))
+    }
+
+    pub fn carries(&self, mark: &str) -> bool {
+        match mark {
+            SLICED => self.sliced,
+            ASSIGNED => self.assigned,
+            _ => false,
+        }
     }
 }
 
@@ -95,6 +133,7 @@ impl From<&Base> for Version {
                     (stamp.tracked, "tracked"),
                     (stamp.odd, "odd"),
                     (stamp.sliced, "sliced"),
+                    (stamp.assigned, "assigned"),
                 ];
                 let set: Vec<&str> = set.iter().filter(|(on, _)| *on).map(|(_, n)| *n).collect();
                 let flags = if set.is_empty() {
@@ -140,6 +179,7 @@ impl From<&Version> for Base {
             notes,
             odd: flags.split('+').any(|flag| flag == "odd"),
             sliced: flags.split('+').any(|flag| flag == "sliced"),
+            assigned: flags.split('+').any(|flag| flag == "assigned"),
         })
     }
 }
@@ -165,6 +205,7 @@ mod tests {
                     notes: notes.clone(),
                     odd,
                     sliced: odd != tracked,
+                    assigned: odd,
                 });
                 assert_eq!(Base::from(&Version::from(&base)), base);
                 assert_eq!(Base::from(&Version::from(&base).merged()), base);

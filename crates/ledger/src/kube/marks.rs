@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use berth_core::slice::closed::Closed;
 use berth_core::slice::elastic::Mark;
 use kube::api::Patch;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::base::SLICED;
+use super::base::{ASSIGNED, SLICED};
 use super::resource::POOLS;
 use super::status::{Failure, Verb};
 use super::{KubeLedger, PAGE, snapshot};
@@ -18,8 +21,17 @@ pub const PUBLISHED: &str = "berth.dev/published-by";
 /// Writes that met another writer, before the caller has to look again.
 const TRIES: usize = 5;
 
+/// What a plain pool says about its range's slices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlainMarks {
+    /// Nodes claim them.
+    pub sliced: Option<Mark>,
+    /// A controller assigns them.
+    pub closed: bool,
+}
+
 impl KubeLedger {
-    /// What a plain pool says about its range's slices.
+    /// What a plain pool says about slices that nodes claim.
     pub async fn mark(&self, pool: &PoolKey) -> Result<Option<Mark>, LedgerError> {
         match self.wire.get_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.mark_of(pool, &found.object),
@@ -35,14 +47,37 @@ impl KubeLedger {
         }
     }
 
-    /// A plain pool and its mark, of one state.
-    pub async fn marked(&self, pool: &PoolKey) -> Result<(Option<Mark>, Snapshot), LedgerError> {
+    /// Both of a plain pool's marks.
+    pub async fn marks(&self, pool: &PoolKey) -> Result<PlainMarks, LedgerError> {
+        match self.wire.get_metadata(&POOLS, &pool.name).await? {
+            Some(found) => self.marks_of(pool, &found.object),
+            None => Ok(PlainMarks::default()),
+        }
+    }
+
+    /// A plain pool and its marks, of one state.
+    pub async fn marked(&self, pool: &PoolKey) -> Result<(PlainMarks, Snapshot), LedgerError> {
         let Some(found) = self.wire.get(&POOLS, &pool.name).await? else {
-            return Ok((None, snapshot(None)));
+            return Ok((PlainMarks::default(), snapshot(None)));
         };
-        let mark = self.mark_of(pool, &found.object)?;
+        let marks = self.marks_of(pool, &found.object)?;
         let object = self.store(pool).parse(found)?;
-        Ok((mark, snapshot(Some(&object))))
+        Ok((marks, snapshot(Some(&object))))
+    }
+
+    fn marks_of(&self, pool: &PoolKey, object: &Value) -> Result<PlainMarks, LedgerError> {
+        Ok(PlainMarks {
+            sliced: self.mark_of(pool, object)?,
+            closed: !object["metadata"]["annotations"][ASSIGNED].is_null(),
+        })
+    }
+
+    /// Whether a plain pool is closed to claims without reservations, and by which tables.
+    pub async fn closed(&self, pool: &PoolKey) -> Result<Option<Closed>, LedgerError> {
+        match self.wire.get_metadata(&POOLS, &pool.name).await? {
+            Some(found) => self.read_mark(pool, &found.object, ASSIGNED),
+            None => Ok(None),
+        }
     }
 
     /// A pool that does not exist: a commit on it makes it, or fails if it does exist.
@@ -51,7 +86,16 @@ impl KubeLedger {
     }
 
     fn mark_of(&self, pool: &PoolKey, object: &Value) -> Result<Option<Mark>, LedgerError> {
-        match &object["metadata"]["annotations"][SLICED] {
+        self.read_mark(pool, object, SLICED)
+    }
+
+    fn read_mark<T: DeserializeOwned>(
+        &self,
+        pool: &PoolKey,
+        object: &Value,
+        key: &str,
+    ) -> Result<Option<T>, LedgerError> {
+        match &object["metadata"]["annotations"][key] {
             Value::Null => Ok(None),
             text => text
                 .as_str()
@@ -59,7 +103,7 @@ impl KubeLedger {
                 .map(Some)
                 .ok_or_else(|| LedgerError::Unreadable {
                     target: self.wire.ask(Verb::Get, &POOLS, &pool.name).target(),
-                    why: format!("the annotation {SLICED} is {text}"),
+                    why: format!("the annotation {key} is {text}"),
                 }),
         }
     }
@@ -71,7 +115,27 @@ impl KubeLedger {
         from: Option<Mark>,
         to: Option<Mark>,
     ) -> Result<bool, LedgerError> {
-        let text = |mark: Option<Mark>| match mark {
+        self.write_mark(pool, SLICED, from, to).await
+    }
+
+    /// Closes a plain pool, opens it, or says that it is about to be opened: the same for the other mark.
+    pub async fn set_closed(
+        &self,
+        pool: &PoolKey,
+        from: Option<&Closed>,
+        to: Option<&Closed>,
+    ) -> Result<bool, LedgerError> {
+        self.write_mark(pool, ASSIGNED, from, to).await
+    }
+
+    async fn write_mark<T: Serialize>(
+        &self,
+        pool: &PoolKey,
+        key: &str,
+        from: Option<T>,
+        to: Option<T>,
+    ) -> Result<bool, LedgerError> {
+        let text = |mark: Option<T>| match mark {
             Some(mark) => serde_json::to_string(&mark).map(Some),
             None => Ok(None),
         };
@@ -80,7 +144,7 @@ impl KubeLedger {
             why: error.to_string(),
         };
         let (from, to) = (text(from).map_err(unfit)?, text(to).map_err(unfit)?);
-        self.annotate(pool, SLICED, |now| now == from.as_deref(), to.as_deref())
+        self.annotate(pool, key, |now| now == from.as_deref(), to.as_deref())
             .await
     }
 

@@ -40,9 +40,10 @@ use serde_json::{Value, json};
 
 use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
 
+pub use base::UNCHECKED;
 pub use claims::attribute;
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
-pub use marks::PUBLISHED;
+pub use marks::{PUBLISHED, PlainMarks};
 pub use slices::SliceObject;
 
 use base::Base;

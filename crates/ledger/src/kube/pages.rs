@@ -437,6 +437,7 @@ mod tests {
                 notes,
                 odd: false,
                 sliced: false,
+                assigned: false,
             })
         };
         let bases = BTreeMap::from([

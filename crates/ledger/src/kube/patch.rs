@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use berth_core::{Address, Change, Prefix, Record};
 use serde_json::{Value, json};
 
-use super::base::{Notes, RESTING, SLICED, Stamp};
+use super::base::{Notes, RESTING, Stamp, barriers};
 use super::object::{entry, key, weight};
 use super::resting::Resting;
 
@@ -41,12 +41,6 @@ pub(super) fn alters(changes: &[Change]) -> bool {
         .any(|(before, after)| before.map(entry) != after.map(entry))
 }
 
-/// Whether a claim has to fail if the range was moved to node slices since the pool was read.
-fn guards_slices(stamp: &Stamp, changes: &[Change]) -> bool {
-    let claims = |change: &Change| matches!(change, Change::Claim { .. });
-    !stamp.sliced && changes.iter().any(claims)
-}
-
 /// The patch, or the address that can't be in a pool of that network.
 pub(super) fn by_address(
     network: Prefix,
@@ -59,9 +53,11 @@ pub(super) fn by_address(
         growth: 0,
     };
     patch.notes(&stamp.notes, rests);
-    // A pool without annotations is tested for that already.
-    if guards_slices(stamp, changes) && stamp.notes != Notes::Bare {
-        let path = format!("/metadata/annotations/{}", SLICED.replace('/', "~1"));
+    // Claims fail if the range was moved to slices since the pool was read. One without annotations is tested for that
+    // already.
+    let absent = |mark: &&str| stamp.notes != Notes::Bare && !stamp.carries(mark);
+    for mark in barriers(changes).filter(absent) {
+        let path = format!("/metadata/annotations/{}", mark.replace('/', "~1"));
         patch.push("test", &path, Value::Null);
     }
     for change in changes {
@@ -172,6 +168,7 @@ fn signed(bytes: usize) -> i64 {
 mod tests {
     use berth_core::{Handle, Owner};
 
+    use super::super::base::UNCHECKED;
     use super::*;
 
     fn mk_record(handle: &str, pod: &str, interface: &str) -> Record {
@@ -186,6 +183,7 @@ mod tests {
             notes,
             odd: false,
             sliced: false,
+            assigned: false,
         }
     }
 
@@ -302,12 +300,14 @@ mod tests {
 
     #[test]
     fn a_claim_fails_where_the_range_was_moved_to_slices() {
-        let tested = |notes: Notes, changes: &[Change]| {
+        let tested_for = |mark: &str, notes: Notes, changes: &[Change]| {
             let network = "10.0.0.0/24".parse().unwrap();
             let patch = by_address(network, &mk_stamp(notes), None, changes).unwrap();
-            let test = json!({ "op": "test", "path": "/metadata/annotations/berth.dev~1sliced", "value": null });
+            let path = format!("/metadata/annotations/berth.dev~1{mark}");
+            let test = json!({ "op": "test", "path": path, "value": null });
             patch.operations.contains(&test)
         };
+        let tested = |notes, changes: &[Change]| tested_for("sliced", notes, changes);
         let release = Change::Release {
             address: "10.0.0.5".parse().unwrap(),
             expected: mk_record("c1", "ns/p", "net1"),
@@ -319,5 +319,12 @@ mod tests {
             !tested(Notes::Bare, &[claim("10.0.0.5")]),
             "there are no annotations at all"
         );
+        let unchecked = Change::Claim {
+            address: "10.0.0.6".parse().unwrap(),
+            record: mk_record("c2", "ns/q", "net1").with(UNCHECKED, "true"),
+        };
+        let assigned = |changes: &[Change]| tested_for("assigned", Notes::Without, changes);
+        assert!(assigned(&[claim("10.0.0.5"), unchecked]));
+        assert!(!assigned(&[claim("10.0.0.5")]), "its reservation guards it");
     }
 }

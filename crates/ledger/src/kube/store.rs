@@ -112,7 +112,7 @@ impl Store<'_> {
     pub async fn commit(&self, base: &Base, changes: &[Change]) -> Result<Written, LedgerError> {
         match (base, self.network) {
             (Base::Absent, _) => self.create(changes).await,
-            (Base::At(stamp), Some(network)) if !(stamp.odd || stamp.sliced && claims(changes)) => {
+            (Base::At(stamp), Some(network)) if !(stamp.odd || stamp.bars(changes)) => {
                 match self.blind(stamp, network, changes).await {
                     Ok(written) => Ok(written),
                     Err(Hitch::Look) => self.careful(base, changes).await,
@@ -234,7 +234,7 @@ impl Store<'_> {
             {
                 return Err(self.outside(object.network, outside));
             }
-            if object.stamp.sliced && claims(changes) && !self.moves {
+            if object.stamp.bars(changes) && !self.moves {
                 return Err(LedgerError::Moved {
                     pool: self.name.to_owned(),
                 });
@@ -321,11 +321,6 @@ impl Store<'_> {
             rejection: Rejection::Invalid { code: 422, message },
         }
     }
-}
-
-fn claims(changes: &[Change]) -> bool {
-    let claims = |change: &Change| matches!(change, Change::Claim { .. });
-    changes.iter().any(claims)
 }
 
 /// Everything that the changes make different, on exactly the version that was read.

@@ -127,6 +127,15 @@ impl Witness {
         }))
     }
 
+    /// Whether the node's kubelet says that it is well, and was heard of lately: what it says of its pods is of now.
+    pub async fn node_is_ready(&self, name: &str) -> Result<bool, Blind> {
+        let found: Option<LeanNode> = self.get("/api/v1/nodes", "nodes", name).await?;
+        let ready = |condition: &LeanCondition| condition.kind == "Ready";
+        let conditions = found.map(|node| node.status.conditions).unwrap_or_default();
+        let ready = conditions.iter().find(|condition| ready(condition));
+        Ok(ready.is_some_and(|condition| condition.status == "True"))
+    }
+
     /// All pods that are bound to one of the nodes, whatever has become of them.
     pub async fn bound_pods(&self, nodes: &BTreeSet<String>) -> Result<Vec<BoundPod>, Blind> {
         let path = "/api/v1/pods";
@@ -254,6 +263,8 @@ pub struct BoundPod {
     pub phase: Phase,
     /// The texts by which it asks for networks, as they are written.
     pub networks: String,
+    /// Whether anything says that its interfaces were made.
+    pub connected: bool,
 }
 
 #[derive(Deserialize)]
@@ -279,6 +290,22 @@ struct Lean {
 struct LeanNode {
     #[serde(default)]
     spec: LeanNodeSpec,
+    #[serde(default)]
+    status: LeanNodeStatus,
+}
+
+#[derive(Default, Deserialize)]
+struct LeanNodeStatus {
+    #[serde(default)]
+    conditions: Vec<LeanCondition>,
+}
+
+#[derive(Deserialize)]
+struct LeanCondition {
+    #[serde(default, rename = "type")]
+    kind: String,
+    #[serde(default)]
+    status: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -313,6 +340,9 @@ struct LeanAnnotations {
     networks: String,
     #[serde(default, rename = "v1.multus-cni.io/default-network")]
     default_network: String,
+    /// What Multus tells when all interfaces are there.
+    #[serde(default, rename = "k8s.v1.cni.cncf.io/network-status")]
+    network_status: String,
 }
 
 /// What is read of a pod: a whole one has some ten kilobytes, and a sweep reads many.
@@ -335,12 +365,17 @@ struct LeanSpec {
 struct LeanStatus {
     #[serde(default)]
     phase: String,
+    #[serde(default, rename = "podIP")]
+    pod_ip: String,
 }
 
 impl BoundPod {
     fn read(pod: LeanPod) -> Option<BoundPod> {
         let annotations = pod.metadata.annotations.unwrap_or_default();
+        let silent = annotations.network_status.is_empty() && pod.status.pod_ip.is_empty();
+        let pending = matches!(pod.status.phase.as_str(), "" | "Pending");
         Some(BoundPod {
+            connected: !(silent && pending),
             name: PodRef::new(pod.metadata.namespace, pod.metadata.name),
             node: pod.spec.node_name.filter(|node| !node.is_empty())?,
             phase: Phase::read(&pod.status.phase),
@@ -362,5 +397,35 @@ impl From<LeanPod> for Pod {
             phase: Phase::read(&pod.status.phase),
             node: pod.spec.node_name.filter(|node| !node.is_empty()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_pod_is_connected_unless_all_there_is_to_be_seen_says_that_it_waits() {
+        let connected = |metadata: Value, status: Value| {
+            let pod =
+                json!({ "metadata": metadata, "spec": { "nodeName": "n" }, "status": status });
+            let pod: LeanPod = serde_json::from_value(pod).unwrap();
+            BoundPod::read(pod).unwrap().connected
+        };
+        let bare = || json!({ "name": "p", "namespace": "ns" });
+        let told =
+            json!({ "name": "p", "annotations": { "k8s.v1.cni.cncf.io/network-status": "[]" } });
+        assert!(!connected(bare(), json!({})));
+        assert!(!connected(bare(), json!({ "phase": "Pending" })));
+        assert!(connected(
+            bare(),
+            json!({ "phase": "Pending", "podIP": "10.244.0.9" })
+        ));
+        for phase in ["Running", "Unknown", "Hibernating"] {
+            assert!(connected(bare(), json!({ "phase": phase })), "{phase}");
+        }
+        assert!(connected(told, json!({ "phase": "Pending" })));
     }
 }

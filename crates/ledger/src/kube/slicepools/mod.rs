@@ -19,6 +19,7 @@ mod heads;
 use std::collections::{BTreeMap, BTreeSet};
 
 use berth_api::cncf::Condition;
+use berth_core::Prefix;
 use berth_core::slice::assigned::Assignments;
 use futures::stream::BoxStream;
 use kube::api::{Patch, Preconditions};
@@ -78,6 +79,11 @@ impl StoredSlicePool {
             let seen = seen(&object);
             seen.is_none_or(|seen| number(&seen) <= number(&page.version))
         })
+    }
+
+    /// Whether Berth's controller tends it: it tells of every slice that changes hands.
+    pub fn tells(&self) -> bool {
+        !self.pool.marks.networks.is_empty()
     }
 
     pub fn versions(&self) -> Versions {
@@ -150,6 +156,19 @@ impl SlicePools {
         document::assemble(name, cut, pages)
             .map(Some)
             .map_err(|why| unreadable(name, why))
+    }
+
+    /// The range that the pool of that name is of, read so that every acknowledged write is seen; its rows are not.
+    pub async fn range(&self, name: &str) -> Result<Option<Prefix>, LedgerError> {
+        let Some(found) = self.wire.get(&SLICE_POOLS, name).await? else {
+            return Ok(None);
+        };
+        let cut = Page::read(found.object).and_then(|page| page.cut());
+        cut.map(|cut| Some(cut.range()))
+            .map_err(|why| LedgerError::Unreadable {
+                target: self.wire.ask(Verb::Get, &SLICE_POOLS, name).target(),
+                why,
+            })
     }
 
     /// Whether the pool's objects are still those of that versions. Their metadata alone is read.

@@ -1,0 +1,173 @@
+//! Networks that stop being sliced by a controller, or begin to be, while their pods live: with a real controller.
+
+use std::collections::BTreeMap;
+
+use berth_api::whereabouts::NodeSlicePool;
+use berth_testkit::Cluster;
+use serde_json::{Value, json};
+
+use crate::machine::{Machine, Site, quick, until};
+use crate::world::World;
+
+fn without_size(ipam: &Value) -> Value {
+    let mut ipam = ipam.clone();
+    ipam.as_object_mut().unwrap().remove("node_slice_size");
+    ipam
+}
+
+/// The first pod of a network: its slices are not assigned yet.
+async fn first(machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) -> Vec<String> {
+    until("slices are assigned", async || {
+        let given = machine.try_add_in(world.namespace(), pod, ipam).await;
+        given.map_err(|refused| format!("{refused:?}"))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_slices_gave_is_not_given_by_the_plain_pool() {
+    let site = Site::shared().await;
+    let world = World::start(&site).await;
+    let (a, b) = (
+        Machine::start(&site, "plain-a").await,
+        Machine::start(&site, "plain-b").await,
+    );
+    let sliced = json!({ "range": "10.18.0.0/16", "ipRanges": [{ "range": "fd00:18::/64" }], "network_name": "eighteen",
+        "node_slice_size": "/26", "enable_overlapping_ranges": false });
+    let plain = without_size(&sliced);
+    world.define("eighteen", &sliced).await;
+    let pod = world.namespace();
+    let one = first(&a, &world, "one", &sliced).await;
+    let two = first(&b, &world, "two", &sliced).await;
+    assert_eq!((one.len(), two.len()), (2, 2));
+    world.run_pod("one", "plain-a", "eighteen").await;
+    world.run_pod("two", "plain-b", "eighteen").await;
+
+    world.define("eighteen", &plain).await;
+    world.ready("plain-a").await;
+    world.wait_pod("three", "plain-a", "eighteen").await;
+    let (code, why) = a.try_add_in(pod, "three", &plain).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+    for word in ["10.18.0.0/16", "NodeSlicePool eighteen", "node_slice_size"] {
+        assert!(why.contains(word), "{why}");
+    }
+    // By the new definition too, what slices gave goes back to them.
+    assert_eq!(b.call_in(pod, "DEL", "two", &plain).await.exit, 0);
+    world.delete_pod("two").await;
+    let table = async || site.api::<NodeSlicePool>().get_opt("eighteen").await;
+    until("the controller says who is in the way", async || {
+        let found = table().await.unwrap().ok_or("gone")?;
+        let mut annotations = found.metadata.annotations.unwrap_or_default();
+        let conditions = annotations.remove("berth.dev/conditions");
+        let conditions = conditions.unwrap_or_default();
+        let told = conditions.contains(&format!("{pod}/one")) && !conditions.contains("three");
+        told.then_some(()).ok_or(conditions)
+    })
+    .await;
+    let (code, why) = b.try_add_in(pod, "four", &plain).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+
+    // The last one goes: whoever waits gets an address of the plain pool, of both ranges.
+    assert_eq!(a.call_in(pod, "DEL", "one", &plain).await.exit, 0);
+    world.delete_pod("one").await;
+    let three = first(&a, &world, "three", &plain).await;
+    assert!(table().await.unwrap().is_none());
+    let four = first(&b, &world, "four", &plain).await;
+    let held: BTreeMap<String, String> = [(three, "three"), (four, "four")]
+        .into_iter()
+        .flat_map(|(ips, name)| ips.into_iter().map(move |ip| (ip, name)))
+        .map(|(ip, name)| (bare(&ip), format!("{pod}/{name}")))
+        .collect();
+    assert_eq!(held.len(), 4);
+    until("nothing but what is held is published", async || {
+        let now = site.published().await;
+        (now == held).then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    // And sliced again: what the plain pool gave is not given by slices.
+    world.define("eighteen", &sliced).await;
+    for n in 0..4 {
+        for ip in first(&a, &world, &format!("again-{n}"), &sliced).await {
+            assert!(!held.contains_key(&bare(&ip)), "{ip} is given twice");
+        }
+    }
+    world.stop().await;
+}
+
+/// Their reservations keep the two apart: manifests that worked go on working.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_overlap_checks_the_plain_pool_gives_beside_slices() {
+    let site = Site::shared().await;
+    let world = World::start(&site).await;
+    let a = Machine::start(&site, "plain-a").await;
+    let sliced =
+        json!({ "range": "10.19.0.0/16", "network_name": "nineteen", "node_slice_size": "/26" });
+    world.define("nineteen", &sliced).await;
+    let mut given = BTreeMap::new();
+    for n in 0..3 {
+        let pod = format!("sliced-{n}");
+        given.insert(first(&a, &world, &pod, &sliced).await, pod);
+    }
+    let plain = without_size(&sliced);
+    world.define("nineteen", &plain).await;
+    for n in 0..3 {
+        let pod = format!("plain-{n}");
+        let ips = a.try_add_in(world.namespace(), &pod, &plain).await.unwrap();
+        assert_eq!(given.insert(ips, pod), None);
+    }
+    assert_eq!(given.len(), 6);
+    world.stop().await;
+}
+
+/// Nodes claim slices by themselves, then a controller assigns them, then nodes claim them again.
+#[tokio::test(flavor = "multi_thread")]
+async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_given_twice() {
+    let cluster = Cluster::start().await.unwrap();
+    let site = Site::of(&cluster).await;
+    let world = World::start(&site).await;
+    let (a, b) = (
+        Machine::start(&site, "node-a").await,
+        Machine::start(&site, "node-b").await,
+    );
+    let ns = world.namespace();
+    let claimed = json!({ "range": "10.20.0.0/25", "network_name": "twenty", "fast_ipam": true, "slice_size": "/28",
+        "enable_overlapping_ranges": false });
+    let assigned = json!({ "range": "10.20.0.0/25", "network_name": "twenty", "node_slice_size": "/26",
+        "enable_overlapping_ranges": false });
+    let mut held = BTreeMap::new();
+    let mut note = |ips: Vec<String>, pod: String| {
+        let twice = held.insert(bare(&ips[0]), pod.clone());
+        assert_eq!(twice, None, "{ips:?} is given to {pod} too");
+    };
+    // Of five slices and more: some lie in what will be node-b's half.
+    for n in 0..70 {
+        let pod = format!("claimed-{n}");
+        note(a.try_add_in(ns, &pod, &claimed).await.unwrap(), pod);
+    }
+    world.define("twenty", &assigned).await;
+    note(first(&b, &world, "b", &assigned).await, "b".to_owned());
+    for n in 0..64 {
+        let pod = format!("assigned-{n}");
+        match b.try_add_in(ns, &pod, &assigned).await {
+            Ok(ips) => note(ips, pod),
+            Err((code, why)) => {
+                assert_eq!(code, 11, "{why}");
+                break;
+            }
+        }
+    }
+    // Back: a node that has no slice by assignment claims none while others have theirs.
+    world.run_pod("b", "node-b", "twenty").await;
+    world.define("twenty", &claimed).await;
+    let mut settings = quick();
+    settings.donor_wait = std::time::Duration::from_millis(300);
+    let c = Machine::start_with(&site, "node-c", settings).await;
+    let (code, why) = c.try_add_in(ns, "late", &claimed).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+    assert!(why.contains("NodeSlicePool twenty"), "{why}");
+    world.stop().await;
+}
+
+fn bare(address: &str) -> String {
+    address.split('/').next().unwrap().to_owned()
+}

@@ -1,0 +1,122 @@
+//! A controller and what it looks at: definitions, and pods as objects.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use berth_controller::ControllerConfig;
+use berth_ledger::kube::Connect;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::machine::Site;
+
+/// Pods are of the site's namespace, as the pools are.
+pub struct World<'a> {
+    site: &'a Site,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl<'a> World<'a> {
+    pub async fn start(site: &'a Site) -> World<'a> {
+        let config = ControllerConfig {
+            cluster: Connect {
+                kubeconfig: Some(site.kubeconfig.clone()),
+                namespace: Some(site.namespace.clone()),
+                timeout: Duration::from_secs(30),
+            },
+            identity: "test".into(),
+            notice: BTreeMap::new(),
+            lease: None,
+            grace: Duration::from_millis(400),
+            gather: Duration::from_millis(50),
+            resync: Duration::from_secs(300),
+            listen: None,
+            flat_places: Vec::new(),
+            unseen_is_apart: false,
+        };
+        let (stop, told) = oneshot::channel();
+        let served = async move {
+            let told = async {
+                let _ = told.await;
+            };
+            berth_controller::serve(config, told).await.unwrap();
+        };
+        World {
+            site,
+            stop,
+            task: tokio::spawn(served),
+        }
+    }
+
+    pub async fn stop(self) {
+        let _ = self.stop.send(());
+        self.task.await.unwrap();
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.site.namespace
+    }
+
+    /// A definition whose configuration is what the agents are called with.
+    pub async fn define(&self, name: &str, ipam: &Value) {
+        let mut ipam = ipam.clone();
+        ipam["type"] = json!("whereabouts");
+        let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
+        let gvk = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
+        let kind = ApiResource::from_gvk_with_plural(&gvk, "network-attachment-definitions");
+        let client = self.site.client.clone();
+        let api: Api<DynamicObject> = Api::namespaced_with(client, self.namespace(), &kind);
+        let object = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name },
+            "spec": { "config": conf.to_string() },
+        });
+        let params = PatchParams::apply("test").force();
+        api.patch(name, &params, &Patch::Apply(object))
+            .await
+            .unwrap();
+    }
+
+    /// A pod that was started on a node.
+    pub async fn run_pod(&self, name: &str, node: &str, network: &str) {
+        self.wait_pod(name, node, network).await;
+        let running = Patch::Merge(json!({ "status": { "phase": "Running" } }));
+        let pods: Api<Pod> = self.site.api();
+        let params = PatchParams::default();
+        pods.patch_status(name, &params, &running).await.unwrap();
+    }
+
+    /// A pod that waits for its addresses.
+    pub async fn wait_pod(&self, name: &str, node: &str, network: &str) {
+        let pod = json!({
+            "metadata": { "name": name, "annotations": { "k8s.v1.cni.cncf.io/networks": network } },
+            "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "nothing" }] },
+        });
+        let pods: Api<Pod> = self.site.api();
+        let pod = serde_json::from_value(pod).unwrap();
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+    }
+
+    pub async fn delete_pod(&self, name: &str) {
+        let pods: Api<Pod> = self.site.api();
+        let now = DeleteParams::default().grace_period(0);
+        pods.delete(name, &now).await.unwrap();
+    }
+
+    /// A kubelet that is well.
+    pub async fn ready(&self, node: &str) {
+        let nodes: Api<Node> = Api::all(self.site.client.clone());
+        let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
+        let patch = Patch::Strategic(ready);
+        nodes
+            .patch_status(node, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+    }
+}

@@ -314,7 +314,7 @@ impl Machine {
     }
 }
 
-fn request(verb: &str, namespace: &str, pod: &str, container: &str, ipam: &Value) -> Request {
+pub fn request(verb: &str, namespace: &str, pod: &str, container: &str, ipam: &Value) -> Request {
     let mut ipam = ipam.clone();
     ipam["type"] = json!("whereabouts");
     let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });

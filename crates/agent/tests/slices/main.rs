@@ -13,5 +13,6 @@ mod garbage;
 mod machine;
 mod moves;
 mod plain;
+mod race;
 mod whereabouts;
 mod world;

@@ -1,0 +1,175 @@
+//! A slice that is lost while an address of it is being given: after the front has looked, before the desk has committed.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use berth_api::berth::{SliceCall, SliceClaim};
+use berth_core::{Change, Prefix, Record};
+use berth_desk::DeskMetrics;
+use berth_ledger::kube::Connect;
+use berth_ledger::{
+    Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Snapshot, Version,
+};
+use berth_pods::{Front, Store, Stores};
+use berth_slices::slices::Setup;
+use berth_slices::{SliceMetrics, Slices, sliced};
+use kube::api::{Api, DeleteParams, ListParams};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::machine::{Site, quick, request};
+
+const RANGE: &str = "10.21.0.0/24";
+
+#[derive(Debug, Default)]
+enum Trap {
+    #[default]
+    Open,
+    Set,
+    /// The desk of that task waits for the loss.
+    Sprung(tokio::task::Id),
+    Done,
+}
+
+/// The node's ledger. Once the trap is set, the next address that is about to be committed is refused for the moment,
+/// its slice's claim is taken away, and the desk that tries again is held until the node has lost the slice.
+#[derive(Debug)]
+struct Node {
+    below: SharedLedger,
+    claims: Api<SliceClaim>,
+    calls: Api<SliceCall>,
+    name: String,
+    trap: Mutex<Trap>,
+}
+
+impl Node {
+    /// Whoever takes a claim calls its node.
+    async fn take_claim(&self) {
+        for claim in self.claims.list(&ListParams::default()).await.unwrap() {
+            let name = claim.metadata.name.unwrap();
+            let params = DeleteParams::default();
+            self.claims.delete(&name, &params).await.unwrap();
+        }
+        let call = json!({ "metadata": { "name": self.name }, "spec": { "call": "1" } });
+        let call = serde_json::from_value(call).unwrap();
+        self.calls.create(&Default::default(), &call).await.unwrap();
+    }
+
+    async fn await_loss(&self) {
+        let range: Prefix = RANGE.parse().unwrap();
+        let plain = berth_api::names::pool("", "", range);
+        let holdings = PoolKey::of_network(format!("{}{plain}", sliced::HOLDINGS), range);
+        let began = Instant::now();
+        loop {
+            let now = self.below.load(&holdings).await.unwrap();
+            let lost = |record: &Record| record.attribute("state") == Some("lost");
+            if now.pool.records().any(|(_, record)| lost(record)) {
+                return;
+            }
+            let patient = began.elapsed() < Duration::from_secs(60);
+            assert!(patient, "the slice is not lost: {:?}", now.pool);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Layer for Node {
+    fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
+        &*self.below
+    }
+
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        let held = {
+            let trap = self.trap.lock().unwrap();
+            matches!(*trap, Trap::Sprung(desk) if tokio::task::try_id() == Some(desk))
+        };
+        if held {
+            self.await_loss().await;
+            *self.trap.lock().unwrap() = Trap::Done;
+        }
+        self.below.load(pool).await
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        let sprung = {
+            let mut trap = self.trap.lock().unwrap();
+            let is_set = matches!(*trap, Trap::Set) && sliced::is_sliced(pool);
+            if is_set {
+                *trap = Trap::Sprung(tokio::task::id());
+            }
+            is_set
+        };
+        if sprung {
+            self.take_claim().await;
+            return Err(LedgerError::Unavailable {
+                target: "the node's ledger".to_owned(),
+                why: "a trap".to_owned(),
+                retry_after: None,
+            });
+        }
+        self.below.commit(pool, base, changes).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_given() {
+    let site = Site::shared().await;
+    site.register("racer").await;
+    let connect = Connect {
+        kubeconfig: Some(site.kubeconfig.clone()),
+        namespace: Some(site.namespace.clone()),
+        timeout: Duration::from_secs(10),
+    };
+    let node = Arc::new(Node {
+        below: Arc::new(MemoryLedger::new()),
+        claims: site.api(),
+        calls: site.api(),
+        name: "racer".to_owned(),
+        trap: Mutex::default(),
+    });
+    let stop = CancellationToken::new();
+    let slices = Slices::new(Setup {
+        connection: connect.open().await.unwrap(),
+        local: Arc::clone(&node) as SharedLedger,
+        node: "racer".to_owned(),
+        boot: "b".to_owned(),
+        settings: quick(),
+        metrics: SliceMetrics::default(),
+        daemon: Some((TaskTracker::new(), stop.clone())),
+    });
+    slices.open().await.unwrap();
+    let store = Store::cluster(slices.ledger(), DeskMetrics::default()).with_slices(slices);
+    let stores: Arc<dyn Stores> = Arc::new(Arc::new(store));
+    let front = Front::new(stores, "racer").with_flat_places(Vec::new());
+    let ipam = json!({ "range": RANGE, "fast_ipam": true, "enable_overlapping_ranges": false });
+    let add = async |pod: &str| -> String {
+        let call = request("ADD", "ns", pod, &format!("{pod}-container"), &ipam);
+        let answer = front.answer(&call).await;
+        assert_eq!(answer.exit, 0, "{}", answer.stdout);
+        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
+        let address = said["ips"][0]["address"].as_str().unwrap();
+        address.split('/').next().unwrap().to_owned()
+    };
+    let first = add("a").await;
+    let claims = site.api::<SliceClaim>().list(&ListParams::default()).await;
+    let slices = claims.unwrap().into_iter().map(|one| one.spec.range);
+    let slices: Vec<Prefix> = slices.map(|range| range.parse().unwrap()).collect();
+    *node.trap.lock().unwrap() = Trap::Set;
+    let second = add("b").await;
+    assert!(matches!(*node.trap.lock().unwrap(), Trap::Done));
+    let lost = |address: &str| {
+        let address = address.parse().unwrap();
+        slices.iter().any(|slice| slice.contains(address))
+    };
+    assert!(lost(&first) && !lost(&second), "{first}, {second}");
+    assert_eq!(add("a").await, first, "a pod keeps what it has");
+    stop.cancel();
+}

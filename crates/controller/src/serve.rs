@@ -160,6 +160,7 @@ impl Controller {
             unseen_is_apart: config.unseen_is_apart,
             memories: BTreeMap::new(),
             claims: LostClaims::default(),
+            sweep: false,
             begun: Instant::now(),
         };
         tracing::info!(

@@ -44,6 +44,8 @@ pub(crate) struct Work {
     pub unseen_is_apart: bool,
     pub memories: BTreeMap<String, Memory>,
     pub claims: LostClaims,
+    /// Whether pools of slices that were given back are due to be deleted.
+    pub sweep: bool,
     pub begun: Instant,
 }
 
@@ -59,6 +61,7 @@ impl Work {
             self.memories.clear();
             self.claims = LostClaims::default();
             self.networks.forget();
+            self.sweep = true;
             self.lead(&stop).await;
             self.tender.metrics.leading.set(0);
         }
@@ -83,6 +86,7 @@ impl Work {
                 self.memories.values_mut().for_each(Memory::forget);
                 self.claims.forget();
                 self.networks.forget();
+                self.sweep = true;
             }
             // A pass is dropped where it stands when leadership ends: whatever it was about to write is guarded.
             again = tokio::select! {
@@ -166,6 +170,18 @@ impl Work {
             Err(error) => {
                 tracing::warn!(%error, "claimed slices of nodes that are gone can't be looked at; tried again");
                 look_in(LATER);
+            }
+        }
+        if std::mem::take(&mut self.sweep) {
+            match self.tender.looker.ledger.delete_given_back().await {
+                Ok(0) => {}
+                Ok(pools) => tracing::info!(
+                    pools,
+                    "empty pools of slices that were given back are deleted"
+                ),
+                Err(error) => {
+                    tracing::warn!(%error, "empty pools of slices stay until the next time")
+                }
             }
         }
         if let Err(error) = self.networks.tell(&apart.elastic).await {

@@ -124,12 +124,23 @@ impl SlicePool {
     /// Forgets a slice that is another's. Its addresses stay out of use where another slice of this node lies around
     /// it: it was cut from that one.
     pub async fn let_go(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
-        self.publisher.lock().await.forget(slice);
+        self.unpublish(of, slice).await;
         let held = self.held();
         if !held.iter().any(|holding| holding.slice.covers(slice)) {
             self.free_rows(of, |row| row == slice).await?;
         }
         Ok(())
+    }
+
+    /// Leaves the view of a slice that was given back to the controller, which deletes it. What fails leaves an empty
+    /// object and no more.
+    pub async fn unpublish(&self, of: &Sliced, slice: Prefix) {
+        let mut publisher = self.publisher.lock().await;
+        publisher.forget(slice);
+        let view = of.published(&self.world.node, slice);
+        if let Err(error) = self.world.cluster.label_given_back(&view).await {
+            tracing::info!(pool = view.name, %error, "an empty pool stays");
+        }
     }
 
     /// A part that is out of use from now on.

@@ -112,9 +112,11 @@ impl SlicePool {
         // What is in the plain pool is that pool's: here it goes, and from what is published.
         self.world.amend(&of.key(), everything).await?;
         for holding in held.iter() {
-            let mut publisher = self.publisher.lock().await;
-            self.publish_slice(&mut publisher, holding.slice).await?;
-            publisher.forget(holding.slice);
+            {
+                let mut publisher = self.publisher.lock().await;
+                self.publish_slice(&mut publisher, holding.slice).await?;
+            }
+            self.unpublish(of, holding.slice).await;
         }
         let mine = self
             .world

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use berth_api::berth::{SliceCall, SliceClaim};
+use berth_api::whereabouts::IPPool;
 use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use crate::machine::{Machine, Site, quick, until};
+use crate::world::World;
 
 fn bare(address: &str) -> String {
     address.split('/').next().unwrap().to_owned()
@@ -275,4 +277,32 @@ async fn large_slices_are_split_and_given_back() {
         .await;
         published(&site, &BTreeMap::new()).await;
     }
+}
+
+/// A node labels the pool, a controller deletes it; taken again, the slice is published again.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pool_of_a_slice_that_was_given_back_goes() {
+    let site = Site::shared().await;
+    let world = World::start(&site).await;
+    let mut settings = quick();
+    settings.idle = Duration::from_millis(400);
+    settings.look = Duration::from_millis(300);
+    let machine = Machine::start_with(&site, "leaver", settings).await;
+    let ipam =
+        json!({ "range": "10.22.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    for _ in 0..2 {
+        let given = bare(&machine.add("a", &ipam).await);
+        published(&site, &BTreeMap::from([(given, "ns/a".to_owned())])).await;
+        machine.del("a", &ipam).await;
+        until("nothing but the plain pool is left", async || {
+            let pools = site.api::<IPPool>().list(&ListParams::default()).await;
+            let names = pools.unwrap().into_iter().map(|pool| pool.metadata.name);
+            let names: Vec<String> = names.flatten().collect();
+            (names == ["10.22.0.0-24"])
+                .then_some(())
+                .ok_or(format!("{names:?}"))
+        })
+        .await;
+    }
+    world.stop().await;
 }

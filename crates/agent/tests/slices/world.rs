@@ -35,7 +35,7 @@ impl<'a> World<'a> {
             lease: None,
             grace: Duration::from_millis(400),
             gather: Duration::from_millis(50),
-            resync: Duration::from_secs(300),
+            resync: Duration::from_secs(1),
             listen: None,
             flat_places: Vec::new(),
             unseen_is_apart: false,

@@ -2,6 +2,7 @@
 
 use berth_api::slices::{EPOCHS, RECALLED};
 use berth_controller::networks::reason;
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -282,5 +283,45 @@ async fn the_whole_is_taken_from_a_lost_node_before_its_part() {
         .await;
     let told = world.node_events("gone-whole").await;
     assert_eq!(told.len(), 2, "{told:?}");
+    running.stop().await;
+}
+
+/// Nodes may not delete pools: they label those of slices that they gave back.
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_pools_of_slices_that_were_given_back_go() {
+    let world = World::new("leftovers").await;
+    for (name, range) in [
+        ("a-10.0.0.0-28", "10.0.0.0/28"),
+        ("a-10.0.0.16-28", "10.0.0.16/28"),
+        ("10.0.0.0-24", "10.0.0.0/24"),
+    ] {
+        let entries: &[(&str, &str)] = if name == "a-10.0.0.16-28" {
+            &[("1", "web")]
+        } else {
+            &[]
+        };
+        world.put_entries(name, range, entries).await;
+    }
+    let label = json!({ "metadata": { "labels": { "berth.dev/given-back": "true" } } });
+    for name in ["a-10.0.0.0-28", "a-10.0.0.16-28"] {
+        let pools = world.objects("IPPool");
+        let params = PatchParams::default();
+        pools
+            .patch(name, &params, &Patch::Merge(&label))
+            .await
+            .unwrap();
+    }
+    let running = world.controller();
+    let used = ["10.0.0.0-24", "a-10.0.0.16-28"];
+    world
+        .until("deleted", async || world.ip_pools().await == used)
+        .await;
+    // Its slice was taken again: it is no leftover any more.
+    world
+        .until("its label goes", async || {
+            let pool = world.objects("IPPool").get(used[1]).await.unwrap();
+            pool.metadata.labels.unwrap_or_default().is_empty()
+        })
+        .await;
     running.stop().await;
 }

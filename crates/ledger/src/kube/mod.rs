@@ -12,6 +12,7 @@ mod calls;
 mod claimants;
 mod claims;
 mod connect;
+mod leftovers;
 mod marks;
 mod news;
 mod object;
@@ -43,6 +44,7 @@ use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, V
 pub use base::UNCHECKED;
 pub use claims::attribute;
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
+pub use leftovers::GIVEN_BACK;
 pub use marks::{PUBLISHED, PlainMarks};
 pub use slices::SliceObject;
 

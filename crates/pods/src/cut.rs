@@ -12,7 +12,8 @@ use crate::error::PodError;
 use crate::layout::{Layout, PoolWants};
 use crate::store::Store;
 
-/// Slices that may be lost under one claim. Each is lost once; more than that is a fault, and said.
+/// How often what is claimed may move under one claim: slices are lost once each, and others open a plain pool at the same
+/// time. More than that is a fault, and said.
 const MOVES: usize = 8;
 
 /// Leaves of every want what lies in slices that are given from now.
@@ -118,17 +119,18 @@ async fn claim_plain(store: &Store, pool: &PoolWants, claim: Claim) -> Result<An
         },
         false => claim,
     };
-    match store.ask(&pool.key, Request::Claim(claim.clone())).await {
-        Err(error) if is_moved(&error) => {
-            if let Some(plain) = &store.plain {
-                plain.open(of).await?;
-            }
-            if let Some(slices) = store.slices() {
-                slices.retire(of).await?;
-            }
-            Ok(store.ask(&pool.key, Request::Claim(claim)).await?)
+    let mut moves = 0;
+    loop {
+        match store.ask(&pool.key, Request::Claim(claim.clone())).await {
+            Err(error) if is_moved(&error) && moves < MOVES => moves += 1,
+            asked => return Ok(asked?),
         }
-        asked => Ok(asked?),
+        if let Some(plain) = store.plain.as_ref().filter(|_| !of.checked) {
+            plain.open(of).await?;
+        }
+        if let Some(slices) = store.slices() {
+            slices.retire(of).await?;
+        }
     }
 }
 

@@ -55,7 +55,8 @@ pub(crate) async fn range_of(
         range,
         usable: Arc::new(Space::list([range.block()])),
         mode,
-        checked: false,
+        // What was assigned was alone when it was taken on; who claims looks for assignments until a call tells.
+        checked: mode == Mode::Assigned,
     }))
 }
 

@@ -40,6 +40,9 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
     let one = first(&a, &world, "one", &sliced).await;
     let two = first(&b, &world, "two", &sliced).await;
     assert_eq!((one.len(), two.len()), (2, 2));
+    // Another definition of the network, without a size.
+    let (code, why) = b.try_add_in(pod, "other", &plain).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
     world.run_pod("one", "plain-a", "eighteen").await;
     world.run_pod("two", "plain-b", "eighteen").await;
 

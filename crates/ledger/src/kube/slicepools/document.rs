@@ -23,6 +23,9 @@ use super::{Marks, SlicePool, StoredSlicePool};
 /// Above so many epochs, those of slices that no longer exist are forgotten: annotations have room for 256 KiB.
 const MOST_EPOCHS: usize = 4_096;
 
+/// Steps of a patch, beyond which the table is sent whole: each costs the API server a walk to its place.
+const MOST_STEPS: usize = 64;
+
 /// The kind by which whereabouts' controller marks its pools as its own.
 const DEFINITION: &str = "NetworkAttachmentDefinition";
 
@@ -394,6 +397,48 @@ impl Rows {
             "spec": { "range": self.range, "sliceSize": self.size },
             "status": { "allocations": self.allocations() },
         })
+    }
+
+    /// The same in single steps, where a few rows and annotations are all that differs: for one node more, a table of
+    /// thousands is not sent. None: there is more to say.
+    pub fn steps(&self, page: &Page) -> Option<Vec<Value>> {
+        let before = &page.rows;
+        let like = before.range == self.range
+            && before.size == self.size
+            && before.label == self.label
+            && before.rows.len() == self.rows.len()
+            && page.owners.is_empty();
+        // Where there are no annotations at all, none can be added by its name.
+        let noted = before.annotations == self.annotations || !page.annotated.is_empty();
+        if !like || !noted {
+            return None;
+        }
+        let step =
+            |op: &str, path: String, value: &str| json!({ "op": op, "path": path, "value": value });
+        let version = "/metadata/resourceVersion".to_owned();
+        let mut steps = vec![step("test", version, &page.version)];
+        for (place, (was, row)) in before.rows.iter().zip(&self.rows).enumerate() {
+            let fields = [("nodeName", &was.0, &row.0), ("sliceRange", &was.1, &row.1)];
+            for (field, _, now) in fields.into_iter().filter(|(_, was, now)| was != now) {
+                let path = format!("/status/allocations/{place}/{field}");
+                steps.push(step("add", path, now));
+            }
+        }
+        let path = |name: &str| format!("/metadata/annotations/{}", name.replace('/', "~1"));
+        for name in &page.annotated {
+            if !self.annotations.contains_key(name.as_str()) {
+                steps.push(json!({ "op": "remove", "path": path(name) }));
+            }
+        }
+        for (name, text) in &self.annotations {
+            if before.annotations.get(name) != Some(text) {
+                steps.push(step("add", path(name), text));
+            }
+        }
+        if page.tracked {
+            steps.push(json!({ "op": "add", "path": "/metadata/managedFields", "value": [{}] }));
+        }
+        (steps.len() <= MOST_STEPS).then_some(steps)
     }
 
     /// What makes `page` say this, on exactly the version that was read.

@@ -259,18 +259,37 @@ impl SlicePools {
     }
 
     async fn patch(&self, object: &str, page: &Page, rows: Rows) -> Result<Page, LedgerError> {
+        if let Some(steps) = rows.steps(page)
+            && let Ok(patch) = serde_json::from_value(Value::Array(steps))
+        {
+            let patch = Patch::Json::<Value>(patch);
+            match self.wire.patch(&SLICE_POOLS, object, &patch).await {
+                Ok(patched) => {
+                    return Page::written(&patched, rows).map_err(|why| self.unknown(object, why));
+                }
+                // Another version, too large, or not shaped as it was taken to be: the whole document says which.
+                Err(Failure::Refused(refusal)) if refusal.code == 422 || refusal.is_too_large() => {
+                }
+                Err(failure) => return Err(self.lost(object, failure)),
+            }
+        }
         let merge = rows.merge(page);
         self.check(object, &merge)?;
         let patch = Patch::Merge(merge);
         match self.wire.patch(&SLICE_POOLS, object, &patch).await {
             Ok(patched) => Page::written(&patched, rows).map_err(|why| self.unknown(object, why)),
-            Err(Failure::Refused(refusal)) if refusal.is_absence_of(object) => {
-                Err(LedgerError::Conflict {
-                    pool: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
-                    held: Vec::new(),
-                })
-            }
-            Err(failure) => Err(self.failed(Verb::Patch, object, failure)),
+            Err(failure) => Err(self.lost(object, failure)),
+        }
+    }
+
+    /// A patch that failed: of an object that is gone, because somebody else was there.
+    fn lost(&self, object: &str, failure: Failure) -> LedgerError {
+        match failure {
+            Failure::Refused(refusal) if refusal.is_absence_of(object) => LedgerError::Conflict {
+                pool: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
+                held: Vec::new(),
+            },
+            failure => self.failed(Verb::Patch, object, failure),
         }
     }
 

@@ -207,3 +207,51 @@ fn what_a_recut_dropped_is_not_listed_any_more() {
     let after = render("net", &pool, Some(&before));
     assert_eq!(rows(&after[&0]), ["10.0.0.0/25 a", "10.0.0.128/25 b"]);
 }
+
+/// A node more is told in a few words, whatever the length of the table.
+#[test]
+fn a_few_rows_are_written_without_the_table() {
+    let before = read(stored(
+        render("net", &mk_pool("10.0.0.0/16", 24, &["a"]), None)[&0].object("net"),
+    ));
+    let page = &before.pages[&0];
+    let after = |pool: &SlicePool| render("net", pool, Some(&before))[&0].steps(page);
+    let steps = after(&mk_pool("10.0.0.0/16", 24, &["a", "b"]));
+    let version = json!({ "op": "test", "path": "/metadata/resourceVersion", "value": "7" });
+    let row = json!({ "op": "add", "path": "/status/allocations/1/nodeName", "value": "b" });
+    assert_eq!(steps, Some(vec![version, row]));
+    let names: Vec<String> = (0..100).map(|n| format!("a{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(after(&mk_pool("10.0.0.0/16", 24, &names)), None, "too many");
+    let mut marked = before.pool.clone();
+    marked.marks.disjoint = true;
+    assert_eq!(after(&marked), None, "it has no annotations to add to");
+    assert_eq!(after(&mk_pool("10.0.0.0/16", 25, &["a"])), None, "cut anew");
+}
+
+#[test]
+fn an_annotation_is_added_changed_and_removed_in_steps() {
+    let mut pool = mk_pool("10.0.0.0/24", 26, &["a"]);
+    pool.marks.networks = vec!["ns/a".into()];
+    pool.marks.managed = true;
+    let before = read(stored(render("net", &pool, None)[&0].object("net")));
+    pool.marks.networks = vec!["ns/b".into()];
+    pool.marks.managed = false;
+    pool.marks.disjoint = true;
+    let steps = render("net", &pool, Some(&before))[&0].steps(&before.pages[&0]);
+    let told = |steps: Vec<Value>| {
+        let one = |step: &Value| format!("{} {}", step["op"], step["path"]).replace('"', "");
+        steps.iter().map(one).collect::<Vec<String>>()
+    };
+    let path = |name: &str| format!("/metadata/annotations/{}", name.replace('/', "~1"));
+    let mut told = told(steps.unwrap());
+    told.sort();
+    let mut expected = [
+        "test /metadata/resourceVersion".to_owned(),
+        format!("remove {}", path(MANAGED)),
+        format!("add {}", path(DISJOINT)),
+        format!("add {}", path(NETWORKS)),
+    ];
+    expected.sort();
+    assert_eq!(told, expected);
+}

@@ -61,6 +61,9 @@ struct SliceArgs {
     /// Milliseconds for which changes of slices are gathered before they are published together.
     #[arg(long, env = "BERTH_SLICE_GATHER_MS", default_value_t = 200)]
     slice_gather_ms: u64,
+    /// Seconds for which their publication is put off at most while the API server is slow to answer claims.
+    #[arg(long, env = "BERTH_SLICE_PUBLISH_WITHIN", default_value_t = 60)]
+    slice_publish_within: u64,
     /// About how many seconds lie between two comparisons of slices with the cluster's objects.
     #[arg(long, env = "BERTH_SLICE_LOOK", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     slice_look: u64,
@@ -76,6 +79,7 @@ impl SliceArgs {
     fn settings(&self) -> SliceSettings {
         SliceSettings {
             gather: Duration::from_millis(self.slice_gather_ms),
+            publish_within: Duration::from_secs(self.slice_publish_within),
             look: Duration::from_secs(self.slice_look),
             idle: Duration::from_secs(self.slice_idle),
             reserve: self.slice_reserve.into(),

@@ -309,11 +309,13 @@ impl SlicePool {
     async fn claim_slot(&self, of: &Arc<Sliced>, slot: Prefix) -> Result<bool, SliceError> {
         let uid = self.world.node_uid().await?;
         let claim = self.world.claimed(slot, uid);
+        let asked = Instant::now();
         let made = self
             .world
             .cluster
             .claim_slice(&of.network, of.range, &claim)
             .await;
+        self.world.busy.felt(asked, Instant::now());
         // It may have been made all the same.
         self.set_unsure(self.is_unsure() || made.is_err());
         let Some(object) = made? else {

@@ -12,7 +12,9 @@
 //! | [`slices`] | what the front asks: which slices may be given from, and more of them |
 //! | `ledger` | pools of slices in the node's file, everything else in the cluster |
 //! | `holdings` | which slices are held, durably |
-//! | `pool` | one range on this node: its state, and the one task that keeps it |
+//! | `pool` | one range on this node: its state |
+//! | `keep` | the one task that keeps it |
+//! | `busy` | how the API server bears what is asked of it |
 //! | `assigned` | slices that a controller has assigned |
 //! | `elastic` | slices that the node claims and gives back |
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
@@ -28,11 +30,13 @@
 mod adopt;
 mod assigned;
 mod borrow;
+mod busy;
 mod donate;
 mod elastic;
 mod error;
 mod events;
 mod holdings;
+mod keep;
 mod ledger;
 mod metrics;
 mod pending;

@@ -1,4 +1,4 @@
-//! One range on this node: what it holds, whether that is confirmed, and the one task that keeps it.
+//! One range on this node: what it holds, and whether that is confirmed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,10 @@ use berth_core::{Change, Pool, Prefix};
 use berth_ledger::kube::slicepools::{SlicePools, StoredSlicePool, Versions};
 use berth_ledger::kube::{Connection, SliceObject};
 use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
-use rand::RngExt;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell, RwLock};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio::time::{Instant, timeout};
 
+use crate::busy::Busy;
 use crate::error::SliceError;
 use crate::holdings::{Holding, Holdings, State};
 use crate::metrics::{OfRange, SliceMetrics};
@@ -28,12 +27,6 @@ use crate::sliced::{Mode, Sliced};
 
 /// How long a node that has slices of this boot waits for the API server's word about them.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
-
-/// Looks at a range of claimed slices, of which one asks the API server.
-const CALLED: u32 = 10;
-
-/// Between tries of what failed.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// What all ranges of a node share.
 pub(crate) struct World {
@@ -54,6 +47,8 @@ pub(crate) struct World {
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
     pub node_uid: OnceCell<String>,
+    /// How the API server bears what is asked of it.
+    pub busy: Busy,
     /// Ranges of elastic slices that overlap no other network's, once somebody asked.
     pub proved: Mutex<Option<Arc<Ranges>>>,
     /// What was claimed in this node's name when this process began: one list, whatever the number of its networks.
@@ -106,7 +101,7 @@ pub(crate) struct SlicePool {
     idle: Mutex<HashMap<Prefix, Instant>>,
     confirmation: Mutex<Confirmation>,
     /// Something was seen that what is held does not fit.
-    suspect: AtomicBool,
+    pub(crate) suspect: AtomicBool,
     /// There may be a claim in this node's name that this process does not know: a CREATE without an answer, a question
     /// whose answer came too late.
     unsure: AtomicBool,
@@ -115,11 +110,11 @@ pub(crate) struct SlicePool {
     /// The controller has proved that no other network overlaps this one.
     disjoint: AtomicBool,
     changed: Mutex<Option<Instant>>,
-    kick: Notify,
+    pub(crate) kick: Notify,
     /// The table of assignments that was last compared.
     table: Mutex<Option<Versions>>,
     /// A controller keeps that table which tells of every slice that changes hands: a watch is enough.
-    is_told: AtomicBool,
+    pub(crate) is_told: AtomicBool,
     /// Held for reading while an address is given, for writing while a slice stops being given from.
     pub giving: RwLock<()>,
 }
@@ -470,90 +465,6 @@ impl SlicePool {
         tracing::info!(slice = %holding.slice, epoch = holding.epoch.0, node = %holding.node, "a slice is held");
         self.set_held(self.holdings.put(&holding).await?);
         Ok(())
-    }
-
-    /// Compares, and takes back what others do not want.
-    async fn examine(&self) -> Result<(), SliceError> {
-        let _gate = self.gate.lock().await;
-        let of = self.of();
-        if of.mode != Mode::Assigned && self.leave_if_told(&of).await? {
-            return Ok(());
-        }
-        self.compare().await?;
-        self.follow_plain(&of).await?;
-        if self.has_rows(&of).await? {
-            self.withdraw_offers(&of).await?;
-        }
-        Ok(())
-    }
-
-    /// Publishes, compares and refills, until told to stop.
-    pub async fn keep(self: Arc<Self>, stop: CancellationToken) {
-        let settings = self.world.settings.clone();
-        let look = || {
-            let part = rand::rng().random_range(0.75..1.25);
-            Instant::now() + settings.look.mul_f64(part)
-        };
-        let mut next_look = look();
-        let mut looks = 0u32;
-        let mut published = Instant::now() - settings.gather_busy;
-        // While a node starts pod after pod, each publication would bring one or two: the longer it lasts, the more of
-        // them go together.
-        let mut pace = settings.gather_busy;
-        loop {
-            let due = tokio::select! {
-                () = stop.cancelled() => break,
-                () = self.kick.notified() => false,
-                () = sleep_until(next_look) => true,
-            };
-            if !due {
-                let gather = if published.elapsed() < pace {
-                    let now = pace;
-                    pace = (pace * 2).min(settings.gather_most);
-                    now
-                } else {
-                    pace = settings.gather_busy;
-                    settings.gather
-                };
-                tokio::select! {
-                    () = stop.cancelled() => break,
-                    () = sleep(gather) => {}
-                }
-            }
-            if due {
-                next_look = look();
-                looks = looks.wrapping_add(1);
-            }
-            // Whoever changes a claim calls, and a controller that tells of hands is watched: a look that costs requests is
-            // for what was missed.
-            let untold = self.of().mode == Mode::Assigned && !self.is_told.load(Ordering::Acquire);
-            let rarely = if untold { 1 } else { CALLED };
-            let deep = due && looks.is_multiple_of(rarely);
-            let suspect = self.suspect.swap(false, Ordering::AcqRel);
-            let unsure = due && self.is_unsure();
-            if (deep || suspect || unsure || !self.is_confirmed())
-                && let Err(error) = self.examine().await
-            {
-                tracing::warn!(range = %self.of().range, %error, "slices were not compared; they are later");
-            }
-            if let Err(error) = self.publish(deep).await {
-                tracing::warn!(range = %self.of().range, %error, "slices were not published; they are later");
-                tokio::select! {
-                    () = stop.cancelled() => break,
-                    () = sleep(RETRY) => self.kick.notify_one(),
-                }
-            }
-            published = Instant::now();
-            if let Err(error) = self.world.reserve_pending().await {
-                tracing::warn!(%error, "reservations still wait");
-            }
-            if let Err(error) = self.balance().await {
-                tracing::warn!(range = %self.of().range, %error, "slices are neither refilled nor given back for now");
-            }
-        }
-        if let Err(error) = self.publish(false).await {
-            tracing::warn!(range = %self.of().range, %error, "slices were not published before the end; the next start does it");
-        }
     }
 }
 

@@ -10,6 +10,8 @@ pub struct SliceSettings {
     pub gather_busy: Duration,
     /// And no longer than that.
     pub gather_most: Duration,
+    /// How long a publication is put off at most while the API server is slow to answer those who wait for an address.
+    pub publish_within: Duration,
     /// About how often holdings are compared with the cluster's objects without any reason.
     pub look: Duration,
     /// How long an ADD waits for a slice that a controller is about to assign.
@@ -30,6 +32,7 @@ impl Default for SliceSettings {
             gather: Duration::from_millis(200),
             gather_busy: Duration::from_secs(1),
             gather_most: Duration::from_secs(5),
+            publish_within: Duration::from_secs(60),
             look: Duration::from_secs(60),
             assign_wait: Duration::from_secs(3),
             idle: Duration::from_secs(600),

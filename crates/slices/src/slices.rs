@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::busy::Busy;
 use crate::error::SliceError;
 use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
@@ -117,6 +118,7 @@ impl Slices {
             settings,
             metrics,
             node_uid: OnceCell::new(),
+            busy: Busy::default(),
             proved: Mutex::default(),
             found: OnceCell::new(),
         };
@@ -167,8 +169,7 @@ impl Slices {
     /// The slices that may be given from now; waits for the first one, if there is none.
     pub async fn active(&self, of: &Arc<Sliced>) -> Result<Active, SliceError> {
         let pool = self.pool(of);
-        let began = Instant::now();
-        let mut pause = PASSING_PAUSE;
+        let mut patience = Patience::new(PASSING_LIMIT);
         loop {
             let active = async {
                 pool.ready().await?;
@@ -176,23 +177,27 @@ impl Slices {
                 if !active.slices.is_empty() {
                     return Ok(active);
                 }
-                self.more(of, &active).await
+                self.extend(of, &active).await
             };
             match active.await {
-                Err(error) if error.is_passing() && began.elapsed() < patience(&error) => {
-                    // Apart from each other: those who were told the same come back together otherwise.
-                    let asked = error.retry_after().unwrap_or_default();
-                    let part = rand::rng().random_range(0.5..1.5);
-                    sleep(asked + pause.mul_f64(part)).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-                done => return done,
+                Err(error) => patience.after(error).await?,
+                active => return active,
             }
         }
     }
 
     /// More than `had`, which turned out to be full. The same again, if there is no more.
     pub async fn more(&self, of: &Arc<Sliced>, had: &Active) -> Result<Active, SliceError> {
+        let mut patience = Patience::new(Duration::ZERO);
+        loop {
+            match self.extend(of, had).await {
+                Err(error) => patience.after(error).await?,
+                active => return active,
+            }
+        }
+    }
+
+    async fn extend(&self, of: &Arc<Sliced>, had: &Active) -> Result<Active, SliceError> {
         let pool = self.pool(of);
         let world = &self.inner.world;
         match of.mode {
@@ -441,11 +446,39 @@ impl Slices {
     }
 }
 
-fn patience(error: &SliceError) -> Duration {
-    if error.retry_after().is_some() {
-        BUSY_LIMIT
-    } else {
-        PASSING_LIMIT
+/// For what may pass by itself: an API server that is away is waited for as long as `away`, one that says that it has too
+/// much to do for longer, and not asked before it said.
+struct Patience {
+    away: Duration,
+    began: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    fn new(away: Duration) -> Self {
+        Self {
+            away,
+            began: Instant::now(),
+            pause: PASSING_PAUSE,
+        }
+    }
+
+    /// Returns when it may be tried again; the error, when it may not.
+    async fn after(&mut self, error: SliceError) -> Result<(), SliceError> {
+        let asked = error.retry_after();
+        let limit = if asked.is_some() {
+            BUSY_LIMIT
+        } else {
+            self.away
+        };
+        if !error.is_passing() || self.began.elapsed() >= limit {
+            return Err(error);
+        }
+        // Apart from each other: those who were told the same come back together otherwise.
+        let part = rand::rng().random_range(0.5..1.5);
+        sleep(asked.unwrap_or_default() + self.pause.mul_f64(part)).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Ok(())
     }
 }
 

@@ -335,6 +335,7 @@ pub fn quick() -> SliceSettings {
         gather: Duration::from_millis(50),
         gather_busy: Duration::from_millis(100),
         gather_most: Duration::from_millis(100),
+        publish_within: Duration::ZERO,
         look: Duration::from_secs(1),
         assign_wait: Duration::from_secs(2),
         ..SliceSettings::default()

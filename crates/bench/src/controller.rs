@@ -14,6 +14,7 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use kube::runtime::wait::await_condition;
 use serde_json::{Value, json};
 
 use crate::figure::{Figure, Target, progress};
@@ -32,6 +33,7 @@ pub struct Controller {
 /// Requests at a time while nodes are made.
 const AT_ONCE: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(300);
+const SETTLED: Duration = Duration::from_secs(1);
 
 impl Controller {
     pub async fn run(&self) -> Result<Vec<Figure>> {
@@ -87,7 +89,7 @@ impl Controller {
         );
         self.network(&cluster, &namespace, "warm", "172.16.0.0/12", "/25")
             .await?;
-        self.until_served(&pools, "warm", self.nodes).await?;
+        served(pools.clone(), "warm".to_owned(), self.nodes).await?;
 
         let begun = Instant::now();
         for n in 0..self.networks {
@@ -96,18 +98,21 @@ impl Controller {
                 .await?;
         }
         for n in 0..self.networks {
-            self.until_served(&pools, &format!("net-{n}"), self.nodes)
-                .await?;
+            served(pools.clone(), format!("net-{n}"), self.nodes).await?;
         }
         let all = begun.elapsed().as_secs_f64();
 
-        let mut slowest = 0.0_f64;
+        let mut times: Vec<f64> = Vec::new();
         for n in self.nodes..self.nodes + self.singles {
+            let waiting = tokio::spawn(served(pools.clone(), "net-0".to_owned(), n + 1));
+            // The watch has begun by then.
+            tokio::time::sleep(SETTLED).await;
             let begun = Instant::now();
             make(&nodes, n).await?;
-            self.until_served(&pools, "net-0", n + 1).await?;
-            slowest = slowest.max(begun.elapsed().as_secs_f64());
+            waiting.await??;
+            times.push(begun.elapsed().as_secs_f64());
         }
+        times.sort_by(f64::total_cmp);
         let (now, most) = memory(&process)?;
         let many = self.nodes;
         Ok(vec![
@@ -118,10 +123,14 @@ impl Controller {
                 Target::AtMost(10.0),
             ),
             Figure::new(
-                format!("one node more, the slowest of {}", self.singles),
-                slowest,
+                format!(
+                    "one node more, the slowest of {} (median {:.2} s)",
+                    self.singles,
+                    times.get(times.len() / 2).copied().unwrap_or_default()
+                ),
+                times.last().copied().unwrap_or_default(),
                 "s",
-                Target::None,
+                Target::AtMost(1.0),
             ),
             Figure::new(
                 "memory of the controller (RSS)",
@@ -156,39 +165,37 @@ impl Controller {
             .await?;
         Ok(())
     }
+}
 
-    async fn until_served(
-        &self,
-        pools: &Api<DynamicObject>,
-        name: &str,
-        nodes: usize,
-    ) -> Result<()> {
-        let begun = Instant::now();
-        loop {
-            let found = pools.get_opt(name).await?;
-            let rows =
-                found.and_then(|pool| pool.data["status"]["allocations"].as_array().cloned());
-            let rows = rows.unwrap_or_default();
-            let held = rows.iter().filter(|row| row["nodeName"] != "");
-            if held.count() == nodes {
-                let mut slices: Vec<&str> = rows
-                    .iter()
-                    .filter_map(|row| row["sliceRange"].as_str())
-                    .collect();
-                slices.sort_unstable();
-                slices.dedup();
-                ensure!(
-                    slices.len() == rows.len(),
-                    "one slice of {name} has two rows"
-                );
-                return Ok(());
-            }
-            if begun.elapsed() > PATIENCE {
-                bail!("{name} is not served after {PATIENCE:?}");
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
+/// Waits until so many nodes have a slice of their own. Watched, not asked for again and again: an answer of thousands of
+/// rows costs the API server more than what is measured.
+async fn served(pools: Api<DynamicObject>, name: String, nodes: usize) -> Result<()> {
+    let held = |pool: Option<&DynamicObject>| {
+        let rows = pool.and_then(|pool| pool.data["status"]["allocations"].as_array());
+        let held = rows
+            .into_iter()
+            .flatten()
+            .filter(|row| row["nodeName"] != "");
+        held.count() == nodes
+    };
+    let waited = tokio::time::timeout(PATIENCE, await_condition(pools, &name, held)).await;
+    let Ok(found) = waited else {
+        bail!("{name} is not served after {PATIENCE:?}");
+    };
+    let found = found?.with_context(|| format!("{name} is gone"))?;
+    let rows = found.data["status"]["allocations"].as_array();
+    let rows = rows.context("rows")?;
+    let mut slices: Vec<&str> = rows
+        .iter()
+        .filter_map(|row| row["sliceRange"].as_str())
+        .collect();
+    slices.sort_unstable();
+    slices.dedup();
+    ensure!(
+        slices.len() == rows.len(),
+        "one slice of {name} has two rows"
+    );
+    Ok(())
 }
 
 /// A node as a cloud has it.

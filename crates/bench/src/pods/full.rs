@@ -1,6 +1,7 @@
 //! One ADD where the pool holds thousands already.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use berth_api::whereabouts::{IPAllocation, IPPool, IPPoolSpec};
@@ -9,12 +10,14 @@ use kube::api::PostParams;
 
 use super::bed::{Bed, Home, RANGE};
 use super::memory::fill;
-use super::one::{Turn, in_turns};
+use super::one::{Manner, Turn, in_turns};
 use super::{median, plugin::container};
 use crate::figure::{Figure, Target};
 
 /// Writes of an object of this size take a second.
-const FEW: usize = 7;
+const FEW: usize = 9;
+/// As long as the API server is busy after one: it reads the object twice more for its watchers, and collects garbage.
+const SETTLED: Duration = Duration::from_secs(1);
 
 pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> {
     let (empty, full) = (bed.node("empty").await?, bed.node("full").await?);
@@ -30,7 +33,12 @@ pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> 
         },
     ];
     // The two end with different counts, so what is left is not compared here.
-    let times = in_turns("ADD, SQLite, empty and full pool", &turns, rounds, None).await?;
+    let manner = Manner {
+        rounds,
+        held: None,
+        rest: Duration::ZERO,
+    };
+    let times = in_turns("ADD, SQLite, empty and full pool", &turns, manner).await?;
     let [of_empty, of_full] = times.as_slice() else {
         bail!("two plugins took turns, {} were timed", times.len());
     };
@@ -50,7 +58,12 @@ pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> 
         },
     ];
     let what = "ADD, API server, full pool";
-    let times = in_turns(what, &turns, rounds.min(FEW), Some(held)).await?;
+    let manner = Manner {
+        rounds: rounds.min(FEW),
+        held: Some(held),
+        rest: SETTLED,
+    };
+    let times = in_turns(what, &turns, manner).await?;
     let [us, them] = times.as_slice() else {
         bail!("two plugins took turns, {} were timed", times.len());
     };

@@ -99,7 +99,12 @@ pub async fn add(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
             ledger: Some(theirs_off.ledger.clone()),
         },
     ];
-    let times = in_turns("ADD, empty pool", &turns, rounds, Some(0)).await?;
+    let manner = Manner {
+        rounds,
+        held: Some(0),
+        rest: Duration::ZERO,
+    };
+    let times = in_turns("ADD, empty pool", &turns, manner).await?;
     let [sqlite, host_local, on, off, their_on, their_off] = times.as_slice() else {
         bail!("six plugins took turns, {} were timed", times.len());
     };
@@ -137,21 +142,31 @@ pub async fn add(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Each plugin gives one address and takes it back, in turns; the times of giving. `held` is what each
-/// pool holds besides, where it is the same in all.
-pub async fn in_turns(
-    what: &str,
-    turns: &[Turn],
-    rounds: usize,
-    held: Option<usize>,
-) -> Result<Vec<Vec<Duration>>> {
+/// How plugins take turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    pub rounds: usize,
+    /// What each pool holds besides, where it is the same in all.
+    pub held: Option<usize>,
+    /// A pause before each call: what the one before has left the API server to do is not charged to this one.
+    pub rest: Duration,
+}
+
+/// Each plugin gives one address and takes it back, in turns, every other round in reverse; the times of giving.
+pub async fn in_turns(what: &str, turns: &[Turn], manner: Manner) -> Result<Vec<Vec<Duration>>> {
+    let Manner { rounds, held, rest } = manner;
     let mut times = vec![Vec::new(); turns.len()];
     let bar = progress(what, rounds as u64);
     // One round more: the first connects, loads and fills caches, once in an agent's life.
     for round in 0..=rounds {
         let pod = format!("workload-{round:05}");
-        for (turn, times) in turns.iter().zip(&mut times) {
+        let mut order: Vec<(&Turn, &mut Vec<Duration>)> = turns.iter().zip(&mut times).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for (turn, times) in order {
             let plugin = &turn.plugin;
+            tokio::time::sleep(rest).await;
             let added = tokio::task::block_in_place(|| plugin.add(&pod))?;
             if let Some(ledger) = &turn.ledger {
                 borne_out(ledger, plugin, &pod, &added).await?;

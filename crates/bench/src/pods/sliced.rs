@@ -8,15 +8,15 @@ use berth_api::berth::{SliceClaim, SliceClaimSpec};
 use berth_api::names;
 use berth_api::whereabouts::{IPAllocation, IPPool, IPPoolSpec};
 use berth_core::{Address, Prefix};
-use berth_ledger::SharedLedger;
 use futures::{StreamExt, TryStreamExt};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
 
-use super::bed::{Bed, Home, borne_out};
+use super::bed::{Bed, Home};
 use super::median;
-use super::plugin::{Plugin, container};
+use super::one::{Manner, Turn, in_turns};
+use super::plugin::container;
 use crate::figure::{Figure, Target, progress};
 
 const OVERLAP: &str = "enable_overlapping_ranges";
@@ -27,6 +27,8 @@ const FULL: &str = "10.64.0.0/12";
 const EMPTY: &str = "10.80.0.0/12";
 /// Requests at a time while other nodes' objects are made.
 const HANDS: usize = 32;
+/// Before each call: whereabouts leaves the API server with work, a node's agent publishes what the call before changed.
+const SETTLED: Duration = Duration::from_millis(50);
 
 pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
     let rules = json!([
@@ -42,27 +44,32 @@ pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
             .with("network_name", network)
             .with("range", range)
     };
-    let (us, them) = in_turns(
-        "ADD, slice, and whereabouts",
-        (&sliced("small", super::bed::RANGE), Some(node.ledger()?)),
-        (
-            &bed.whereabouts(&theirs)?.with(OVERLAP, false),
-            Some(theirs.ledger.clone()),
-        ),
+    let manner = Manner {
         rounds,
-    )
-    .await?;
-    let (us, them) = (median(&us), median(&them));
+        held: None,
+        rest: SETTLED,
+    };
+    let turns = [
+        Turn {
+            plugin: sliced("small", super::bed::RANGE),
+            ledger: Some(node.ledger()?),
+        },
+        Turn {
+            plugin: bed.whereabouts(&theirs)?.with(OVERLAP, false),
+            ledger: Some(theirs.ledger.clone()),
+        },
+    ];
+    let times = in_turns("ADD, slice, and whereabouts", &turns, manner).await?;
+    let (us, them) = (median(&times[0]), median(&times[1]));
 
+    let ledger = node.ledger()?;
     let held = fill(bed, &ours, "full", live).await?;
-    let (of_full, of_empty) = in_turns(
-        "ADD, slice, full and empty network",
-        (&sliced("full", FULL), Some(node.ledger()?)),
-        (&sliced("empty", EMPTY), Some(node.ledger()?)),
-        rounds,
-    )
-    .await?;
-    let (of_full, of_empty) = (median(&of_full), median(&of_empty));
+    let turns = [("full", FULL), ("empty", EMPTY)].map(|(network, range)| Turn {
+        plugin: sliced(network, range),
+        ledger: Some(ledger.clone()),
+    });
+    let times = in_turns("ADD, slice, full and empty network", &turns, manner).await?;
+    let (of_full, of_empty) = (median(&times[0]), median(&times[1]));
     Ok(vec![
         Figure::new(
             format!("ADD from the node's slice: berth {us:.2} ms, whereabouts {them:.1} ms"),
@@ -79,41 +86,6 @@ pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
             Target::AtMost(1.5),
         ),
     ])
-}
-
-type Peer<'a> = (&'a Plugin, Option<SharedLedger>);
-
-/// Both give one address and take it back, each first in turn; the times of giving. The first round, in which an agent
-/// connects and claims its slice, is not counted.
-async fn in_turns(
-    what: &str,
-    one: Peer<'_>,
-    other: Peer<'_>,
-    rounds: usize,
-) -> Result<(Vec<Duration>, Vec<Duration>)> {
-    let mut times = [Vec::new(), Vec::new()];
-    let bar = progress(what, rounds as u64);
-    for round in 0..=rounds {
-        let pod = format!("workload-{round:05}");
-        let mut order = [(0, &one), (1, &other)];
-        if round % 2 == 1 {
-            order.reverse();
-        }
-        for (at, (plugin, ledger)) in order {
-            let added = tokio::task::block_in_place(|| plugin.add(&pod))?;
-            if let Some(ledger) = ledger {
-                borne_out(ledger, plugin, &pod, &added).await?;
-            }
-            tokio::task::block_in_place(|| plugin.del(&pod))?;
-            if round > 0 {
-                times[at].push(added.took);
-            }
-        }
-        bar.inc(u64::from(round > 0));
-    }
-    bar.finish_and_clear();
-    let [one, other] = times;
-    Ok((one, other))
 }
 
 /// The claims and published pools of other nodes whose slices are full: so many addresses, at least.

@@ -5,6 +5,7 @@
 //! Multus does it. What nodes share here and would not in a cluster: two cores, the connections to the API server, and a
 //! file system in memory for their SQLite files, which in a cluster are on as many disks as there are nodes.
 
+mod bare;
 mod node;
 mod peer;
 mod proof;
@@ -55,6 +56,9 @@ pub struct Simulate {
     /// Nodes that start pods at the same time: a scheduler binds some hundred pods a second.
     #[arg(long, default_value_t = 200)]
     at_once: usize,
+    /// Claims that are made beforehand by a client that does nothing else, to see what the API server bears.
+    #[arg(long, default_value_t = 5_000)]
+    bare: usize,
     /// Nodes of whereabouts that do the same afterwards on the same API server.
     #[arg(long, default_value_t = 0)]
     whereabouts: usize,
@@ -101,6 +105,7 @@ impl Simulate {
     async fn simulate(&self, cluster: &Cluster) -> Result<Vec<Figure>> {
         let admin = cluster.client().await?;
         self.make_nodes(&admin).await?;
+        let bare = bare::rate(cluster, self.bare, self.at_once).await?;
         let namespace = cluster.namespace("sim").await?;
         let rules = json!([
             {"apiGroups": ["whereabouts.cni.cncf.io", "berth.dev"], "resources": ["*"], "verbs": ["*"]},
@@ -132,7 +137,9 @@ impl Simulate {
         if verdict.faults() > 0 {
             bail!("the API server's objects do not bear out the answers: {verdict:?}");
         }
-        Ok(self.figures(&outcome, &verdict, start, published, writes))
+        let mut figures = self.figures(&outcome, &verdict, start, published, writes);
+        figures.extend(bare);
+        Ok(figures)
     }
 
     fn figures(

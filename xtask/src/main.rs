@@ -1,6 +1,8 @@
 //! `cargo xtask`: the repository's own commands.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod bench;
+mod lanes;
 mod parts;
 mod steps;
 mod test;

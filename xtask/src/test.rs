@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use crate::lanes;
 use crate::parts;
 use crate::steps::{self, cargo, step};
 
@@ -37,7 +38,10 @@ pub fn run() -> Result<()> {
     })?;
     step("plugin", plugin)?;
     step("build", || cargo(&["build", "--workspace"]))?;
-    step("test", || cargo(&["test", "--workspace", "--no-fail-fast"]))
+    step("test", lanes::run)?;
+    step("examples in the documentation", || {
+        cargo(&["test", "--workspace", "--doc"])
+    })
 }
 
 /// Builds `berth-cni` into `target/x86_64-unknown-linux-musl/plugin/`.

@@ -2,14 +2,17 @@
 //! of its steps.
 //!
 //! The decisions are the real ones (`berth_core::slice::elastic`); what is modelled is who does what when: claim, extend,
-//! split, yield, the loss of a node, its return with an old epoch, a crash after every step, and writes that arrive
-//! long after they were sent. [`assigned`] is the hand-over of slices that a controller assigns.
+//! split, pass on, borrow back, yield, the loss of a node, its return with an old epoch, a crash after every step, and
+//! writes that arrive long after they were sent. [`assigned`] is the hand-over of slices that a controller assigns.
 #![allow(
     clippy::unwrap_used,
     reason = "a model that can't go on has to say so at once"
 )]
 
 pub mod assigned;
+mod donor;
 pub mod protocol;
 mod quiet;
+mod steps;
+mod taker;
 pub mod world;

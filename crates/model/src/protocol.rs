@@ -1,11 +1,11 @@
-//! The protocol's steps (docs/decisions/0006-slices.md), each as one that can be the last before a crash.
+//! The protocol (docs/decisions/0006-slices.md) as a model: what may happen next in a cluster, and what must hold.
 
-use berth_core::slice::elastic::{Claimed, Standing, spare, standing};
+use berth_core::slice::elastic::Claimed;
 use berth_core::{Address, Prefix, slice::Cut};
 use stateright::{Model, Property};
 
-use crate::quiet::settles;
-use crate::world::{Machine, Task, World, Write, addresses, name, usable};
+use crate::quiet::{busy, settles};
+use crate::world::{Machine, Task, World, addresses, name};
 
 /// A protocol with one of its precautions left out: the model must find out what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,24 @@ pub enum Careless {
     PartFirst,
     /// A donor offers before it has set the part aside.
     OfferFirst,
+    /// A claim of a part is taken up though what it was cut from is gone.
+    AdoptStray,
+    /// A slice is passed on before its holding goes.
+    PassFirst,
+    /// A slice is passed on though parts of it are others'.
+    PassLent,
+    /// A slice inside another of the node goes without being set aside there.
+    ShutBare,
+    /// What was set aside for a slice that went is free again, though another slice of the node lies around it.
+    FreeInside,
+    /// What a crash left set aside inside a slice that is held stays so.
+    KeepShut,
+    /// A slice that is taken on is put into use as a whole, and then its parts are set aside.
+    EmptyFirst,
+    /// A part counts as the node's own though that was lost.
+    CountLost,
+    /// What a part was cut from is the first slice around it, and not the smallest.
+    OuterFirst,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +54,11 @@ pub struct Protocol {
     pub cut: u8,
     pub crashes: u8,
     pub outages: u8,
+    pub passes: u8,
+    /// Pods that a node may have at once.
+    pub pods: usize,
+    /// What the cluster has come through before: each step to its end.
+    pub begin: Vec<Step>,
     /// Writes on their way at once.
     pub wire: usize,
     pub careless: Careless,
@@ -45,8 +68,8 @@ pub struct Protocol {
 pub enum Step {
     Arrive(usize),
     Claim(usize, Prefix),
-    Confirm(usize),
-    Commit(usize),
+    /// The next step of what the node is in the middle of.
+    GoOn(usize),
     Give(usize, Address),
     End(usize, Address),
     GiveBack(usize, Prefix),
@@ -54,7 +77,8 @@ pub enum Step {
     Answer(usize, Prefix),
     Take(usize, Prefix),
     TakeBack(usize, Prefix),
-    Free(usize),
+    /// Addresses that were set aside for a part that is not offered.
+    Settle(usize, Prefix),
     Adopt(usize, Prefix),
     Verify(usize, Prefix),
     Inherit(usize, Prefix),
@@ -71,7 +95,7 @@ impl Protocol {
         (0..cut.count()).filter_map(|n| cut.nth(n)).collect()
     }
 
-    fn is_careless(&self, how: Careless) -> bool {
+    pub fn is_careless(&self, how: Careless) -> bool {
         self.careless == how
     }
 
@@ -92,20 +116,17 @@ impl Protocol {
             steps.push(Step::Outage(node));
         }
         steps.extend(me.given.iter().map(|address| Step::End(node, *address)));
-        let gives = |address: &Address| me.may_give(*address) && !me.given.contains(address);
-        // One pod a node: more differ in nothing that the protocol looks at.
-        if me.given.is_empty() {
+        // The lowest: others differ in nothing that the protocol looks at.
+        if me.given.len() < self.pods {
+            let gives = |address: &Address| me.may_give(*address) && !me.given.contains(address);
             let lowest = addresses(self.range).into_iter().find(gives);
             steps.extend(lowest.map(|address| Step::Give(node, address)));
         }
         match &me.task {
-            Some(Task::Waiting(_)) => return,
-            Some(Task::Confirming(_)) => return steps.push(Step::Confirm(node)),
-            Some(Task::Confirmed(_)) => return steps.push(Step::Commit(node)),
-            Some(Task::Freeing(_)) => return steps.push(Step::Free(node)),
-            Some(Task::TakingBack(_)) | None => {}
+            Some(Task::Waiting(_)) => {}
+            Some(_) => steps.push(Step::GoOn(node)),
+            None => self.begin(world, node, steps),
         }
-        self.begin(world, node, steps);
     }
 
     /// What an agent that is in the middle of nothing may begin.
@@ -118,14 +139,12 @@ impl Protocol {
                 true => {}
             }
         }
-        for slot in self.slots() {
-            if !world.claims.contains_key(&slot) {
-                steps.push(Step::Claim(node, slot));
-            }
-        }
+        let is_free = |slot: &Prefix| !world.claims.contains_key(slot);
+        let free = self.slots().into_iter().filter(is_free);
+        steps.extend(free.map(|slot| Step::Claim(node, slot)));
         for (range, claim) in &world.claims {
             let mine = claim.node == name(node);
-            if mine && !me.holdings.contains_key(range) && !me.surrendered.contains_key(range) {
+            if mine && !me.holdings.contains_key(range) {
                 steps.push(Step::Adopt(node, *range));
             }
             if claim.node.as_str().is_empty() {
@@ -134,293 +153,27 @@ impl Protocol {
             if mine && me.verified.contains(range) && !claim.wants.is_empty() {
                 steps.push(Step::Answer(node, *range));
             }
+            // Any node may ask at any time; here one that has none, and one for what it has lent.
+            let lent = self.passes > 0 && me.lies_in_another(*range);
+            let asks = me.holdings.is_empty() || lent;
             let asked = claim.wants.contains(&name(node));
-            if !mine && !asked && me.holdings.is_empty() && !claim.node.as_str().is_empty() {
+            if !mine && asks && !asked && !claim.node.as_str().is_empty() {
                 steps.push(Step::Want(node, *range));
             }
             for offer in &claim.offers {
-                if offer.node == name(node) && !world.claims.contains_key(&offer.range) {
+                if world.claims.contains_key(&offer.range) {
+                    continue;
+                }
+                if offer.node == name(node) && !me.holdings.contains_key(&offer.range) {
                     steps.push(Step::Take(node, offer.range));
                 }
-            }
-        }
-        for (part, parent) in &me.surrendered {
-            // A node that was away first finds out what is still its own. One that has inherited a slice of which it
-            // held a part gives that part back like any other taker.
-            if !me.verified.contains(parent) || me.holdings.contains_key(part) {
-                continue;
-            }
-            let holder = world.claims.get(part).map(|claim| claim.node.clone());
-            if holder.is_none_or(|holder| holder == name(node)) {
-                steps.push(Step::TakeBack(node, *part));
-            }
-        }
-    }
-
-    pub fn act(&self, world: &mut World, step: &Step) {
-        match *step {
-            Step::Arrive(at) => self.arrive(world, at),
-            Step::Claim(node, range) | Step::Take(node, range) => {
-                let uid = world.machines[node].uid;
-                world.send(Some(node), Write::Create { range, uid });
-            }
-            Step::Confirm(node) => self.confirm(world, node),
-            Step::Commit(node) => self.commit(world, node),
-            Step::Give(node, address) => {
-                world.machines[node].given.insert(address);
-            }
-            Step::End(node, address) => {
-                world.machines[node].given.remove(&address);
-            }
-            Step::GiveBack(node, range) => {
-                if world.claims.get(&range).is_none_or(Claimed::may_go) {
-                    if !self.is_careless(Careless::TellFirst) {
-                        world.machines[node].lose(range);
-                    }
-                    world.send(
-                        Some(node),
-                        Write::Delete {
-                            range,
-                            frees: false,
-                        },
-                    );
+                if mine && me.verified.contains(range) {
+                    steps.push(Step::TakeBack(node, offer.range));
                 }
             }
-            Step::Want(node, parent) => world.send(Some(node), Write::Want { parent }),
-            Step::Answer(node, parent) => self.answer(world, node, parent),
-            Step::TakeBack(node, part) => self.take_back(world, node, part),
-            Step::Free(node) => {
-                let me = &mut world.machines[node];
-                if let Some(Task::Freeing(part)) = me.task.take() {
-                    me.surrendered.remove(&part);
-                }
-            }
-            Step::Adopt(node, range) => match self.is_careless(Careless::SilentAdoption) {
-                true => world.machines[node].task = Some(Task::Confirming(range)),
-                false => self.stamp(world, node, range),
-            },
-            Step::Verify(node, range) => self.verify(world, node, range),
-            Step::Inherit(node, range) => {
-                let uid = world.machines[node].uid;
-                world.send(Some(node), Write::Inherit { range, uid });
-            }
-            Step::Crash(node) => {
-                world.machines[node].task = None;
-                world.crashes_left -= 1;
-            }
-            Step::Outage(node) => {
-                let me = &mut world.machines[node];
-                me.up = false;
-                me.task = None;
-                // Its pods are dead; what it has on disk it keeps.
-                me.given.clear();
-                me.verified.clear();
-                world.outages_left -= 1;
-            }
-            Step::NodeDeleted(node) => world.machines[node].registered = false,
-            Step::Return(node) => {
-                let me = &mut world.machines[node];
-                me.up = true;
-                if !me.registered {
-                    me.registered = true;
-                    me.uid += 1;
-                }
-            }
-            Step::Reclaim(range) => {
-                let write = match world.claims[&range].may_go() {
-                    true => Write::Delete {
-                        range,
-                        frees: false,
-                    },
-                    false => Write::Orphan { range },
-                };
-                world.send(None, write);
-            }
         }
-    }
-
-    fn stamp(&self, world: &mut World, node: usize, range: Prefix) {
-        let uid = world.machines[node].uid;
-        world.send(Some(node), Write::Stamp { range, uid });
-    }
-
-    /// Steps 6 and 7 of borrowing; a whole slice needs no leave.
-    fn confirm(&self, world: &mut World, node: usize) {
-        let Some(Task::Confirming(range)) = world.machines[node].task.take() else {
-            return;
-        };
-        let let_ = range.length() <= self.cut
-            || self.is_careless(Careless::NoSecondLook)
-            || world
-                .parent(range, self.cut)
-                .is_some_and(|parent| world.claims[&parent].lets(range, &name(node)));
-        match let_ {
-            true => world.machines[node].task = Some(Task::Confirmed(range)),
-            false => world.send(
-                Some(node),
-                Write::Delete {
-                    range,
-                    frees: false,
-                },
-            ),
-        }
-    }
-
-    fn commit(&self, world: &mut World, node: usize) {
-        let Some(Task::Confirmed(range)) = world.machines[node].task.take() else {
-            return;
-        };
-        // What the agent read when it confirmed: nobody but it may change who holds the claim.
-        if let Some(claim) = world.claims.get(&range) {
-            world.machines[node].hold(claim);
-        }
-    }
-
-    /// A donor sets a part aside, then says so.
-    fn answer(&self, world: &mut World, node: usize, parent: Prefix) {
-        let claim = &world.claims[&parent];
-        let Some(taker) = claim.wants.first() else {
-            return;
-        };
-        let to = (0..self.nodes).find(|n| name(*n) == *taker).unwrap();
-        let me = &mut world.machines[node];
-        let write = match spare(parent, &usable(self.range), &me.pool()) {
-            Some(child) => {
-                if !self.is_careless(Careless::OfferFirst) {
-                    me.surrendered.insert(child, parent);
-                }
-                Write::Offer { parent, child, to }
-            }
-            None => Write::Decline { parent, to },
-        };
-        world.send(Some(node), write);
-    }
-
-    /// The claim first, then the offer, then the claim again, then the part is free.
-    fn take_back(&self, world: &mut World, node: usize, part: Prefix) {
-        let me = &world.machines[node];
-        let (uid, parent) = (me.uid, me.surrendered[&part]);
-        let offers = world.claims.get(&parent).map(|claim| &claim.offers);
-        let offered = offers.is_some_and(|offers| offers.iter().any(|offer| offer.range == part));
-        if self.is_careless(Careless::FreeWithoutClaim) {
-            match offered {
-                true => world.send(
-                    Some(node),
-                    Write::Withdraw {
-                        parent,
-                        child: part,
-                    },
-                ),
-                false => world.machines[node].task = Some(Task::Freeing(part)),
-            }
-            return;
-        }
-        let fresh = std::mem::take(&mut world.machines[node].task).is_some();
-        match world.claims.get(&part) {
-            None => return world.send(Some(node), Write::Create { range: part, uid }),
-            Some(claim) if claim.node != name(node) => return,
-            // Left from before a crash: somebody may be about to delete it.
-            Some(_) if !fresh && !self.is_careless(Careless::SilentAdoption) => {
-                return self.stamp(world, node, part);
-            }
-            Some(_) => {}
-        }
-        match offered || !self.is_careless(Careless::SilentWithdraw) {
-            true => world.send(
-                Some(node),
-                Write::Withdraw {
-                    parent,
-                    child: part,
-                },
-            ),
-            false => world.send(
-                Some(node),
-                Write::Delete {
-                    range: part,
-                    frees: true,
-                },
-            ),
-        }
-    }
-
-    fn verify(&self, world: &mut World, node: usize, range: Prefix) {
-        let me = &mut world.machines[node];
-        let claim = world.claims.get(&range);
-        match standing(&name(node), &me.holdings[&range], claim) {
-            Standing::Lost { .. } => me.lose(range),
-            Standing::Ours if self.is_careless(Careless::SilentReturn) => {
-                me.verified.insert(range);
-            }
-            Standing::Ours => self.stamp(world, node, range),
-        }
-    }
-
-    fn arrive(&self, world: &mut World, at: usize) {
-        let (sent, changed) = world.arrive(at);
-        let Some(node) = sent.from else { return };
-        let waits = world.machines[node].task == Some(Task::Waiting(sent.write.clone()));
-        if waits {
-            world.machines[node].task = self.next(world, node, &sent.write, changed);
-            // A donor goes on with a part whose claim it has got.
-            if let Some(Task::TakingBack(part)) = world.machines[node].task {
-                self.take_back(world, node, part);
-            }
-        }
-    }
-
-    /// What follows an answer.
-    fn next(&self, world: &mut World, node: usize, write: &Write, done: bool) -> Option<Task> {
-        let me = &mut world.machines[node];
-        if !done {
-            return None;
-        }
-        match *write {
-            Write::Create { range, .. } | Write::Stamp { range, .. }
-                if me.surrendered.contains_key(&range) && !me.holdings.contains_key(&range) =>
-            {
-                Some(Task::TakingBack(range))
-            }
-            Write::Create { range, .. } | Write::Inherit { range, .. } => {
-                Some(Task::Confirming(range))
-            }
-            Write::Stamp { range, uid } => {
-                if let Some(holding) = me.holdings.get_mut(&range) {
-                    holding.node_uid = uid.to_string();
-                    me.verified.insert(range);
-                    return None;
-                }
-                Some(Task::Confirming(range))
-            }
-            Write::Withdraw { child, .. }
-                if world
-                    .claims
-                    .get(&child)
-                    .is_some_and(|claim| claim.node == name(node)) =>
-            {
-                world.send(
-                    Some(node),
-                    Write::Delete {
-                        range: child,
-                        frees: true,
-                    },
-                );
-                world.machines[node].task.take()
-            }
-            Write::Withdraw { child, .. } => {
-                let freed = self.is_careless(Careless::FreeWithoutClaim);
-                freed.then_some(Task::Freeing(child))
-            }
-            Write::Delete { range, frees: true } => Some(Task::Freeing(range)),
-            Write::Delete { range, .. } => {
-                me.lose(range);
-                None
-            }
-            Write::Offer { parent, child, .. } => {
-                me.surrendered.insert(child, parent);
-                None
-            }
-            _ => None,
-        }
+        let parts = self.unsettled(world, node).into_iter();
+        steps.extend(parts.map(|part| Step::Settle(node, part)));
     }
 }
 
@@ -431,34 +184,67 @@ fn claimants(world: &World, address: Address) -> usize {
     world.machines.iter().filter(concerned).count()
 }
 
+/// Whether a machine gives from a part; one that lies in another slice of it, if so asked.
+fn gives_from_part(model: &Protocol, machine: &Machine, nested: bool) -> bool {
+    let mut parts = machine.holdings.keys();
+    parts.any(|part| {
+        part.length() > model.cut
+            && machine.verified.contains(part)
+            && machine.lies_in_another(*part) == nested
+            && machine.has_pod_in(*part)
+    })
+}
+
 impl Model for Protocol {
     type State = World;
     type Action = Step;
 
     fn init_states(&self) -> Vec<World> {
-        vec![World {
+        let mut world = World {
             claims: Default::default(),
             wire: Vec::new(),
             machines: vec![Machine::fresh(); self.nodes],
             crashes_left: self.crashes,
             outages_left: self.outages,
-        }]
+            passes_left: self.passes,
+        };
+        for step in &self.begin {
+            let mut possible = Vec::new();
+            self.actions(&world, &mut possible);
+            assert!(possible.contains(step), "{step:?} of {possible:?}");
+            self.act(&mut world, step);
+            while let Some(step) = busy(&world) {
+                self.act(&mut world, &step);
+            }
+        }
+        vec![world]
     }
 
     fn actions(&self, world: &World, steps: &mut Vec<Step>) {
+        let is_full = world.wire.len() >= self.wire;
+        // What nobody else can see or change comes before everything else, or not at all: all other orders come to the
+        // same.
+        let is_private =
+            |task: &Task| task.is_local() || task.is_planned() && !is_full;
+        let private = |machine: &Machine| machine.task.as_ref().is_some_and(is_private);
+        if let Some(node) = world.machines.iter().position(private) {
+            steps.push(Step::GoOn(node));
+            if world.crashes_left > 0 {
+                steps.push(Step::Crash(node));
+            }
+            if world.outages_left > 0 {
+                steps.push(Step::Outage(node));
+            }
+            return;
+        }
         steps.extend((0..world.wire.len()).map(Step::Arrive));
-        if world.wire.len() >= self.wire {
+        if is_full {
             // Too many on their way: something has to arrive, or somebody to fail.
             for node in 0..self.nodes {
                 let mut all = Vec::new();
                 self.steps_of(world, node, &mut all);
-                let quiet = |step: &Step| {
-                    matches!(
-                        step,
-                        Step::Crash(_) | Step::Outage(_) | Step::Commit(_) | Step::Free(_)
-                    )
-                };
-                steps.extend(all.into_iter().filter(quiet));
+                all.retain(|step| matches!(step, Step::Crash(_) | Step::Outage(_)));
+                steps.extend(all);
             }
             return;
         }
@@ -503,16 +289,26 @@ impl Model for Protocol {
             Property::sometimes(
                 "a part is borrowed and given",
                 |model: &Protocol, world: &World| {
-                    let borrowed = |machine: &Machine| {
-                        let mut parts = machine.holdings.keys().filter(|r| r.length() > model.cut);
-                        parts
-                            .any(|part| machine.given.iter().any(|address| part.contains(*address)))
-                    };
-                    world.machines.iter().any(borrowed)
+                    let mut machines = world.machines.iter();
+                    machines.any(|machine| gives_from_part(model, machine, false))
                 },
             ),
+            Property::sometimes(
+                "a part is borrowed back and given",
+                |model: &Protocol, world: &World| {
+                    let mut machines = world.machines.iter();
+                    machines.any(|machine| gives_from_part(model, machine, true))
+                },
+            ),
+            Property::sometimes("a slice of a later epoch is given from", |_, world: &World| {
+                let mut machines = world.machines.iter();
+                machines.any(|machine| {
+                    let mut held = machine.holdings.values();
+                    held.any(|known| known.epoch.0 > 1 && machine.has_pod_in(known.range))
+                })
+            }),
             Property::sometimes("a lost slice is another's", |_, world: &World| {
-                let lost = |claim: &Claimed| claim.epoch.0 > 1 && !claim.node.as_str().is_empty();
+                let lost = |claim: &Claimed| claim.epoch.0 > 2 && !claim.node.as_str().is_empty();
                 world.claims.values().any(lost)
             }),
         ]

@@ -4,7 +4,7 @@
 use berth_core::slice::elastic::Claimed;
 
 use crate::protocol::{Protocol, Step};
-use crate::world::{Task, World, name};
+use crate::world::{Machine, Task, World, name};
 
 /// More than any tiny cluster needs.
 const STEPS: usize = 300;
@@ -16,10 +16,9 @@ pub fn settles(model: &Protocol, world: &World) -> bool {
     }
     let mut world = world.clone();
     for _ in 0..STEPS {
-        let Some(step) = next(&world) else {
-            let empty = |machine: &crate::world::Machine| {
-                machine.holdings.is_empty() && machine.surrendered.is_empty()
-            };
+        let Some(step) = next(model, &world) else {
+            let empty =
+                |machine: &Machine| machine.holdings.is_empty() && machine.rows.is_empty();
             return world.claims.is_empty() && world.machines.iter().all(empty);
         };
         model.act(&mut world, &step);
@@ -27,20 +26,22 @@ pub fn settles(model: &Protocol, world: &World) -> bool {
     false
 }
 
-/// The first thing that anybody would do without being asked for an address.
-fn next(world: &World) -> Option<Step> {
+/// How what is on its way, or begun, goes on.
+pub fn busy(world: &World) -> Option<Step> {
     if !world.wire.is_empty() {
         return Some(Step::Arrive(0));
     }
-    let nodes = || world.machines.iter().enumerate();
-    for (node, machine) in nodes() {
-        match &machine.task {
-            Some(Task::Confirming(_)) => return Some(Step::Confirm(node)),
-            Some(Task::Confirmed(_)) => return Some(Step::Commit(node)),
-            Some(Task::Freeing(_)) => return Some(Step::Free(node)),
-            Some(Task::Waiting(_) | Task::TakingBack(_)) | None => {}
-        }
+    let is_busy =
+        |machine: &Machine| !matches!(machine.task, Some(Task::Waiting(_)) | None);
+    world.machines.iter().position(is_busy).map(Step::GoOn)
+}
+
+/// The first thing that anybody would do without being asked for an address.
+fn next(model: &Protocol, world: &World) -> Option<Step> {
+    if let Some(step) = busy(world) {
+        return Some(step);
     }
+    let nodes = || world.machines.iter().enumerate();
     if let Some((node, _)) = nodes().find(|(_, machine)| !machine.up) {
         return Some(Step::Return(node));
     }
@@ -56,14 +57,15 @@ fn next(world: &World) -> Option<Step> {
             return Some(Step::Verify(node, *range));
         }
         for (range, claim) in &world.claims {
-            let unknown =
-                !machine.holdings.contains_key(range) && !machine.surrendered.contains_key(range);
-            if claim.node == name(node) && unknown {
+            if claim.node == name(node) && !machine.holdings.contains_key(range) {
                 return Some(Step::Adopt(node, *range));
             }
             if claim.node.as_str().is_empty() {
                 return Some(Step::Inherit(node, *range));
             }
+        }
+        if let Some(part) = model.unsettled(world, node).first() {
+            return Some(Step::Settle(node, *part));
         }
     }
     for (node, machine) in nodes() {
@@ -73,11 +75,11 @@ fn next(world: &World) -> Option<Step> {
                 return Some(Step::GiveBack(node, *range));
             }
         }
-        for part in machine.surrendered.keys() {
-            let holder = world.claims.get(part).map(|claim| claim.node.clone());
-            let idle = !machine.holdings.contains_key(part);
-            if idle && holder.is_none_or(|holder| holder == name(node)) {
-                return Some(Step::TakeBack(node, *part));
+        for claim in world.claims.values().filter(|one| one.node == name(node)) {
+            let mut offers = claim.offers.iter();
+            let untaken = offers.find(|offer| !world.claims.contains_key(&offer.range));
+            if let Some(offer) = untaken {
+                return Some(Step::TakeBack(node, offer.range));
             }
         }
     }

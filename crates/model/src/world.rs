@@ -13,10 +13,11 @@ use berth_core::{Address, Block, Handle, Owner, Pool, Prefix, Record, Space};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Write {
-    /// A name that is free: the claim.
+    /// A name that is free: the claim. `back`: by a donor that takes a part back.
     Create {
         range: Prefix,
         uid: u8,
+        back: bool,
     },
     /// `frees`: by a donor that takes a part back.
     Delete {
@@ -45,6 +46,16 @@ pub enum Write {
         range: Prefix,
         uid: u8,
     },
+    /// The same, so that the rows of a part that is not offered may go.
+    Touch {
+        range: Prefix,
+        part: Prefix,
+    },
+    /// The whole claim becomes another's.
+    PassOn {
+        range: Prefix,
+        to: usize,
+    },
     /// The controller's: its node is gone, parts of it are not.
     Orphan {
         range: Prefix,
@@ -62,6 +73,8 @@ pub struct Sent {
     pub from: Option<usize>,
     /// What it was planned on is no longer so.
     pub doomed: bool,
+    /// Whoever sent it waits for the answer; not after a crash.
+    pub awaited: bool,
 }
 
 /// What a node's agent is in the middle of. In memory: a crash forgets it.
@@ -71,12 +84,45 @@ pub enum Task {
     Waiting(Write),
     /// The claim is ours; to be confirmed by what it is a part of.
     Confirming(Prefix),
-    /// Confirmed; the holding is not committed yet.
-    Confirmed(Prefix),
+    /// Confirmed; what is in use of it is not settled yet.
+    Granted(Prefix),
+    /// The rows of before are gone, those of its parts are not there yet: only of one that is careless.
+    Emptied(Prefix),
+    /// The holding is not committed yet.
+    Settled(Prefix),
     /// The claim of a surrendered part is ours again.
     TakingBack(Prefix),
-    /// Nobody else can have the part: it is to be freed.
-    Freeing(Prefix),
+    /// The rows of a part are to be freed; `inner`: those of parts of it too.
+    Freeing { part: Prefix, inner: bool },
+    /// A part is out of use; to be offered.
+    Offering {
+        parent: Prefix,
+        child: Prefix,
+        to: usize,
+    },
+    /// A slice inside another is out of use there; its holding is to go.
+    Shutting { slice: Prefix, to: Option<usize> },
+    /// The holding is gone; to be told: given back, or passed on.
+    Shut { slice: Prefix, to: Option<usize> },
+}
+
+impl Task {
+    /// Whether its next step is in the node's own ledger.
+    pub fn is_local(&self) -> bool {
+        matches!(
+            self,
+            Task::Granted(_)
+                | Task::Emptied(_)
+                | Task::Settled(_)
+                | Task::Freeing { .. }
+                | Task::Shutting { .. }
+        )
+    }
+
+    /// Whether its next step sends what was planned on what was read before.
+    pub fn is_planned(&self) -> bool {
+        matches!(self, Task::Shut { .. } | Task::Offering { .. })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -88,10 +134,12 @@ pub struct Machine {
     /// Durable.
     pub holdings: BTreeMap<Prefix, Known>,
     pub given: BTreeSet<Address>,
-    /// Parts that are or may become others', and what they are parts of.
-    pub surrendered: BTreeMap<Prefix, Prefix>,
+    /// Addresses that are out of use here: the part that each was set aside for.
+    pub rows: BTreeMap<Address, Prefix>,
     /// Of this boot: holdings that were compared with their claims.
     pub verified: BTreeSet<Prefix>,
+    /// Holdings that were lost, where one that is careless counts them.
+    pub lost: BTreeSet<Prefix>,
     pub task: Option<Task>,
 }
 
@@ -102,6 +150,8 @@ pub struct World {
     pub machines: Vec<Machine>,
     pub crashes_left: u8,
     pub outages_left: u8,
+    /// How often a slice may still be passed on: each makes an epoch.
+    pub passes_left: u8,
 }
 
 pub fn name(node: usize) -> NodeName {
@@ -116,20 +166,18 @@ impl Machine {
             uid: 0,
             holdings: BTreeMap::new(),
             given: BTreeSet::new(),
-            surrendered: BTreeMap::new(),
+            rows: BTreeMap::new(),
             verified: BTreeSet::new(),
+            lost: BTreeSet::new(),
             task: None,
         }
     }
 
     pub fn may_give(&self, address: Address) -> bool {
-        // A part of a slice that it gave away and holds itself (inherited the slice, has the part) counts as the part.
-        let is_away = |range: &Prefix| {
-            let mut parts = self.surrendered.iter();
-            parts.any(|(part, parent)| parent == range && part.contains(address))
-        };
         let mut verified = self.verified.iter();
-        self.up && verified.any(|range| range.contains(address) && !is_away(range))
+        self.up
+            && !self.rows.contains_key(&address)
+            && verified.any(|range| range.contains(address))
     }
 
     /// The node's pool, as the real decisions want it.
@@ -141,22 +189,51 @@ impl Machine {
         for address in &self.given {
             hold(*address, "pod");
         }
-        for range in self.surrendered.keys() {
-            for address in addresses(*range) {
-                if !self.given.contains(&address) {
-                    hold(address, "surrender");
-                }
-            }
+        for address in self.rows.keys().filter(|row| !self.given.contains(*row)) {
+            hold(*address, "surrender");
         }
         pool
     }
 
-    pub fn is_idle_in(&self, range: Prefix) -> bool {
-        !self.given.iter().any(|address| range.contains(*address))
-            && !self.surrendered.values().any(|parent| *parent == range)
+    pub fn has_pod_in(&self, range: Prefix) -> bool {
+        self.given.iter().any(|address| range.contains(*address))
     }
 
-    /// Takes a holding in, with the parts of it that are others'.
+    /// Nothing is held in it, and nothing is out of use.
+    pub fn is_idle_in(&self, range: Prefix) -> bool {
+        !self.has_pod_in(range) && !self.rows.keys().any(|row| range.contains(*row))
+    }
+
+    /// The holdings that lie inside another one.
+    pub fn nested(&self, range: Prefix) -> Vec<Prefix> {
+        let all = self.holdings.keys().chain(&self.lost).copied();
+        all.filter(|inner| *inner != range && range.covers(*inner))
+            .collect()
+    }
+
+    pub fn lies_in_another(&self, range: Prefix) -> bool {
+        let mut held = self.holdings.keys();
+        held.any(|outer| *outer != range && outer.covers(range))
+    }
+
+    pub fn set_aside(&mut self, addresses: Vec<Address>, part: Prefix) {
+        for address in addresses {
+            self.rows.entry(address).or_insert(part);
+        }
+    }
+
+    /// A claim has changed that this node has read: what it planned to write on it will be refused.
+    fn outdate(&mut self, range: Prefix) {
+        match self.task {
+            Some(Task::Shut { slice, .. }) if slice == range => self.task = None,
+            Some(Task::Offering { parent, child, .. }) if parent == range => {
+                let (part, inner) = (child, false);
+                self.task = Some(Task::Freeing { part, inner });
+            }
+            _ => {}
+        }
+    }
+
     pub fn hold(&mut self, claim: &Claimed) {
         let known = Known {
             range: claim.range,
@@ -165,15 +242,12 @@ impl Machine {
         };
         self.holdings.insert(claim.range, known);
         self.verified.insert(claim.range);
-        for offer in &claim.offers {
-            self.surrendered.insert(offer.range, claim.range);
-        }
+        self.lost.remove(&claim.range);
     }
 
-    pub fn lose(&mut self, range: Prefix) {
+    pub fn drop_holding(&mut self, range: Prefix) {
         self.holdings.remove(&range);
         self.verified.remove(&range);
-        self.surrendered.retain(|_, parent| *parent != range);
     }
 }
 
@@ -186,7 +260,17 @@ impl World {
             write,
             from,
             doomed: false,
+            awaited: true,
         });
+        self.wire.sort_unstable();
+    }
+
+    /// A node forgets what it was in the middle of.
+    pub fn interrupt(&mut self, node: usize) {
+        self.machines[node].task = None;
+        for sent in self.wire.iter_mut().filter(|sent| sent.from == Some(node)) {
+            sent.awaited = false;
+        }
         self.wire.sort_unstable();
     }
 
@@ -212,6 +296,9 @@ impl World {
                 other.doomed |= other.write.is_guarded() && other.write.target() == touched;
             }
             self.wire.sort_unstable();
+            for machine in &mut self.machines {
+                machine.outdate(touched);
+            }
         }
         (sent, changed)
     }
@@ -219,7 +306,7 @@ impl World {
     fn carry_out(&mut self, sent: &Sent) -> bool {
         let from = sent.from;
         match sent.write.clone() {
-            Write::Create { range, uid } => {
+            Write::Create { range, uid, .. } => {
                 let Some(node) = from else { return false };
                 if self.claims.contains_key(&range) {
                     return false;
@@ -261,6 +348,13 @@ fn change(claim: &mut Claimed, write: Write, from: Option<usize>) {
         Write::Decline { to, .. } => claim.wants.retain(|node| *node != name(to)),
         Write::Withdraw { child, .. } => claim.offers.retain(|offer| offer.range != child),
         Write::Stamp { uid, .. } => claim.node_uid = uid.to_string(),
+        Write::PassOn { to, .. } => {
+            claim.node = name(to);
+            claim.node_uid = String::new();
+            claim.epoch = Epoch(claim.epoch.0 + 1);
+            claim.offers.clear();
+            claim.wants.clear();
+        }
         Write::Orphan { .. } => {
             claim.node = NodeName::new("");
             claim.epoch = Epoch(claim.epoch.0 + 1);
@@ -269,8 +363,10 @@ fn change(claim: &mut Claimed, write: Write, from: Option<usize>) {
         Write::Inherit { uid, .. } => {
             claim.node = from.map(name).unwrap_or(NodeName::new(""));
             claim.node_uid = uid.to_string();
+            claim.epoch = Epoch(claim.epoch.0 + 1);
+            claim.wants.clear();
         }
-        Write::Create { .. } | Write::Delete { .. } => {}
+        Write::Create { .. } | Write::Delete { .. } | Write::Touch { .. } => {}
     }
 }
 
@@ -281,6 +377,8 @@ impl Write {
             Write::Create { range, .. }
             | Write::Delete { range, .. }
             | Write::Stamp { range, .. }
+            | Write::Touch { range, .. }
+            | Write::PassOn { range, .. }
             | Write::Orphan { range }
             | Write::Inherit { range, .. } => *range,
             Write::Want { parent }

@@ -91,11 +91,11 @@ impl SlicePool {
         if holding.is_none() || !object.claim.may_go() {
             return Ok(false);
         }
+        // Whose it is will be seen from the claim, should this be cut short.
+        self.set_unsure(true);
         if !self.shut(of, slice, taker).await? {
             return Ok(false);
         }
-        // Whose it is will be seen from the claim, should this be cut short.
-        self.set_unsure(true);
         let claim = Claimed {
             node: taker.clone(),
             node_uid: String::new(),
@@ -156,7 +156,7 @@ impl SlicePool {
         if !held.iter().any(|one| one.slice == slice && one.is_active()) || !self.is_confirmed() {
             return Ok(None);
         }
-        let nested = self.nested(slice);
+        let nested = self.active_inside(slice);
         for _ in 0..TRIES {
             let mut local = self.world.local.load(&of.key()).await?;
             // What lies in a slice of its own inside this one is that one's to give.

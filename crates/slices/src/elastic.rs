@@ -122,15 +122,19 @@ impl SlicePool {
                 self.set_unsure(true);
                 continue;
             };
-            if known.is_none() {
-                if !self.is_granted(of, &object).await? {
-                    continue;
-                }
-                self.free_addresses(of, slice).await?;
-                self.adopt(of, slice).await?;
-                self.surrender_offers(of, &object.claim).await?;
+            let holding = self.holding(&object.claim, &uid);
+            if known.is_some() {
+                self.renew_holding(&holding).await?;
+                continue;
             }
-            self.hold(self.holding(&object.claim, &uid)).await?;
+            if !self.is_granted(of, &object).await? {
+                continue;
+            }
+            let _donating = self.donating.lock().await;
+            self.put_into_use(of, &object.claim).await?;
+            self.adopt(of, slice).await?;
+            self.surrender_offers(of, &object.claim).await?;
+            self.hold(holding).await?;
         }
         Ok(())
     }
@@ -172,7 +176,9 @@ impl SlicePool {
         }
         let all = self.all_claims(of).await?;
         let Some(parent) = parent_of(part, &all) else {
-            return Ok(true);
+            // Made late, by a CREATE of before: what it was to be a part of is anybody's to claim, all of it.
+            self.world.cluster.end_slice(object).await?;
+            return Ok(false);
         };
         if parent.claim.lets(part, &self.world.node) {
             return Ok(true);
@@ -357,7 +363,9 @@ impl SlicePool {
             }
             return Err(SliceError::Leaving { range: of.range });
         }
-        self.free_addresses(of, object.claim.range).await?;
+        // Nothing is lent or passed on while it is not settled what is in use.
+        let _donating = self.donating.lock().await;
+        self.put_into_use(of, &object.claim).await?;
         if let Some(plain) = plain {
             self.adopt_entries(of, object.claim.range, &plain.pool)
                 .await?;

@@ -1,4 +1,5 @@
-//! Which slices a node holds of one range, in the node's own ledger: a pool whose addresses are the slices' first ones.
+//! Which slices a node holds of one range, in the node's own ledger: a pool with a record for each slice, at its first
+//! address or, where a slice around or inside it has that one, at the next that is free.
 //!
 //! Promises: what is here is durable; a slice is here before an address of it is given, and is marked lost here
 //! before that is told to anybody.
@@ -6,7 +7,7 @@
 use berth_core::slice::{Epoch, NodeName};
 use std::sync::Arc;
 
-use berth_core::{Change, Handle, Owner, Pool, Prefix, Record, Space};
+use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record, Space};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger};
 
 use crate::sliced::{Mode, Sliced};
@@ -162,26 +163,41 @@ impl Holdings {
 
     /// Writes a holding as it is now, whatever was there; gives back all.
     pub async fn put(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
-        let record = holding
-            .record()
-            .with(attribute::NETWORK, &self.network)
-            .with(attribute::SOURCE, &self.source);
-        self.change(holding, Some(record)).await
+        let record = self.record(holding);
+        self.change(holding, |_| Some(record.clone())).await
+    }
+
+    /// The same, if it is still there: a slice that was passed on or given back meanwhile does not come back by it.
+    pub async fn renew(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
+        let record = self.record(holding);
+        self.change(holding, |there| there.then(|| record.clone()))
+            .await
     }
 
     pub async fn remove(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
-        self.change(holding, None).await
+        self.change(holding, |_| None).await
+    }
+
+    fn record(&self, holding: &Holding) -> Record {
+        holding
+            .record()
+            .with(attribute::NETWORK, &self.network)
+            .with(attribute::SOURCE, &self.source)
     }
 
     async fn change(
         &self,
         holding: &Holding,
-        to: Option<Record>,
+        to: impl Fn(bool) -> Option<Record>,
     ) -> Result<Vec<Holding>, LedgerError> {
-        let address = holding.slice.network();
         loop {
             let mut now = self.ledger.load(&self.key).await?;
-            let change = match (now.pool.get(address).cloned(), to.clone()) {
+            let Some(address) = place(&now.pool, holding.slice) else {
+                return self.read(&now.pool);
+            };
+            let known = now.pool.get(address).cloned();
+            let to = to(known.is_some());
+            let change = match (known, to) {
                 (None, None) => None,
                 (None, Some(record)) => Some(Change::Claim { address, record }),
                 (Some(expected), Some(record)) => Some(Change::Update {
@@ -212,34 +228,97 @@ impl Holdings {
     }
 }
 
+/// Where the record of a slice is, or may be put.
+fn place(pool: &Pool, slice: Prefix) -> Option<Address> {
+    let subject = slice.to_string();
+    let known = pool
+        .records()
+        .find(|(_, record)| record.owner.subject == subject);
+    if let Some((address, _)) = known {
+        return Some(address);
+    }
+    let upward = std::iter::successors(Some(slice.network()), |address| address.next());
+    let downward = std::iter::successors(slice.network().previous(), |address| address.previous());
+    upward.chain(downward).find(|address| !pool.is_held(*address))
+}
+
 #[cfg(test)]
 mod tests {
     use berth_ledger::MemoryLedger;
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_holding_reads_back_as_it_was_last_written() {
-        let range: Prefix = "10.0.0.0/24".parse().unwrap();
-        let of = Sliced {
+    fn sliced(range: &str) -> Sliced {
+        let range: Prefix = range.parse().unwrap();
+        Sliced {
             network: "blue".into(),
             slice_pool: "blue".into(),
             range,
             usable: Arc::new(Space::list([range.block()])),
             mode: Mode::Assigned,
             checked: false,
-        };
-        let ledger: SharedLedger = Arc::new(MemoryLedger::new());
-        let holdings = Holdings::new(Arc::clone(&ledger), &of);
-        let mut holding = Holding {
-            slice: "10.0.0.16/28".parse().unwrap(),
+        }
+    }
+
+    fn holding(slice: &str) -> Holding {
+        Holding {
+            slice: slice.parse().unwrap(),
             epoch: Epoch(3),
             node: NodeName::new("a"),
             node_uid: "u1".into(),
             boot: "b1".into(),
             state: State::Active,
             disjoint: true,
+        }
+    }
+
+    /// A part that was borrowed back, or passed on to the node that it was cut from.
+    #[tokio::test]
+    async fn slices_that_begin_at_one_address_are_held_beside_each_other() {
+        for range in ["10.0.0.0/24", "255.255.255.0/24"] {
+            let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+            let of = sliced(range);
+            let holdings = Holdings::new(ledger, &of);
+            let slice = |length: u8| {
+                let first = of.range.last().previous().unwrap();
+                let slice = Prefix::containing(first, length).unwrap();
+                holding(&slice.to_string())
+            };
+            let (outer, inner, last) = (slice(30), slice(31), slice(32));
+            for one in [&outer, &inner, &last, &inner] {
+                holdings.put(one).await.unwrap();
+            }
+            let all = holdings.load().await.unwrap();
+            assert_eq!(all.len(), 3, "{all:?}");
+            for one in [&outer, &inner, &last] {
+                assert!(all.contains(one), "{one:?}");
+            }
+            holdings.remove(&inner).await.unwrap();
+            let all = holdings.remove(&last).await.unwrap();
+            assert_eq!(all, [outer]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_went_meanwhile_is_not_renewed() {
+        let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+        let holdings = Holdings::new(ledger, &sliced("10.0.0.0/24"));
+        let (outer, inner) = (holding("10.0.0.16/28"), holding("10.0.0.16/29"));
+        holdings.put(&outer).await.unwrap();
+        assert_eq!(holdings.renew(&inner).await.unwrap(), [outer.clone()]);
+        let proved = Holding {
+            disjoint: false,
+            ..outer
         };
+        assert_eq!(holdings.renew(&proved).await.unwrap(), [proved]);
+    }
+
+    #[tokio::test]
+    async fn a_holding_reads_back_as_it_was_last_written() {
+        let of = sliced("10.0.0.0/24");
+        let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+        let holdings = Holdings::new(Arc::clone(&ledger), &of);
+        let mut holding = holding("10.0.0.16/28");
         assert_eq!(holdings.put(&holding).await.unwrap(), [holding.clone()]);
         holding.state = State::Lost;
         holding.node_uid = "u2".into();

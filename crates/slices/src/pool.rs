@@ -92,7 +92,8 @@ pub(crate) struct SlicePool {
     pub publisher: AsyncMutex<Publisher>,
     /// Held by whoever changes what is held.
     pub gate: AsyncMutex<()>,
-    /// Held by whoever surrenders parts; taken after the gate where both are.
+    /// Held by whoever surrenders parts or passes a slice on, and by whoever takes one on, until it is held; taken after
+    /// the gate where both are.
     pub donating: AsyncMutex<()>,
     of: Mutex<Arc<Sliced>>,
     held: Mutex<Held>,
@@ -234,7 +235,7 @@ impl SlicePool {
         Ok(lost.map(|one| one.slice).collect())
     }
 
-    /// The slices of this node that lie inside `slice`.
+    /// The slices of this node that lie inside `slice`, lost ones too: each is published by itself.
     pub fn nested(&self, slice: Prefix) -> Vec<Prefix> {
         let held = self.held();
         let inside = |holding: &&Holding| holding.slice != slice && slice.covers(holding.slice);
@@ -242,6 +243,14 @@ impl SlicePool {
             .filter(inside)
             .map(|holding| holding.slice)
             .collect()
+    }
+
+    /// The slices inside `slice` that this node gives from: what is in use there is theirs to say.
+    pub fn active_inside(&self, slice: Prefix) -> Vec<Prefix> {
+        let held = self.held();
+        let inside =
+            |one: &&Holding| one.is_active() && one.slice != slice && slice.covers(one.slice);
+        held.iter().filter(inside).map(|one| one.slice).collect()
     }
 
     pub fn known_mark(&self) -> Option<Mark> {
@@ -272,7 +281,7 @@ impl SlicePool {
                 disjoint,
                 ..holding.clone()
             };
-            self.set_held(self.holdings.put(&proved).await?);
+            self.renew_holding(&proved).await?;
         }
         Ok(())
     }
@@ -374,7 +383,10 @@ impl SlicePool {
         if *locked(&self.confirmation) != Confirmation::Unknown {
             return Ok(());
         }
-        self.set_held(self.holdings.load().await?);
+        {
+            let _closed = self.giving.write().await;
+            self.set_held(self.holdings.load().await?);
+        }
         for holding in self.held().iter() {
             self.learn(&self.of(), holding.slice).await?;
         }
@@ -463,7 +475,17 @@ impl SlicePool {
     /// Writes a slice that was granted: from now on it is given from.
     pub async fn hold(&self, holding: Holding) -> Result<(), SliceError> {
         tracing::info!(slice = %holding.slice, epoch = holding.epoch.0, node = %holding.node, "a slice is held");
+        // One change at a time: what was read before a slice was passed on must not be known after it.
+        let _closed = self.giving.write().await;
         self.set_held(self.holdings.put(&holding).await?);
+        Ok(())
+    }
+
+    /// Writes what is new of a holding. A slice can be passed on at any time, also by whoever does not hold the gate: one
+    /// that is not held any more stays so.
+    pub async fn renew_holding(&self, holding: &Holding) -> Result<(), SliceError> {
+        let _closed = self.giving.write().await;
+        self.set_held(self.holdings.renew(holding).await?);
         Ok(())
     }
 }

@@ -89,7 +89,10 @@ impl SlicePool {
     }
 
     async fn leave(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
-        self.set_held(self.holdings.load().await?);
+        {
+            let _closed = self.giving.write().await;
+            self.set_held(self.holdings.load().await?);
+        }
         let held = self.held();
         for holding in held.iter() {
             let lost = Holding {
@@ -107,6 +110,7 @@ impl SlicePool {
         }
         self.copy_to_plain(of).await?;
         for holding in held.iter() {
+            let _closed = self.giving.write().await;
             self.set_held(self.holdings.remove(holding).await?);
         }
         // What is in the plain pool is that pool's: here it goes, and from what is published.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Claimed;
-use berth_core::{Change, Handle, Owner, Pool, Prefix, Record};
+use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use berth_ledger::kube::SliceObject;
 
 use crate::error::SliceError;
@@ -61,7 +61,7 @@ impl SlicePool {
             if addresses.iter().any(|address| pool.is_held(*address)) {
                 return Vec::new();
             }
-            let claim = |address: &berth_core::Address| Change::Claim {
+            let claim = |address: &Address| Change::Claim {
                 address: *address,
                 record: record.clone(),
             };
@@ -81,12 +81,8 @@ impl SlicePool {
         slice: Prefix,
         to: &NodeName,
     ) -> Result<bool, SliceError> {
-        let held = self.held();
-        let around = |one: &Holding| one.slice != slice && one.slice.covers(slice);
-        if held.iter().any(around) && !self.surrender(of, slice, to).await? {
-            return Ok(false);
-        }
         let _closed = self.giving.write().await;
+        let held = self.held();
         let local = self.world.local.load(&of.key()).await?;
         let records = local
             .pool
@@ -97,25 +93,50 @@ impl SlicePool {
         if held_in.any(|(address, held)| held && slice.contains(address)) {
             return Ok(false);
         }
+        let around = |one: &Holding| one.slice != slice && one.slice.covers(slice);
+        if held.iter().any(around) && !self.surrender(of, slice, to).await? {
+            return Ok(false);
+        }
         if let Some(holding) = held.iter().find(|holding| holding.slice == slice) {
             self.set_held(self.holdings.remove(holding).await?);
         }
         Ok(true)
     }
 
-    /// Puts the addresses of a slice that was granted into use, whatever took them out.
-    pub async fn free_addresses(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
+    /// Puts the addresses of a slice that was granted into use, whatever took them out, but for the parts of it that are
+    /// others': in one commit, for this node may give from a slice inside it. What is out of use in that one stays so.
+    pub async fn put_into_use(
+        &self,
+        of: &Arc<Sliced>,
+        claim: &Claimed,
+    ) -> Result<(), SliceError> {
+        let nested = self.active_inside(claim.range);
         let rows = |pool: &Pool| -> Vec<Change> {
-            let inside = pool
-                .records()
-                .filter(|(address, row)| slice.contains(*address) && part_of(row).is_some());
-            inside
-                .map(|(address, row)| Change::Release {
-                    address,
-                    expected: row.clone(),
-                    rest: None,
-                })
-                .collect()
+            let inside = pool.records().filter(|(address, row)| {
+                claim.range.contains(*address)
+                    && part_of(row).is_some()
+                    && !nested.iter().any(|slice| slice.contains(*address))
+            });
+            let change = |(address, row): (Address, &Record)| {
+                let mut offers = claim.offers.iter();
+                let offer = offers.find(|offer| offer.range.contains(address));
+                let now = offer.map(|offer| record(offer.range, &offer.node));
+                let expected = row.clone();
+                match now {
+                    Some(record) if record == *row => None,
+                    Some(record) => Some(Change::Update {
+                        address,
+                        expected,
+                        record,
+                    }),
+                    None => Some(Change::Release {
+                        address,
+                        expected,
+                        rest: None,
+                    }),
+                }
+            };
+            inside.filter_map(change).collect()
         };
         self.world.amend(&of.key(), rows).await?;
         Ok(())
@@ -135,7 +156,10 @@ impl SlicePool {
     ) -> Result<(), SliceError> {
         for offer in &claim.offers {
             let space = of.usable.clipped(offer.range);
-            let nested = self.nested(offer.range);
+            let mut nested = self.active_inside(offer.range);
+            let held = self.held();
+            let itself = held.iter().filter(|one| one.slice == offer.range);
+            nested.extend(itself.filter(|one| one.is_active()).map(|one| one.slice));
             let addresses: Vec<_> = (0..space.count().min(MOST))
                 .filter_map(|n| space.nth(n))
                 .filter(|address| !nested.iter().any(|slice| slice.contains(*address)))
@@ -197,10 +221,14 @@ impl SlicePool {
             .collect();
         let mut wrote = false;
         for part in rows {
-            let around = now
-                .iter()
-                .find(|object| object.claim.range.covers(part) && object.claim.range != part);
-            let Some(object) = around else {
+            // A slice that is held lies in itself: what is out of use of all of it was left by a crash, on its way out.
+            let held = self.held();
+            let is_held = held.iter().any(|one| one.slice == part && one.is_active());
+            let around = now.iter().filter(|object| {
+                object.claim.range.covers(part) && (object.claim.range != part || is_held)
+            });
+            // The smallest: the offers of that one say whose the part is.
+            let Some(object) = around.max_by_key(|object| object.claim.range.length()) else {
                 // No slice of ours lies around it: nothing is given from there.
                 self.free_rows(of, |row| row == part).await?;
                 continue;

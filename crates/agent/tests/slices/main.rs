@@ -10,6 +10,7 @@ mod assigned;
 mod checked;
 mod elastic;
 mod garbage;
+mod hands;
 mod machine;
 mod moves;
 mod plain;

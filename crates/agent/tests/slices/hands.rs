@@ -1,0 +1,131 @@
+//! Slices that come back to the node that they were cut from, and single addresses that go from hand to hand.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use berth_api::berth::SliceClaim;
+use futures::future::join_all;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+
+use crate::machine::{Machine, Site, quick, until};
+
+fn bare(address: &str) -> String {
+    address.split('/').next().unwrap().to_owned()
+}
+
+/// A claim as an agent has written it.
+async fn claimed(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, offers: Value) {
+    let whole = whole.replace('/', "-");
+    let name = range.replace('/', "-");
+    site.create::<SliceClaim>(json!({
+        "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
+        "metadata": { "name": name, "labels": { "berth.dev/node": node, "berth.dev/range": whole } },
+        "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
+    }))
+    .await;
+}
+
+async fn holders(site: &Site) -> BTreeMap<String, String> {
+    let claims = site.api::<SliceClaim>().list(&ListParams::default()).await;
+    let holder = |one: SliceClaim| (one.spec.range, one.spec.node);
+    claims.unwrap().into_iter().map(holder).collect()
+}
+
+/// A node has lent the first address of its slice, and the borrower has passed it on to it: the part begins where the
+/// slice begins, and both are held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_came_back_is_held_beside_what_it_was_cut_from() {
+    let site = Site::shared().await;
+    let whole = "10.19.0.0/27";
+    let lent = json!([{ "range": "10.19.0.16/32", "node": "borrower" }]);
+    claimed(&site, whole, "10.19.0.16/28", "lender", 1, lent).await;
+    claimed(&site, whole, "10.19.0.16/32", "lender", 2, json!([])).await;
+    claimed(&site, whole, "10.19.0.0/28", "silent", 1, json!([])).await;
+    let mut settings = quick();
+    settings.donor_wait = Duration::from_millis(300);
+    let mut machine = Machine::start_with(&site, "lender", settings).await;
+    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let mut given = BTreeMap::new();
+    for n in 0..15 {
+        if n == 8 {
+            machine.stop().await;
+            machine.run().await;
+        }
+        let pod = format!("p{n}");
+        given.insert(bare(&machine.add(&pod, &ipam).await), format!("ns/{pod}"));
+    }
+    // .31 is the range's last.
+    let expected: BTreeSet<String> = (16..31).map(|n| format!("10.19.0.{n}")).collect();
+    assert_eq!(given.keys().cloned().collect::<BTreeSet<_>>(), expected);
+    until("published", async || {
+        let now = site.published().await;
+        (now == given).then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    let (code, why) = machine.try_add("one-too-many", &ipam).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+}
+
+/// A CREATE that was sent before a crash arrives when the slice that the part was offered from is nobody's any more: who
+/// claims that slice has all of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_nothing_is_not_taken_up() {
+    let site = Site::shared().await;
+    let whole = "10.20.0.0/28";
+    claimed(&site, whole, "10.20.0.8/29", "late", 1, json!([])).await;
+    let machine = Machine::start(&site, "late").await;
+    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    machine.add("p", &ipam).await;
+    let now = holders(&site).await;
+    let expected = BTreeMap::from([(whole.to_owned(), "late".to_owned())]);
+    assert_eq!(now, expected);
+}
+
+/// Pods of three nodes come and go where there are fewer addresses than they ask for: parts are lent, passed on and
+/// borrowed back, and at no time two pods have one address.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_goes_from_hand_to_hand_is_given_once() {
+    let site = Site::shared().await;
+    let mut settings = quick();
+    settings.idle = Duration::from_millis(500);
+    settings.look = Duration::from_millis(300);
+    settings.offer_wait = Duration::from_millis(300);
+    settings.donor_wait = Duration::from_millis(500);
+    let mut machines = Vec::new();
+    for node in ["hand-a", "hand-b", "hand-c"] {
+        machines.push(Machine::start_with(&site, node, settings.clone()).await);
+    }
+    let ipam = json!({ "range": "10.21.0.0/29", "fast_ipam": true, "slice_size": "/30", "enable_overlapping_ranges": false });
+    let (given, times) = (Mutex::new(BTreeMap::new()), Mutex::new(0));
+    let workers = (0..9).map(|worker| {
+        let (machine, ipam, given, times) = (&machines[worker % 3], &ipam, &given, &times);
+        async move {
+            for round in 0..6 {
+                let pod = format!("p{worker}-{round}");
+                if let Ok(got) = machine.try_add(&pod, ipam).await {
+                    let address = bare(&got[0]);
+                    let other = given.lock().unwrap().insert(address.clone(), pod.clone());
+                    assert_eq!(other, None, "{address} is {pod}'s too");
+                    *times.lock().unwrap() += 1;
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    given.lock().unwrap().remove(&address);
+                }
+                machine.del(&pod, ipam).await;
+            }
+        }
+    });
+    join_all(workers).await;
+    let times = times.into_inner().unwrap();
+    assert!(times > 6, "{times} pods got an address");
+    // Nothing is lost on the way: one node gets all of them.
+    for n in 0..6 {
+        let pod = format!("last-{n}");
+        until("every address is to be had", async || {
+            let got = machines[0].try_add(&pod, &ipam).await;
+            got.map(|_| ()).map_err(|(code, why)| format!("{code}: {why}"))
+        })
+        .await;
+    }
+}

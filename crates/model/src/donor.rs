@@ -19,8 +19,13 @@ impl Protocol {
         let may_go = claim.may_go() || self.is_careless(Careless::PassLent);
         let me = &mut world.machines[node];
         let mut pool = me.pool();
-        // What lies in a slice of its own inside this one is that one's to give.
-        for address in me.nested(parent).into_iter().flat_map(addresses) {
+        // What lies in a slice of its own inside this one is that one's to give, and what is offered is not offered again:
+        // a part that came back is not out of use any more, before it is held.
+        let mut away = me.nested(parent);
+        if !self.is_careless(Careless::OfferAgain) {
+            away.extend(claim.offers.iter().map(|offer| offer.range));
+        }
+        for address in away.into_iter().flat_map(addresses) {
             if !pool.is_held(address) {
                 pool.restore(address, Default::default());
             }
@@ -119,7 +124,7 @@ impl Protocol {
 
     /// The claim of this node that a part which was set aside lies in: the smallest one. A slice that the node holds
     /// lies in itself: what is set aside of it was left by a crash.
-    fn around(&self, world: &World, node: usize, part: Prefix) -> Option<Prefix> {
+    pub fn around(&self, world: &World, node: usize, part: Prefix) -> Option<Prefix> {
         let me = &world.machines[node];
         let itself = |range: Prefix| {
             range == part

@@ -1,6 +1,5 @@
 //! The protocol (docs/decisions/0006-slices.md) as a model: what may happen next in a cluster, and what must hold.
 
-use berth_core::slice::elastic::Claimed;
 use berth_core::{Address, Prefix, slice::Cut};
 use stateright::{Model, Property};
 
@@ -27,6 +26,8 @@ pub enum Careless {
     PartFirst,
     /// A donor offers before it has set the part aside.
     OfferFirst,
+    /// What may be spared is what is not out of use, offered before or not.
+    OfferAgain,
     /// A claim of a part is taken up though what it was cut from is gone.
     AdoptStray,
     /// A slice is passed on before its holding goes.
@@ -132,12 +133,22 @@ impl Protocol {
     /// What an agent that is in the middle of nothing may begin.
     fn begin(&self, world: &World, node: usize, steps: &mut Vec<Step>) {
         let me = &world.machines[node];
-        for range in me.holdings.keys() {
-            match me.verified.contains(range) {
-                false => steps.push(Step::Verify(node, *range)),
-                true if me.is_idle_in(*range) => steps.push(Step::GiveBack(node, *range)),
-                true => {}
-            }
+        // A node that was away first finds out what is still its own.
+        let unknown = me
+            .holdings
+            .keys()
+            .find(|range| !me.verified.contains(*range));
+        if let Some(range) = unknown {
+            return steps.push(Step::Verify(node, *range));
+        }
+        let unsettled = self.unsettled(world, node);
+        // What lies in nothing of its own any more means nothing to anybody.
+        let stray = |part: &&Prefix| self.around(world, node, **part).is_none();
+        if let Some(part) = unsettled.iter().find(stray) {
+            return steps.push(Step::Settle(node, *part));
+        }
+        for range in me.holdings.keys().filter(|range| me.is_idle_in(**range)) {
+            steps.push(Step::GiveBack(node, *range));
         }
         let is_free = |slot: &Prefix| !world.claims.contains_key(slot);
         let free = self.slots().into_iter().filter(is_free);
@@ -172,7 +183,7 @@ impl Protocol {
                 }
             }
         }
-        let parts = self.unsettled(world, node).into_iter();
+        let parts = unsettled.into_iter();
         steps.extend(parts.map(|part| Step::Settle(node, part)));
     }
 }
@@ -184,14 +195,14 @@ fn claimants(world: &World, address: Address) -> usize {
     world.machines.iter().filter(concerned).count()
 }
 
-/// Whether a machine gives from a part; one that lies in another slice of it, if so asked.
+/// Whether a machine may give from a part; one that lies in another slice of it, if so asked.
 fn gives_from_part(model: &Protocol, machine: &Machine, nested: bool) -> bool {
     let mut parts = machine.holdings.keys();
     parts.any(|part| {
         part.length() > model.cut
             && machine.verified.contains(part)
             && machine.lies_in_another(*part) == nested
-            && machine.has_pod_in(*part)
+            && machine.may_give(part.network())
     })
 }
 
@@ -224,8 +235,7 @@ impl Model for Protocol {
         let is_full = world.wire.len() >= self.wire;
         // What nobody else can see or change comes before everything else, or not at all: all other orders come to the
         // same.
-        let is_private =
-            |task: &Task| task.is_local() || task.is_planned() && !is_full;
+        let is_private = |task: &Task| task.is_local() || task.is_planned() && !is_full;
         let private = |machine: &Machine| machine.task.as_ref().is_some_and(is_private);
         if let Some(node) = world.machines.iter().position(private) {
             steps.push(Step::GoOn(node));
@@ -258,9 +268,11 @@ impl Model for Protocol {
         for range in world.claims.keys().filter(|range| gone(range)) {
             // Whole before part: what the lost node still had on its way to the whole dies before another can have
             // the part.
-            let parent = world.parent(*range, self.cut);
-            if self.is_careless(Careless::PartFirst) || !parent.is_some_and(|parent| gone(&parent))
-            {
+            let holder = &world.claims[range].node;
+            let is_part = world.claims.iter().any(|(other, claim)| {
+                other != range && other.covers(*range) && claim.node == *holder
+            });
+            if self.is_careless(Careless::PartFirst) || !is_part {
                 steps.push(Step::Reclaim(*range));
             }
         }
@@ -287,30 +299,31 @@ impl Model for Protocol {
                 |model: &Protocol, world: &World| settles(model, world),
             ),
             Property::sometimes(
-                "a part is borrowed and given",
+                "a part is borrowed and may be given",
                 |model: &Protocol, world: &World| {
                     let mut machines = world.machines.iter();
                     machines.any(|machine| gives_from_part(model, machine, false))
                 },
             ),
             Property::sometimes(
-                "a part is borrowed back and given",
+                "a part is borrowed back and may be given",
                 |model: &Protocol, world: &World| {
                     let mut machines = world.machines.iter();
                     machines.any(|machine| gives_from_part(model, machine, true))
                 },
             ),
-            Property::sometimes("a slice of a later epoch is given from", |_, world: &World| {
-                let mut machines = world.machines.iter();
-                machines.any(|machine| {
-                    let mut held = machine.holdings.values();
-                    held.any(|known| known.epoch.0 > 1 && machine.has_pod_in(known.range))
-                })
-            }),
-            Property::sometimes("a lost slice is another's", |_, world: &World| {
-                let lost = |claim: &Claimed| claim.epoch.0 > 2 && !claim.node.as_str().is_empty();
-                world.claims.values().any(lost)
-            }),
+            Property::sometimes(
+                "a slice of a later epoch may be given",
+                |_, world: &World| {
+                    let mut machines = world.machines.iter();
+                    machines.any(|machine| {
+                        let mut held = machine.holdings.values();
+                        held.any(|known| {
+                            known.epoch.0 > 1 && machine.may_give(known.range.network())
+                        })
+                    })
+                },
+            ),
         ]
     }
 }

@@ -17,8 +17,7 @@ pub fn settles(model: &Protocol, world: &World) -> bool {
     let mut world = world.clone();
     for _ in 0..STEPS {
         let Some(step) = next(model, &world) else {
-            let empty =
-                |machine: &Machine| machine.holdings.is_empty() && machine.rows.is_empty();
+            let empty = |machine: &Machine| machine.holdings.is_empty() && machine.rows.is_empty();
             return world.claims.is_empty() && world.machines.iter().all(empty);
         };
         model.act(&mut world, &step);
@@ -31,8 +30,7 @@ pub fn busy(world: &World) -> Option<Step> {
     if !world.wire.is_empty() {
         return Some(Step::Arrive(0));
     }
-    let is_busy =
-        |machine: &Machine| !matches!(machine.task, Some(Task::Waiting(_)) | None);
+    let is_busy = |machine: &Machine| !matches!(machine.task, Some(Task::Waiting(_)) | None);
     world.machines.iter().position(is_busy).map(Step::GoOn)
 }
 

@@ -170,8 +170,7 @@ impl Protocol {
                 me.drop_holding(range);
                 // Its addresses stay out of use where another slice of the node lies around it: it was cut from
                 // that one.
-                let stays =
-                    me.lies_in_another(range) && !self.is_careless(Careless::FreeInside);
+                let stays = me.lies_in_another(range) && !self.is_careless(Careless::FreeInside);
                 let rows = me.rows.values().any(|row| *row == range);
                 (rows && !stays).then_some(Task::Freeing {
                     part: range,
@@ -179,7 +178,9 @@ impl Protocol {
                 })
             }
             Write::Touch { part, .. } => Some(Task::Freeing { part, inner: false }),
-            Write::Offer { parent: _, child, .. } => {
+            Write::Offer {
+                parent: _, child, ..
+            } => {
                 if self.is_careless(Careless::OfferFirst) {
                     me.set_aside(crate::world::addresses(child), child);
                 }

@@ -156,7 +156,9 @@ impl SlicePool {
         if !held.iter().any(|one| one.slice == slice && one.is_active()) || !self.is_confirmed() {
             return Ok(None);
         }
-        let nested = self.active_inside(slice);
+        let mut nested = self.active_inside(slice);
+        // What is offered is not offered again, also where it is out of use no more: a part that came back, before it is held.
+        nested.extend(object.claim.offers.iter().map(|offer| offer.range));
         for _ in 0..TRIES {
             let mut local = self.world.local.load(&of.key()).await?;
             // What lies in a slice of its own inside this one is that one's to give.

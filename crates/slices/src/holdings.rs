@@ -239,7 +239,9 @@ fn place(pool: &Pool, slice: Prefix) -> Option<Address> {
     }
     let upward = std::iter::successors(Some(slice.network()), |address| address.next());
     let downward = std::iter::successors(slice.network().previous(), |address| address.previous());
-    upward.chain(downward).find(|address| !pool.is_held(*address))
+    upward
+        .chain(downward)
+        .find(|address| !pool.is_held(*address))
 }
 
 #[cfg(test)]

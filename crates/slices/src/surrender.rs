@@ -105,11 +105,7 @@ impl SlicePool {
 
     /// Puts the addresses of a slice that was granted into use, whatever took them out, but for the parts of it that are
     /// others': in one commit, for this node may give from a slice inside it. What is out of use in that one stays so.
-    pub async fn put_into_use(
-        &self,
-        of: &Arc<Sliced>,
-        claim: &Claimed,
-    ) -> Result<(), SliceError> {
+    pub async fn put_into_use(&self, of: &Arc<Sliced>, claim: &Claimed) -> Result<(), SliceError> {
         let nested = self.active_inside(claim.range);
         let rows = |pool: &Pool| -> Vec<Change> {
             let inside = pool.records().filter(|(address, row)| {

@@ -124,7 +124,8 @@ async fn an_address_that_goes_from_hand_to_hand_is_given_once() {
         let pod = format!("last-{n}");
         until("every address is to be had", async || {
             let got = machines[0].try_add(&pod, &ipam).await;
-            got.map(|_| ()).map_err(|(code, why)| format!("{code}: {why}"))
+            got.map(|_| ())
+                .map_err(|(code, why)| format!("{code}: {why}"))
         })
         .await;
     }

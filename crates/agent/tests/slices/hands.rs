@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use berth_api::berth::SliceClaim;
+use berth_api::berth::{SliceCall, SliceClaim};
 use futures::future::join_all;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::machine::{Machine, Site, quick, until};
@@ -81,6 +81,48 @@ async fn a_part_of_nothing_is_not_taken_up() {
     let now = holders(&site).await;
     let expected = BTreeMap::from([(whole.to_owned(), "late".to_owned())]);
     assert_eq!(now, expected);
+}
+
+/// A node had borrowed an address of a part, and lost it; then it inherits the slice that the part was cut from: the
+/// address is the borrower's of that part, like the rest of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lost_is_not_given_as_of_what_is_inherited() {
+    let site = Site::shared().await;
+    let whole = "10.22.0.0/28";
+    let half = json!([{ "range": "10.22.0.8/29", "node": "other" }]);
+    claimed(&site, whole, whole, "", 4, half).await;
+    let one = json!([{ "range": "10.22.0.14/32", "node": "unlucky" }]);
+    claimed(&site, whole, "10.22.0.8/29", "other", 1, one).await;
+    claimed(&site, whole, "10.22.0.14/32", "unlucky", 1, json!([])).await;
+    let mut settings = quick();
+    settings.donor_wait = Duration::from_millis(300);
+    let machine = Machine::start_with(&site, "unlucky", settings).await;
+    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    assert_eq!(bare(&machine.add("first", &ipam).await), "10.22.0.14");
+    machine.del("first", &ipam).await;
+    let claims = site.api::<SliceClaim>();
+    let params = DeleteParams::default();
+    claims.delete("10.22.0.14-32", &params).await.unwrap();
+    let taken_back = Patch::Merge(json!({ "spec": { "offers": [] } }));
+    let merge = PatchParams::default();
+    let patched = claims.patch("10.22.0.8-29", &merge, &taken_back).await;
+    patched.unwrap();
+    site.create::<SliceCall>(json!({ "metadata": { "name": "unlucky" }, "spec": { "call": "1" } }))
+        .await;
+    until("the node knows that it was lost", async || {
+        let told = site.node_events("unlucky").await;
+        let lost = told.iter().any(|(reason, _)| reason == "SliceLost");
+        lost.then_some(()).ok_or(format!("{told:?}"))
+    })
+    .await;
+    let mut given = BTreeSet::new();
+    for n in 0..7 {
+        given.insert(bare(&machine.add(&format!("p{n}"), &ipam).await));
+    }
+    let expected: BTreeSet<String> = (1..8).map(|n| format!("10.22.0.{n}")).collect();
+    assert_eq!(given, expected);
+    let more = machine.try_add("one-too-many", &ipam).await;
+    assert_eq!(more.map_err(|(code, _)| code), Err(11));
 }
 
 /// Pods of three nodes come and go where there are fewer addresses than they ask for: parts are lent, passed on and

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::steps::bare_cargo;
+
 /// Programs at a time.
 const LANES: usize = 2;
 /// What a program is taken to need that has not been run yet, in seconds: it is not left for the end.
@@ -150,9 +152,8 @@ fn execute(program: &Program) -> Result<String, String> {
 
 /// Compiles the tests; every program that there is to run.
 fn compile() -> Result<Vec<Program>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let format = "--message-format=json-render-diagnostics";
-    let compiled = Command::new(cargo)
+    let compiled = bare_cargo()
         .args(["test", "--workspace", "--no-run", format])
         .stderr(Stdio::inherit())
         .output()

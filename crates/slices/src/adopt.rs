@@ -54,7 +54,8 @@ impl SlicePool {
         let old = entries(plain, slice)
             .into_iter()
             .map(|(address, record)| (address, record.with(ORIGIN, PLAIN)));
-        self.take_in(of, old.collect()).await
+        self.take_in(of, old.collect()).await?;
+        Ok(())
     }
 
     /// Only a pool that was marked before, or that no network gives from, stays empty.
@@ -63,14 +64,15 @@ impl SlicePool {
         self.set_plain_is_empty(plain.is_empty() && closed);
     }
 
-    /// Holds each address for whoever has it; one that is held here for another is reported.
+    /// Holds each address for whoever has it. Those that are held here for another are reported, and given back: what others
+    /// have published of them stays (I7).
     pub async fn take_in(
         &self,
         of: &Arc<Sliced>,
         found: Vec<(Address, Record)>,
-    ) -> Result<(), SliceError> {
+    ) -> Result<Vec<Address>, SliceError> {
         if found.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let claims = |pool: &Pool| -> Vec<Change> {
             let mut taken = std::collections::BTreeSet::new();
@@ -88,14 +90,16 @@ impl SlicePool {
             tracing::info!(range = %of.range, count = taken.len(), "addresses that others gave are held here too");
         }
         let now = self.world.local.load(&of.key()).await?;
+        let mut disputed = Vec::new();
         for (address, record) in &found {
             let same = |held: &Record| held.owner.subject == record.owner.subject;
             if !now.pool.holders(*address).any(same) {
                 let by = now.pool.get(*address).map(|held| held.owner.to_string());
                 self.report_conflict(*address, &by.unwrap_or_default(), &record.owner);
+                disputed.push(*address);
             }
         }
-        Ok(())
+        Ok(disputed)
     }
 
     pub fn report_conflict(&self, address: Address, ours: &str, theirs: &Owner) {

@@ -1,14 +1,20 @@
 //! Reservations of addresses that were given while the API server was away: noted in the node's ledger, made when it is back.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use berth_core::Record;
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError};
+use tokio::time::Instant;
 
 use crate::pool::World;
 
 /// What the names of the notes begin with, among the claims of the node's ledger.
 const NOTES: &str = "pending/";
+
+/// Between tries of a reservation that another owner has.
+const CONTESTED: Duration = Duration::from_secs(10);
 
 impl World {
     pub async fn reserve_later(&self, name: &str, holder: &Record) -> Result<(), LedgerError> {
@@ -27,11 +33,15 @@ impl World {
         Ok(())
     }
 
-    /// Makes what was noted. One that another owner has by now is reported: two pods may have one address.
+    /// Makes what was noted. One that another owner has by now is reported: two pods may have one address, or an ADD that
+    /// was refused has left it, and its DEL is still to come. So it is tried again after a while.
     pub async fn reserve_pending(&self) -> Result<(), LedgerError> {
-        if !self.pending.load(Ordering::Acquire) {
+        let now = Instant::now();
+        let is_due = locked(&self.contested).is_none_or(|since| now - since >= CONTESTED);
+        if !self.pending.load(Ordering::Acquire) || !is_due {
             return Ok(());
         }
+        *locked(&self.contested) = None;
         for (note, holder) in self.local.claims(ClaimKind::Slice).await? {
             let Some(name) = note.name.strip_prefix(NOTES) else {
                 continue;
@@ -41,12 +51,19 @@ impl World {
                 Ok(()) => {}
                 Err(LedgerError::Taken { by, .. }) => {
                     tracing::error!(reservation = name, ours = %holder.owner, theirs = by, "an address that was given unchecked is another's; one of them has to go");
+                    *locked(&self.contested) = Some(now);
+                    continue;
                 }
                 Err(error) => return Err(error),
             }
             self.local.remove(&note, &holder).await?;
         }
-        self.pending.store(false, Ordering::Release);
+        let contested = locked(&self.contested).is_some();
+        self.pending.store(contested, Ordering::Release);
         Ok(())
     }
+}
+
+fn locked(contested: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
+    contested.lock().unwrap_or_else(PoisonError::into_inner)
 }

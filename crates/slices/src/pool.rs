@@ -41,6 +41,8 @@ pub(crate) struct World {
     pub plain: PlainPools,
     /// Whether a reservation may be waiting for the API server.
     pub pending: AtomicBool,
+    /// Since when one of them is another's.
+    pub contested: Mutex<Option<Instant>>,
     /// Brings entries back into plain pools.
     pub moves: KubeLedger,
     pub connection: Connection,

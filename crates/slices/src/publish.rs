@@ -229,7 +229,8 @@ impl SlicePool {
                 None => foreign.push((address, record.clone())),
             }
         }
-        self.take_in(of, foreign).await?;
+        // A pod may have got one of them since the ledger was read.
+        disputed.extend(self.take_in(of, foreign).await?);
         Ok(View {
             // Read again: the mark is part of what a commit is planned on.
             marked: marked || !object.pool.is_empty(),

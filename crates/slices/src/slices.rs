@@ -108,6 +108,7 @@ impl Slices {
             assigned: SlicePools::new(&connection),
             plain: PlainPools::new(&connection),
             pending: AtomicBool::new(true),
+            contested: Mutex::default(),
             moves: KubeLedger::new(connection.clone()).into_marked_pools(),
             views: KubeLedger::new(connection.clone()).publishing(&node),
             node: NodeName::new(node),

@@ -10,9 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a process may take to stand still.
+const STANDING_LIMIT: Duration = Duration::from_secs(10);
 
 struct Order {
     command: Command,
@@ -150,9 +154,23 @@ impl Process {
         Ok(())
     }
 
-    /// SIGSTOP.
+    /// SIGSTOP; every thread stands when this returns.
     pub fn pause(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+        self.signal(Signal::STOP)?;
+        let tasks = format!("/proc/{}/task", self.pid()?);
+        let end = Instant::now() + STANDING_LIMIT;
+        while Instant::now() < end {
+            let states = fs::read_dir(&tasks)?.filter_map(|task| {
+                let stat = fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+                // `pid (name) state …`, and a name may have anything in it.
+                stat.rsplit_once(") ")?.1.chars().next()
+            });
+            if states.into_iter().all(|state| state == 'T') {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        bail!("{tasks}: not stopped within {STANDING_LIMIT:?}")
     }
 
     /// SIGCONT.

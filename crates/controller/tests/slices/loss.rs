@@ -281,8 +281,12 @@ async fn the_whole_is_taken_from_a_lost_node_before_its_part() {
             world.claims().await == ["10.0.0.0-28  4"]
         })
         .await;
-    let told = world.node_events("gone-whole").await;
-    assert_eq!(told.len(), 2, "{told:?}");
+    // Told after it was done.
+    world
+        .until("both are told", async || {
+            world.node_events("gone-whole").await.len() == 2
+        })
+        .await;
     running.stop().await;
 }
 

@@ -209,7 +209,9 @@ impl Machine {
     fn agent(&self) -> Agent {
         let child = self
             .command("", "")
-            .args(["agent", "--node", "node-1", "--kubeconfig"])
+            // However slow this machine is, what is published is looked at.
+            .args(["agent", "--slice-publish-within=0"])
+            .args(["--node", "node-1", "--kubeconfig"])
             .arg(&self.kubeconfig)
             .arg("--socket")
             .arg(self.dir.path().join("berth.sock"))

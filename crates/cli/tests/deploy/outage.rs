@@ -115,6 +115,8 @@ impl Site {
             .env_clear()
             // The pods of this test have no objects: nobody may collect their addresses.
             .args(["agent", "--node", node, "--garbage-grace=3600"])
+            // However slow this machine is, what is published is looked at.
+            .arg("--slice-publish-within=0")
             .args(["--garbage-node-grace=3600", "--slice-look=5"])
             .env("BERTH_SOCKET", &socket)
             .env("BERTH_DATABASE", database)

@@ -68,6 +68,8 @@ impl Site {
         let mut command = self.node.command(BERTH);
         command
             .args(["agent", "--node", self.node.name()])
+            // However slow this machine is, what is published is looked at.
+            .arg("--slice-publish-within=0")
             .arg("--kubeconfig")
             .arg(installed(&self.node, "whereabouts.kubeconfig"))
             .args(flags);

@@ -16,8 +16,19 @@ use crate::steps::bare_cargo;
 
 /// Programs at a time.
 const LANES: usize = 2;
-/// What a program is taken to need that has not been run yet, in seconds: it is not left for the end.
-const UNKNOWN: u64 = 60;
+/// What the long programs need, in seconds: for a first run, of which no other times are known.
+const LONG: [(&str, u64); 8] = [
+    ("berth/node", 180),
+    ("berth-agent/slices", 165),
+    ("berth/deploy", 95),
+    ("berth-ledger/kube", 75),
+    ("berth/takeover", 70),
+    ("berth-controller/slices", 60),
+    ("berth-model/slices", 60),
+    ("berth/vms", 50),
+];
+/// What any other is taken to need.
+const SHORT: u64 = 10;
 /// Programs that start kubelet and containerd.
 const NODES: [&str; 4] = [
     "berth/node",
@@ -50,7 +61,7 @@ pub fn run() -> Result<()> {
     let known = read(&times);
     let mut queue = programs;
     // Taken from the end.
-    queue.sort_by_key(|program| known.get(&program.name).copied().unwrap_or(UNKNOWN));
+    queue.sort_by_key(|program| seconds(&known, &program.name));
     let total = queue.len();
     let state = Mutex::new(State {
         queue,
@@ -190,6 +201,13 @@ fn program(message: &Value) -> Option<Program> {
     })
 }
 
+/// How long a program will take, as far as can be known.
+fn seconds(known: &BTreeMap<String, u64>, name: &str) -> u64 {
+    let long = LONG.iter().find(|(long, _)| *long == name);
+    let guess = long.map_or(SHORT, |(_, seconds)| *seconds);
+    known.get(name).copied().unwrap_or(guess)
+}
+
 /// How long each took when it was last run. A hint: what can't be read is as if there were none.
 fn read(times: &Path) -> BTreeMap<String, u64> {
     let text = std::fs::read_to_string(times).unwrap_or_default();
@@ -222,6 +240,15 @@ mod tests {
             program(&message(id, "xtask", true)).unwrap().name,
             "xtask/xtask"
         );
+    }
+
+    #[test]
+    fn a_first_run_begins_with_the_long_ones_too() {
+        let mut known = BTreeMap::new();
+        assert_eq!(seconds(&known, "berth/node"), 180);
+        assert_eq!(seconds(&known, "berth-core/berth_core"), SHORT);
+        known.insert("berth/node".to_owned(), 90);
+        assert_eq!(seconds(&known, "berth/node"), 90);
     }
 
     #[test]

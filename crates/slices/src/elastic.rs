@@ -1,12 +1,10 @@
-//! Slices that the node claims by itself, ahead of need, and gives back when they have been empty for a while.
+//! Slices of the node's own: compared with their claims, claimed ahead of need, given back when they have been empty for a
+//! while.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use berth_core::slice::elastic::{
-    Claimed, Known, Mark, MarkState, Standing, Walk, standing, usual_size, wanted,
-};
-use berth_core::slice::{Cut, Epoch, Holding as Slot, NodeName, SliceTable};
+use berth_core::slice::elastic::{Claimed, Known, Standing, standing, wanted};
+use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Pool, Prefix};
 use berth_ledger::LedgerError;
 use berth_ledger::kube::SliceObject;
@@ -20,12 +18,6 @@ use crate::pool::{SlicePool, World};
 use crate::sliced::{Mode, Sliced};
 use crate::surrender::parent_of;
 
-/// Slots that turned out to be taken before all claims are read at once.
-const WALKED: usize = 8;
-/// Free slots of that list that turned out to be taken, before it is left to the next try.
-const LISTED: usize = 64;
-/// How long a range may be on its way back before a network that is sliced takes it again.
-const LEAVING_LIMIT: Duration = Duration::from_secs(30);
 /// The first epoch of a slice that is claimed by name: whoever has the name has it.
 const FIRST: Epoch = Epoch(1);
 
@@ -167,11 +159,17 @@ impl SlicePool {
     }
 
     /// Whether a claim in this node's name that it holds nothing of may be held: a slot of the cut, or a part whose offer
-    /// stands. What is neither is a leftover of a crash, and goes.
+    /// stands. What is neither is a leftover of a crash, and goes: also one that is larger than the cut, for others have
+    /// slots in it.
     async fn is_granted(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<bool, SliceError> {
         let part = object.claim.range;
+        let size = self.mark(of).await?.size;
+        if part.length() < size {
+            self.world.cluster.end_slice(object).await?;
+            return Ok(false);
+        }
         // A later epoch than the first: whoever had it has passed it on.
-        if part.length() <= self.mark(of).await?.size || object.claim.epoch > FIRST {
+        if part.length() == size || object.claim.epoch > FIRST {
             return Ok(true);
         }
         let all = self.all_claims(of).await?;
@@ -203,7 +201,7 @@ impl SlicePool {
         })
     }
 
-    fn holding(&self, claim: &Claimed, uid: &str) -> Holding {
+    pub fn holding(&self, claim: &Claimed, uid: &str) -> Holding {
         Holding {
             slice: claim.range,
             epoch: claim.epoch,
@@ -215,164 +213,9 @@ impl SlicePool {
         }
     }
 
-    /// The range's mark; made, if there is none.
-    pub async fn mark(&self, of: &Arc<Sliced>) -> Result<Mark, SliceError> {
-        if let Some(mark) = self.known_mark() {
-            return Ok(mark);
-        }
-        let size = match of.mode {
-            Mode::Elastic {
-                size: Some(size), ..
-            } => size,
-            _ => usual_size(of.range),
-        };
-        Cut::new(of.range, size)?;
-        // Whoever claims by it looks again after its claim.
-        let mut found = self.world.cluster.recent_mark(&of.plain()).await?;
-        if !found.is_some_and(|mark| mark.state == MarkState::Sliced) {
-            found = self.world.cluster.mark(&of.plain()).await?;
-        }
-        loop {
-            match found {
-                Some(mark) if mark.state == MarkState::Leaving => {
-                    // Nobody finished going back: the network is sliced again.
-                    let now = Instant::now();
-                    let since = self.idle_since(of.range, Some(now)).unwrap_or(now);
-                    if now - since < LEAVING_LIMIT {
-                        return Err(SliceError::Leaving { range: of.range });
-                    }
-                    let again = Some(Mark::sliced(mark.size));
-                    self.world
-                        .cluster
-                        .set_mark(&of.plain(), Some(mark), again)
-                        .await?;
-                }
-                Some(mark) => {
-                    self.idle_since(of.range, None);
-                    self.set_mark(Some(mark));
-                    return Ok(mark);
-                }
-                None => {
-                    // What a controller has assigned is still given from; whoever claims looks again after its claim.
-                    if !of.checked {
-                        self.world.plain.open(of).await?;
-                    }
-                    let mark = Some(Mark::sliced(size));
-                    self.world.cluster.set_mark(&of.plain(), None, mark).await?;
-                }
-            }
-            found = self.world.cluster.mark(&of.plain()).await?;
-        }
-    }
-
-    /// Claims one more slice, if one is free. The gate must be held.
-    pub async fn claim_free(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
-        let world = &self.world;
-        let cut = Cut::new(of.range, self.mark(of).await?.size)?;
-        let fits = |slot: &Prefix| {
-            let held = self.held();
-            !of.usable.clipped(*slot).is_empty()
-                && !held.iter().any(|one| one.slice.overlaps(*slot))
-        };
-        let walk = Walk::of(cut, &world.node, &of.network).take(4 * WALKED);
-        for slot in walk.filter(fits).take(WALKED) {
-            if self.claim_slot(of, slot).await? {
-                return Ok(true);
-            }
-        }
-        let mut table = SliceTable::new(cut);
-        for object in self.all_claims(of).await? {
-            table.restore(Slot {
-                slice: object.claim.range,
-                node: object.claim.node,
-                epoch: object.claim.epoch,
-            });
-        }
-        for holding in self.held().iter() {
-            table.restore(Slot {
-                slice: holding.slice,
-                node: world.node.clone(),
-                epoch: holding.epoch,
-            });
-        }
-        let start = cut.search_start(&NodeName::new(format!("{}/{}", world.node, of.network)));
-        for _ in 0..LISTED {
-            let Ok(slot) = table.claim(&world.node, &of.usable, start) else {
-                return Ok(false);
-            };
-            if self.claim_slot(of, slot.slice).await? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
     pub async fn all_claims(&self, of: &Sliced) -> Result<Vec<SliceObject>, LedgerError> {
         let range = Some((of.network.as_str(), of.range));
         self.world.cluster.slices(range, None).await
-    }
-
-    async fn claim_slot(&self, of: &Arc<Sliced>, slot: Prefix) -> Result<bool, SliceError> {
-        let uid = self.world.node_uid().await?;
-        let claim = self.world.claimed(slot, uid);
-        let asked = Instant::now();
-        let made = self
-            .world
-            .cluster
-            .claim_slice(&of.network, of.range, &claim)
-            .await;
-        self.world.busy.felt(asked, Instant::now());
-        // It may have been made all the same.
-        self.set_unsure(self.is_unsure() || made.is_err());
-        let Some(object) = made? else {
-            return Ok(false);
-        };
-        self.take(of, &object).await?;
-        self.publisher.lock().await.expect_none(slot);
-        self.world
-            .metrics
-            .refills
-            .get_or_create(&self.label())
-            .inc();
-        Ok(true)
-    }
-
-    /// Holds what was just claimed, after a look at what others hold in it.
-    pub async fn take(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<(), SliceError> {
-        let taken = self.confirm(of, object).await;
-        // A claim that is not held is found again by the next comparison.
-        self.set_unsure(self.is_unsure() || taken.is_err());
-        taken
-    }
-
-    async fn confirm(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<(), SliceError> {
-        // After the claim: whoever ends slicing has told so before it looks for claims.
-        let size = self.mark(of).await?.size;
-        let (now, plain) = if self.plain_is_empty() {
-            (self.world.cluster.marks(&of.plain()).await?, None)
-        } else {
-            let (now, plain) = self.world.cluster.marked(&of.plain()).await?;
-            (now, Some(plain))
-        };
-        let assigned = now.closed && !of.checked;
-        if assigned || !now.sliced.is_some_and(|mark| mark.confirms(size)) {
-            self.set_mark(None);
-            self.world.cluster.end_slice(object).await?;
-            if assigned {
-                self.world.plain.open(of).await?;
-            }
-            return Err(SliceError::Leaving { range: of.range });
-        }
-        // Nothing is lent or passed on while it is not settled what is in use.
-        let _donating = self.donating.lock().await;
-        self.put_into_use(of, &object.claim).await?;
-        if let Some(plain) = plain {
-            self.adopt_entries(of, object.claim.range, &plain.pool)
-                .await?;
-        }
-        self.surrender_offers(of, &object.claim).await?;
-        self.hold(self.holding(&object.claim, &object.claim.node_uid))
-            .await
     }
 
     /// One more slice before the last is full, and one less when one was empty for a while. Never asks other nodes.

@@ -31,6 +31,7 @@ mod adopt;
 mod assigned;
 mod borrow;
 mod busy;
+mod claim;
 mod donate;
 mod elastic;
 mod error;

@@ -100,6 +100,8 @@ pub(crate) struct SlicePool {
     of: Mutex<Arc<Sliced>>,
     held: Mutex<Held>,
     mark: Mutex<Option<Mark>>,
+    /// Since when the range is on its way back.
+    leaving: Mutex<Option<Instant>>,
     /// Since when a slice is empty, or an offer not taken.
     idle: Mutex<HashMap<Prefix, Instant>>,
     confirmation: Mutex<Confirmation>,
@@ -154,6 +156,7 @@ impl SlicePool {
             of: Mutex::new(of),
             held: Mutex::default(),
             mark: Mutex::default(),
+            leaving: Mutex::default(),
             idle: Mutex::default(),
             suspect: AtomicBool::new(false),
             unsure: AtomicBool::new(false),
@@ -194,6 +197,11 @@ impl SlicePool {
         let mut now = locked(&self.held);
         now.all = Arc::new(held);
         now.generation += 1;
+    }
+
+    /// There is more to give from the same slices: whoever found them full looks again.
+    pub fn note_more(&self) {
+        locked(&self.held).generation += 1;
     }
 
     /// The slices that may be given from now. One that lies in another is part of it: what others hold of that one is
@@ -318,6 +326,18 @@ impl SlicePool {
                 None
             }
         }
+    }
+
+    /// How long the range has been seen on its way back to its plain pool, this look included.
+    pub fn leaving_for(&self, leaving: bool) -> Duration {
+        let mut since = locked(&self.leaving);
+        *since = leaving.then(|| since.unwrap_or_else(Instant::now));
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Whether it was at the last look.
+    pub fn is_leaving(&self) -> bool {
+        locked(&self.leaving).is_some()
     }
 
     /// Looks at the claims of what is held: somebody has written on one of them.

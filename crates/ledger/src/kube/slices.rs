@@ -85,9 +85,9 @@ impl KubeLedger {
             .collect()
     }
 
-    /// Makes a claim of a part of `whole`: the CREATE is the claim. None: the name is another's, or our own of another
-    /// epoch.
-    pub async fn claim_slice(
+    /// Makes a claim of a part of `whole`: the CREATE is the claim. None: the name is taken. By whom is not asked: for
+    /// whoever knows all claims in its own name.
+    pub async fn claim_new_slice(
         &self,
         network: &str,
         whole: Prefix,
@@ -112,20 +112,31 @@ impl KubeLedger {
         });
         match self.wire.create(&SLICES, &object).await {
             Ok(created) => self.slice_of(&name, &created).map(Some),
-            Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
-                let found = self.slice(network, claim.range).await?;
-                let ours = found.filter(|found| {
-                    found.claim.node == claim.node
-                        && found.claim.node_uid == claim.node_uid
-                        && found.claim.epoch == claim.epoch
-                });
-                match ours {
-                    // One of before: a DELETE may be on its way to it.
-                    Some(found) => self.amend_slice(&found, &found.claim).await,
-                    None => Ok(None),
-                }
-            }
+            Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(None),
             Err(failure) => Err(failure.into_error(ask)),
+        }
+    }
+
+    /// The same, or a claim of before in the same name. None: it is another's, or our own of another epoch.
+    pub async fn claim_slice(
+        &self,
+        network: &str,
+        whole: Prefix,
+        claim: &Claimed,
+    ) -> Result<Option<SliceObject>, LedgerError> {
+        if let Some(made) = self.claim_new_slice(network, whole, claim).await? {
+            return Ok(Some(made));
+        }
+        let found = self.slice(network, claim.range).await?;
+        let ours = found.filter(|found| {
+            found.claim.node == claim.node
+                && found.claim.node_uid == claim.node_uid
+                && found.claim.epoch == claim.epoch
+        });
+        match ours {
+            // A DELETE may be on its way to it.
+            Some(found) => self.amend_slice(&found, &found.claim).await,
+            None => Ok(None),
         }
     }
 

@@ -1,0 +1,264 @@
+//! A slice is claimed by the name of a slot: first the claim, then one look at the range's plain pool, then it is held.
+//!
+//! The look tells what the claim was made without: whether the range is sliced, and how it is cut, whether it is on its way
+//! back, and what the plain pool holds of the slot. A claim that does not bear it goes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_core::Prefix;
+use berth_core::slice::elastic::{Mark, MarkState, Walk, usual_size};
+use berth_core::slice::{Cut, Holding as Slot, NodeName, SliceTable};
+use berth_ledger::kube::{PlainMarks, SliceObject};
+use berth_ledger::{LedgerError, Snapshot};
+use tokio::time::Instant;
+
+use crate::error::SliceError;
+use crate::pool::SlicePool;
+use crate::sliced::{Mode, Sliced};
+
+/// Slots that turned out to be taken before all claims are read at once.
+const WALKED: usize = 8;
+/// Free slots of that list that turned out to be taken, before it is left to the next try.
+const LISTED: usize = 64;
+/// How long a range may be on its way back before a network that is sliced takes it again.
+const LEAVING_LIMIT: Duration = Duration::from_secs(30);
+/// How often a range may turn out to be cut otherwise during one claim.
+const CUTS: usize = 3;
+/// What became of a slot that was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    Held,
+    /// It is another's.
+    Taken,
+    /// The range is cut otherwise than was thought.
+    OtherCut,
+}
+
+/// The size of slices that a network asks for, where nobody has cut its range yet.
+fn wished_size(of: &Sliced) -> u8 {
+    match of.mode {
+        Mode::Elastic {
+            size: Some(size), ..
+        } => size,
+        _ => usual_size(of.range),
+    }
+}
+
+impl SlicePool {
+    /// The range's mark; made, if there is none.
+    pub async fn mark(&self, of: &Arc<Sliced>) -> Result<Mark, SliceError> {
+        if let Some(mark) = self.known_mark() {
+            return Ok(mark);
+        }
+        let size = wished_size(of);
+        Cut::new(of.range, size)?;
+        // Whoever claims by it looks again after its claim.
+        let mut found = self.world.cluster.recent_mark(&of.plain()).await?;
+        if !found.is_some_and(|mark| mark.state == MarkState::Sliced) {
+            found = self.world.cluster.mark(&of.plain()).await?;
+        }
+        loop {
+            match found {
+                Some(mark) if mark.state == MarkState::Leaving => {
+                    // Nobody finished going back: the network is sliced again.
+                    if self.leaving_for(true) < LEAVING_LIMIT {
+                        return Err(SliceError::Leaving { range: of.range });
+                    }
+                    let again = Some(Mark::sliced(mark.size));
+                    self.world
+                        .cluster
+                        .set_mark(&of.plain(), Some(mark), again)
+                        .await?;
+                }
+                Some(mark) => {
+                    self.leaving_for(false);
+                    self.set_mark(Some(mark));
+                    return Ok(mark);
+                }
+                None => {
+                    // What a controller has assigned is still given from; whoever claims looks again after its claim.
+                    if !of.checked {
+                        self.world.plain.open(of).await?;
+                    }
+                    let mark = Some(Mark::sliced(size));
+                    self.world.cluster.set_mark(&of.plain(), None, mark).await?;
+                }
+            }
+            found = self.world.cluster.mark(&of.plain()).await?;
+        }
+    }
+
+    /// Claims one more slice, if one is free. The gate must be held.
+    pub async fn claim_free(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
+        // One on its way back is not claimed from to find that out again: whoever brings it back waits for claims to go.
+        if self.is_leaving() {
+            self.mark(of).await?;
+        }
+        for _ in 0..CUTS {
+            // Before the mark was ever seen: as this network would cut it, which is how it is cut as a rule. Whoever claims
+            // looks at the mark after its claim, and one look is enough.
+            let size = self
+                .known_mark()
+                .map_or_else(|| wished_size(of), |mark| mark.size);
+            match self.walk(of, Cut::new(of.range, size)?).await? {
+                Attempt::Held => return Ok(true),
+                Attempt::Taken => break,
+                Attempt::OtherCut => {}
+            }
+        }
+        self.claim_listed(of).await
+    }
+
+    /// Tries the slots at this node's own places.
+    async fn walk(&self, of: &Arc<Sliced>, cut: Cut) -> Result<Attempt, SliceError> {
+        let fits = |slot: &Prefix| {
+            let held = self.held();
+            !of.usable.clipped(*slot).is_empty()
+                && !held.iter().any(|one| one.slice.overlaps(*slot))
+        };
+        let walk = Walk::of(cut, &self.world.node, &of.network).take(4 * WALKED);
+        for slot in walk.filter(fits).take(WALKED) {
+            match self.claim_slot(of, slot).await? {
+                Attempt::Taken => {}
+                attempt => return Ok(attempt),
+            }
+        }
+        Ok(Attempt::Taken)
+    }
+
+    /// Tries what is free by the list of all claims.
+    async fn claim_listed(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
+        let world = &self.world;
+        let cut = Cut::new(of.range, self.mark(of).await?.size)?;
+        let mut table = SliceTable::new(cut);
+        for object in self.all_claims(of).await? {
+            table.restore(Slot {
+                slice: object.claim.range,
+                node: object.claim.node,
+                epoch: object.claim.epoch,
+            });
+        }
+        for holding in self.held().iter() {
+            table.restore(Slot {
+                slice: holding.slice,
+                node: world.node.clone(),
+                epoch: holding.epoch,
+            });
+        }
+        let start = cut.search_start(&NodeName::new(format!("{}/{}", world.node, of.network)));
+        for _ in 0..LISTED {
+            let Ok(slot) = table.claim(&world.node, &of.usable, start) else {
+                return Ok(false);
+            };
+            if self.claim_slot(of, slot.slice).await? == Attempt::Held {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn claim_slot(&self, of: &Arc<Sliced>, slot: Prefix) -> Result<Attempt, SliceError> {
+        let uid = self.world.node_uid().await?;
+        let claim = self.world.claimed(slot, uid);
+        let (asked, cluster) = (Instant::now(), &self.world.cluster);
+        let made = if self.is_unsure() {
+            cluster.claim_slice(&of.network, of.range, &claim).await
+        } else {
+            let made = cluster.claim_new_slice(&of.network, of.range, &claim);
+            made.await
+        };
+        self.world.busy.felt(asked, Instant::now());
+        // It may have been made all the same.
+        self.set_unsure(self.is_unsure() || made.is_err());
+        let Some(object) = made? else {
+            return Ok(Attempt::Taken);
+        };
+        if !self.confirmed(of, &object, slot.length()).await? {
+            return Ok(Attempt::OtherCut);
+        }
+        self.publisher.lock().await.expect_none(slot);
+        self.world
+            .metrics
+            .refills
+            .get_or_create(&self.label())
+            .inc();
+        Ok(Attempt::Held)
+    }
+
+    /// Holds what was just claimed, after a look at what others hold in it.
+    pub async fn take(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<(), SliceError> {
+        let size = self.mark(of).await?.size;
+        match self.confirmed(of, object, size).await? {
+            true => Ok(()),
+            false => Err(SliceError::Leaving { range: of.range }),
+        }
+    }
+
+    /// The same of a claim that was made by a cut of that size. False: the range is cut otherwise, and the claim is gone.
+    async fn confirmed(
+        &self,
+        of: &Arc<Sliced>,
+        object: &SliceObject,
+        size: u8,
+    ) -> Result<bool, SliceError> {
+        let confirmed = self.confirm(of, object, size).await;
+        // A claim that is not held is found again by the next comparison.
+        self.set_unsure(self.is_unsure() || confirmed.is_err());
+        confirmed
+    }
+
+    async fn confirm(
+        &self,
+        of: &Arc<Sliced>,
+        object: &SliceObject,
+        size: u8,
+    ) -> Result<bool, SliceError> {
+        // After the claim: whoever ends slicing has told so before it looks for claims.
+        let (mut now, mut plain) = self.look_at_plain(of).await?;
+        if now.sliced.is_none() && self.known_mark().is_none() {
+            // Nobody has sliced the range yet. A claim says nothing to those who give from the plain pool; the mark does,
+            // so the pool is read again after that.
+            if let Err(error) = self.mark(of).await {
+                self.world.cluster.end_slice(object).await?;
+                return Err(error);
+            }
+            (now, plain) = self.look_at_plain(of).await?;
+        }
+        let assigned = now.closed && !of.checked;
+        if assigned || !now.sliced.is_some_and(|mark| mark.confirms(size)) {
+            self.set_mark(None);
+            self.world.cluster.end_slice(object).await?;
+            if assigned {
+                self.world.plain.open(of).await?;
+                return Err(SliceError::Leaving { range: of.range });
+            }
+            self.mark(of).await?;
+            return Ok(false);
+        }
+        self.set_mark(now.sliced);
+        // Nothing is lent or passed on while it is not settled what is in use.
+        let _donating = self.donating.lock().await;
+        self.put_into_use(of, &object.claim).await?;
+        if let Some(plain) = plain {
+            self.adopt_entries(of, object.claim.range, &plain.pool)
+                .await?;
+        }
+        self.surrender_offers(of, &object.claim).await?;
+        self.hold(self.holding(&object.claim, &object.claim.node_uid))
+            .await?;
+        Ok(true)
+    }
+
+    /// The plain pool's marks, and what it holds, unless that is known to be nothing.
+    async fn look_at_plain(
+        &self,
+        of: &Sliced,
+    ) -> Result<(PlainMarks, Option<Snapshot>), LedgerError> {
+        if self.plain_is_empty() {
+            return Ok((self.world.cluster.marks(&of.plain()).await?, None));
+        }
+        let (now, plain) = self.world.cluster.marked(&of.plain()).await?;
+        Ok((now, Some(plain)))
+    }
+}

@@ -31,6 +31,11 @@ impl SlicePool {
         let published = of.published(&self.world.node, slice);
         let view = self.world.cluster.load(&published).await?;
         let mut found = entries(&view.pool, slice);
+        {
+            // What this process has put there and not taken off yet says nothing that its ledger does not.
+            let publisher = self.publisher.lock().await;
+            found.retain(|(address, record)| !publisher.has_put(slice, *address, record));
+        }
         found.extend(self.pod_addresses(slice).await?);
         self.take_in(of, found).await?;
         self.learn(of, slice).await?;

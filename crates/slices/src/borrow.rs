@@ -47,7 +47,8 @@ fn has_open_offer(claims: &[SliceObject]) -> bool {
 }
 
 impl SlicePool {
-    /// Gets a part of another node's slice; gives back how many were asked in vain. The gate must be held.
+    /// Gets a part of another node's slice, or back what it was offered; says how many were asked in vain. The gate must be
+    /// held.
     ///
     /// While others ask too, what is free goes from hand to hand: nothing is to be had only when everybody was asked and
     /// nobody's claim has changed meanwhile.
@@ -63,6 +64,10 @@ impl SlicePool {
             let pause = PAUSE * rand::rng().random_range(1..8);
             sleep(pause).await;
             if self.claim_free(of).await? {
+                return Ok(Ok(()));
+            }
+            // What this node offered and nobody took can be told by nobody else; its keeper waits for the gate.
+            if self.withdraw_offers(of).await? {
                 return Ok(Ok(()));
             }
             let now = self.all_claims(of).await?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use berth_core::slice::elastic::{Claimed, Offer, spare};
 use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Prefix, Record};
+use berth_ledger::LedgerError;
 use berth_ledger::kube::SliceObject;
 use tokio::time::Instant;
 
@@ -14,7 +15,8 @@ use crate::pool::SlicePool;
 use crate::retire::LEAVING;
 use crate::sliced::Sliced;
 
-/// Pods that took an address of the part that was about to be spared, before the asker is told no.
+/// Pods that took an address of the part that was about to be spared, before the asker is told no; writes of others that
+/// came in between when a part was taken back, before that is left for later.
 const TRIES: usize = 5;
 
 impl SlicePool {
@@ -124,23 +126,12 @@ impl SlicePool {
     /// Forgets a slice that is another's. Its addresses stay out of use where another slice of this node lies around
     /// it: it was cut from that one.
     pub async fn let_go(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
-        self.unpublish(of, slice).await;
+        self.unpublish(slice).await;
         let held = self.held();
         if !held.iter().any(|holding| holding.slice.covers(slice)) {
             self.free_rows(of, |row| row == slice).await?;
         }
         Ok(())
-    }
-
-    /// Leaves the view of a slice that was given back to the controller, which deletes it. What fails leaves an empty
-    /// object and no more.
-    pub async fn unpublish(&self, of: &Sliced, slice: Prefix) {
-        let mut publisher = self.publisher.lock().await;
-        publisher.forget(slice);
-        let view = of.published(&self.world.node, slice);
-        if let Err(error) = self.world.cluster.label_given_back(&view).await {
-            tracing::info!(pool = view.name, %error, "an empty pool stays");
-        }
     }
 
     /// A part that is out of use from now on.
@@ -180,10 +171,12 @@ impl SlicePool {
         Ok(None)
     }
 
-    /// Takes back offers that nobody took, or that their taker is done with. The gate must be held.
-    pub async fn withdraw_offers(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+    /// Takes back offers that nobody took, or that their taker is done with. The gate must be held. Whether addresses
+    /// are in use again that were not.
+    pub async fn withdraw_offers(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
         let world = &self.world;
         let _donating = self.donating.lock().await;
+        let mut withdrawn = false;
         let all = self.all_claims(of).await?;
         let mine = all.iter().filter(|object| object.claim.node == world.node);
         let now = Instant::now();
@@ -202,37 +195,56 @@ impl SlicePool {
                     .claim_slice(&of.network, of.range, &claim)
                     .await?;
                 if let Some(child) = made {
-                    self.finish_withdrawal(of, object, &child).await?;
+                    withdrawn |= self.finish_withdrawal(of, object, &child).await?;
                     // The claim was changed: the others wait for the next look.
                     break;
                 }
             }
         }
-        Ok(())
+        Ok(withdrawn)
     }
 
-    /// The name of the part is ours: the offer goes, then the name, and then the addresses are given again.
+    /// The name of the part is ours: the offer goes, then the name, and then the addresses are given again. Whether
+    /// it came to that: whoever asks writes on these claims too, so it is tried some times.
     pub async fn finish_withdrawal(
         &self,
         of: &Arc<Sliced>,
         parent: &SliceObject,
         child: &SliceObject,
-    ) -> Result<(), SliceError> {
-        let part = child.claim.range;
-        let world = &self.world;
+    ) -> Result<bool, SliceError> {
+        let (slice, part) = (parent.claim.range, child.claim.range);
+        for _ in 0..TRIES {
+            if self.withdraw(of, slice, part).await? {
+                self.free_rows(of, |row| part.covers(row)).await?;
+                self.note_more();
+                tracing::info!(%part, %slice, "a part of a slice was taken back");
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes an offer off the claim of `slice`, by the name of the part, and ends that. False: not both are this node's, or
+    /// somebody else wrote on one of them.
+    async fn withdraw(&self, of: &Sliced, slice: Prefix, part: Prefix) -> Result<bool, SliceError> {
+        let cluster = &self.world.cluster;
+        let ours = async |range| {
+            let found = cluster.slice(&of.network, range).await?;
+            Ok::<_, LedgerError>(found.filter(|found| found.claim.node == self.world.node))
+        };
         // Each of these is a write, whatever it changes: an older one of ours may still be on its way.
-        let Some(child) = world.cluster.amend_slice(child, &child.claim).await? else {
-            return Ok(());
+        let Some(child) = ours(part).await? else {
+            return Ok(false);
+        };
+        let Some(child) = cluster.amend_slice(&child, &child.claim).await? else {
+            return Ok(false);
+        };
+        let Some(parent) = ours(slice).await? else {
+            return Ok(false);
         };
         let mut claim = parent.claim.clone();
         claim.offers.retain(|offer| offer.range != part);
-        if world.cluster.amend_slice(parent, &claim).await?.is_none() {
-            return Ok(());
-        }
-        if world.cluster.end_slice(&child).await? {
-            self.free_rows(of, |row| part.covers(row)).await?;
-            tracing::info!(%part, slice = %parent.claim.range, "a part of a slice was taken back");
-        }
-        Ok(())
+        let gone = cluster.amend_slice(&parent, &claim).await?.is_some();
+        Ok(gone && cluster.end_slice(&child).await?)
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use berth_core::{Address, Change, Pool, Prefix, Record};
-use berth_ledger::{KubeLedger, Ledger, LedgerError, Snapshot};
+use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot};
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
@@ -24,6 +24,8 @@ pub(crate) const SURRENDERED: &str = "(surrendered)";
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     views: HashMap<Prefix, View>,
+    /// Slices that are not held any more, whose objects still show what was.
+    given_up: BTreeSet<Prefix>,
 }
 
 #[derive(Debug)]
@@ -62,8 +64,17 @@ impl Publisher {
         });
     }
 
-    pub fn forget(&mut self, slice: Prefix) {
-        self.views.remove(&slice);
+    /// Whether an entry of a slice's object is one that this process has put there, and will take off.
+    pub fn has_put(&self, slice: Prefix, address: Address, record: &Record) -> bool {
+        let view = self.views.get(&slice);
+        view.is_some_and(|view| view.has_put(address, record))
+    }
+}
+
+impl View {
+    fn has_put(&self, address: Address, record: &Record) -> bool {
+        let ours = self.ours.get(&address);
+        ours.is_some_and(|ours| ours.same_holder(record))
     }
 }
 
@@ -80,6 +91,9 @@ impl SlicePool {
             if let Err(error) = self.publish_slice(&mut publisher, holding.slice).await {
                 outcome = Err(error);
             }
+        }
+        if let Err(error) = self.clear(&mut publisher).await {
+            outcome = Err(error);
         }
         match (&outcome, since) {
             (Ok(()), Some(since)) => {
@@ -171,6 +185,62 @@ impl SlicePool {
         }))
     }
 
+    /// Leaves the object of a slice that was given up to the controller, which deletes it, without what this node put
+    /// there: somebody who was freed last may still be shown. What fails is done with the next publication.
+    pub async fn unpublish(&self, slice: Prefix) {
+        let mut publisher = self.publisher.lock().await;
+        publisher.given_up.insert(slice);
+        if let Err(error) = self.clear(&mut publisher).await {
+            tracing::info!(%slice, %error, "the pool of a slice that was given up is emptied later");
+            self.touch();
+        }
+    }
+
+    async fn clear(&self, publisher: &mut Publisher) -> Result<(), SliceError> {
+        let held = self.held();
+        while let Some(slice) = publisher.given_up.first().copied() {
+            // Held again: its object is published like any other.
+            if !held.iter().any(|one| one.slice == slice) {
+                let key = self.of().published(&self.world.node, slice);
+                if let Some(view) = publisher.views.get(&slice) {
+                    self.clear_object(&key, view).await?;
+                }
+                self.world.cluster.label_given_back(&key).await?;
+                publisher.views.remove(&slice);
+            }
+            publisher.given_up.remove(&slice);
+        }
+        Ok(())
+    }
+
+    async fn clear_object(&self, key: &PoolKey, view: &View) -> Result<(), SliceError> {
+        for _ in 0..TRIES {
+            let object = self.world.cluster.load(key).await?;
+            let ours = object.pool.records();
+            let ours = ours.filter(|(address, record)| view.has_put(*address, record));
+            let changes: Vec<Change> = ours
+                .map(|(address, record)| Change::Release {
+                    address,
+                    expected: record.clone(),
+                    rest: None,
+                })
+                .collect();
+            if changes.is_empty() {
+                return Ok(());
+            }
+            let emptied = self.world.views.commit(key, &object.version, &changes);
+            match emptied.await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.needs_reload() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(SliceError::Store(LedgerError::Conflict {
+            pool: key.name.clone(),
+            held: Vec::new(),
+        }))
+    }
+
     /// Notes what this node has of a slice, before anything is freed in it.
     pub async fn learn(&self, of: &Sliced, slice: Prefix) -> Result<(), LedgerError> {
         let local = self.world.local.load(&of.key()).await?;
@@ -209,9 +279,9 @@ impl SlicePool {
         let mut foreign = Vec::new();
         let mut disputed = BTreeSet::new();
         for (address, record) in object.pool.records() {
-            let mine = ours
-                .get(&address)
-                .is_some_and(|mine| mine.same_holder(record));
+            let mine = known
+                .as_ref()
+                .is_some_and(|view| view.has_put(address, record));
             match local.get(address) {
                 Some(held) if held.same_holder(record) => {
                     ours.insert(address, record.clone());

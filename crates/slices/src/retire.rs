@@ -120,7 +120,7 @@ impl SlicePool {
                 let mut publisher = self.publisher.lock().await;
                 self.publish_slice(&mut publisher, holding.slice).await?;
             }
-            self.unpublish(of, holding.slice).await;
+            self.unpublish(holding.slice).await;
         }
         let mine = self
             .world

@@ -33,6 +33,13 @@ async fn holders(site: &Site) -> BTreeMap<String, String> {
     claims.unwrap().into_iter().map(holder).collect()
 }
 
+/// All claims, to be read by a person.
+async fn claims_of(site: &Site) -> String {
+    let claims = site.api::<SliceClaim>().list(&ListParams::default()).await;
+    let specs = claims.unwrap().into_iter().map(|one| json!(one.spec));
+    json!(specs.collect::<Vec<_>>()).to_string()
+}
+
 /// A node has lent the first address of its slice, and the borrower has passed it on to it: the part begins where the
 /// slice begins, and both are held.
 #[tokio::test(flavor = "multi_thread")]
@@ -83,6 +90,42 @@ async fn a_part_of_nothing_is_not_taken_up() {
     assert_eq!(now, expected);
 }
 
+/// A CREATE of when the range was cut otherwise arrives late: others have slots in what it names.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_larger_than_the_cut_is_not_taken_up() {
+    let site = Site::shared().await;
+    let whole = "10.23.0.0/27";
+    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let other = Machine::start(&site, "narrow").await;
+    let first = bare(&other.add("p", &ipam).await);
+    claimed(&site, whole, whole, "wide", 1, json!([])).await;
+    let machine = Machine::start(&site, "wide").await;
+    let mut given = BTreeSet::from([first]);
+    for n in 0..15 {
+        let address = bare(&machine.add(&format!("p{n}"), &ipam).await);
+        assert!(given.insert(address.clone()), "{address} is given twice");
+    }
+    let now = holders(&site).await;
+    assert!(!now.contains_key(whole), "{now:?}");
+}
+
+/// The first who slices a range decides how it is cut, whatever others would have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_is_cut_by_its_mark() {
+    let site = Site::shared().await;
+    let ipam = |size: &str| json!({ "range": "10.24.0.0/26", "fast_ipam": true, "slice_size": size, "enable_overlapping_ranges": false });
+    for (node, size) in [("cut-a", "/28"), ("cut-b", "/27"), ("cut-c", "/29")] {
+        let machine = Machine::start(&site, node).await;
+        machine.add("p", &ipam(size)).await;
+    }
+    let now = holders(&site).await;
+    let sizes: BTreeSet<&str> = now
+        .keys()
+        .filter_map(|range| range.rsplit('/').next())
+        .collect();
+    assert_eq!((now.len(), sizes), (3, BTreeSet::from(["28"])), "{now:?}");
+}
+
 /// A node had borrowed an address of a part, and lost it; then it inherits the slice that the part was cut from: the
 /// address is the borrower's of that part, like the rest of it.
 #[tokio::test(flavor = "multi_thread")]
@@ -125,6 +168,47 @@ async fn what_was_lost_is_not_given_as_of_what_is_inherited() {
     assert_eq!(more.map_err(|(code, _)| code), Err(11));
 }
 
+/// A node passes its slices on before it has published that their pods are gone: nothing that is gone is shown, nor held
+/// when a slice comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_freed_last_is_not_held_when_its_slice_comes_back() {
+    let site = Site::shared().await;
+    let mut slow = quick();
+    slow.gather = Duration::from_secs(5);
+    slow.gather_busy = Duration::from_secs(5);
+    slow.gather_most = Duration::from_secs(5);
+    let giver = Machine::start_with(&site, "late-giver", slow).await;
+    let taker = Machine::start(&site, "late-taker").await;
+    let ipam = json!({ "range": "10.25.0.0/30", "fast_ipam": true, "slice_size": "/32", "enable_overlapping_ranges": false });
+    for pod in ["p1", "p2"] {
+        giver.add(pod, &ipam).await;
+    }
+    until("published", async || {
+        let now = site.published().await;
+        (now.len() == 2).then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    for pod in ["p1", "p2"] {
+        giver.del(pod, &ipam).await;
+    }
+    let passed = bare(&taker.add("q", &ipam).await);
+    until("only who is there is shown", async || {
+        let now = site.published().await;
+        let expected = BTreeMap::from([(passed.clone(), "ns/q".to_owned())]);
+        (now == expected).then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    taker.del("q", &ipam).await;
+    for pod in ["r1", "r2"] {
+        until("both are to be had again", async || {
+            let got = giver.try_add(pod, &ipam).await;
+            got.map(|_| ())
+                .map_err(|(code, why)| format!("{code}: {why}"))
+        })
+        .await;
+    }
+}
+
 /// Pods of three nodes come and go where there are fewer addresses than they ask for: parts are lent, passed on and
 /// borrowed back, and at no time two pods have one address.
 #[tokio::test(flavor = "multi_thread")]
@@ -161,4 +245,20 @@ async fn an_address_that_goes_from_hand_to_hand_is_given_once() {
     join_all(workers).await;
     let times = times.into_inner().unwrap();
     assert!(times > 6, "{times} pods got an address");
+    // Nothing is lost on the way: one node gets all of them.
+    for n in 0..6 {
+        let pod = format!("last-{n}");
+        until("every address is to be had", async || {
+            let got = machines[0].try_add(&pod, &ipam).await;
+            match got {
+                Ok(_) => Ok(()),
+                Err((code, why)) => {
+                    let claims = claims_of(&site).await;
+                    let rows = join_all(machines.iter().map(Machine::rows)).await;
+                    Err(format!("{code}: {why}; {claims}\n{}", rows.join("\n")))
+                }
+            }
+        })
+        .await;
+    }
 }

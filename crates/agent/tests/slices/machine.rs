@@ -10,6 +10,7 @@ use berth_cni::call::Environment;
 use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
 use berth_ledger::kube::Connect;
+use berth_ledger::{Ledger, SqliteLedger};
 use berth_testkit::Cluster;
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::{Api, ListParams, PostParams};
@@ -151,6 +152,25 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// What its ledger has, to be read by a person: of a copy, for the agent has the file to itself.
+    pub async fn rows(&self) -> String {
+        let copy = tempfile::tempdir().unwrap();
+        for suffix in ["", "-wal"] {
+            let name = format!("berth.db{suffix}");
+            let from = self.config.database.with_file_name(&name);
+            let _ = std::fs::copy(from, copy.path().join(&name));
+        }
+        let ledger = SqliteLedger::open(copy.path().join("berth.db")).unwrap();
+        let mut text = format!("{}:", self.node);
+        for key in ledger.pools().await.unwrap() {
+            let pool = ledger.load(&key).await.unwrap().pool;
+            for (address, record) in pool.records() {
+                text += &format!("\n  {}: {address} {record:?}", key.name);
+            }
+        }
+        text
+    }
+
     pub async fn start(site: &Site, node: &str) -> Machine {
         Machine::start_with(site, node, quick()).await
     }

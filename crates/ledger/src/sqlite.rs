@@ -31,6 +31,9 @@ use schema::Sharing;
 /// How often a watch looks for other processes' commits. Own commits are seen at once.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Pages of a file that is read without leaving the runtime's worker: some 2,000 records.
+const SMALL: i64 = 64;
+
 #[derive(Clone, Debug)]
 pub struct SqliteLedger {
     inner: Arc<Inner>,
@@ -85,10 +88,7 @@ impl SqliteLedger {
                 .connection
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            work(&mut connection).map_err(|failure| match failure {
-                Failure::Sqlite(error) => fault::classify(&inner.path, operation, &error),
-                Failure::Ledger(error) => error,
-            })
+            work(&mut connection).map_err(|failure| inner.told(operation, failure))
         });
         task.await.unwrap_or_else(|error| {
             Err(LedgerError::Uncertain {
@@ -98,6 +98,38 @@ impl SqliteLedger {
             })
         })
     }
+
+    /// The same for what only reads. Of a small file that is done here and now, if nobody else is at the connection: its
+    /// pages are in memory, and waking another thread, and being woken by it, takes longer than to read them.
+    async fn read<T, F>(&self, operation: &'static str, work: F) -> Result<T, LedgerError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Connection) -> Result<T, Failure> + Send + 'static,
+    {
+        if let Ok(mut connection) = self.inner.connection.try_lock()
+            && is_small(&connection)
+        {
+            return work(&mut connection).map_err(|failure| self.inner.told(operation, failure));
+        }
+        self.run(operation, work).await
+    }
+}
+
+impl Inner {
+    fn told(&self, operation: &'static str, failure: Failure) -> LedgerError {
+        match failure {
+            Failure::Sqlite(error) => fault::classify(&self.path, operation, &error),
+            Failure::Ledger(error) => error,
+        }
+    }
+}
+
+/// Whether all of the file is read in a moment.
+fn is_small(connection: &Connection) -> bool {
+    let pages = connection
+        .prepare_cached("PRAGMA page_count")
+        .and_then(|mut count| count.query_row([], |row| row.get::<_, i64>(0)));
+    pages.is_ok_and(|pages| pages <= SMALL)
 }
 
 /// What goes wrong inside a transaction: SQLite's own errors, or a decision of ours.
@@ -122,7 +154,7 @@ impl From<LedgerError> for Failure {
 impl Ledger for SqliteLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
         let pool = pool.clone();
-        self.run("load", move |connection| {
+        self.read("load", move |connection| {
             let transaction = connection.transaction()?;
             rows::load(&transaction, &pool)
         })
@@ -135,7 +167,7 @@ impl Ledger for SqliteLedger {
         base: &Version,
     ) -> Result<Option<Snapshot>, LedgerError> {
         let (pool, base) = (pool.clone(), base.clone());
-        self.run("refresh", move |connection| {
+        self.read("refresh", move |connection| {
             let transaction = connection.transaction()?;
             if rows::version(&transaction, &pool)? == base {
                 return Ok(None);
@@ -210,7 +242,7 @@ impl Ledger for SqliteLedger {
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
-        self.run("list pools", |connection| rows::pools(connection))
+        self.read("list pools", |connection| rows::pools(connection))
             .await
     }
 
@@ -244,12 +276,12 @@ impl Ledger for SqliteLedger {
 
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         let key = key.clone();
-        self.run("read", move |connection| rows::claim(connection, &key))
+        self.read("read", move |connection| rows::claim(connection, &key))
             .await
     }
 
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.run("list", move |connection| rows::claims(connection, kind))
+        self.read("list", move |connection| rows::claims(connection, kind))
             .await
     }
 }

@@ -95,7 +95,10 @@ impl Relay {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))
             .await
             .context("listen")?;
-        let url = format!("http://{}", listener.local_addr().context("a relay's port")?);
+        let url = format!(
+            "http://{}",
+            listener.local_addr().context("a relay's port")?
+        );
         let dir = tempfile::tempdir().context("make a directory")?;
         let kubeconfig = dir.path().join("kubeconfig");
         let text = json!({

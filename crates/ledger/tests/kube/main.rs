@@ -27,6 +27,7 @@ mod foreign;
 mod limits;
 mod pages;
 mod refusals;
+mod slicepools;
 mod turns;
 
 /// The shared cluster with all definitions in it.

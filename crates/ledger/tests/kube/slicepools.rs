@@ -1,0 +1,157 @@
+//! How a table of assignments is written: a few rows as single steps, and the whole of it where those are refused.
+
+use std::collections::BTreeSet;
+
+use berth_core::dialect::WHEREABOUTS;
+use berth_core::slice::assigned::Assignments;
+use berth_core::slice::{Cut, NodeName};
+use berth_core::{RangeSpec, Space};
+use berth_ledger::kube::slicepools::{Marks, SlicePool, SlicePools};
+use berth_testkit::{Fate, Relay};
+
+use super::*;
+
+const RANGE: &str = "10.0.0.0/20";
+const STEPS: &str = "application/json-patch+json";
+const WHOLE: &str = "application/merge-patch+json";
+
+/// A table of 256 slices, of which these nodes have one each.
+fn mk_table(nodes: &[&str]) -> SlicePool {
+    let mut table = Assignments::new(Cut::new(RANGE.parse().unwrap(), 28).unwrap());
+    let spec = RangeSpec::parse(RANGE).unwrap();
+    let space = Space::build(&spec, WHEREABOUTS).unwrap().0;
+    let nodes: BTreeSet<NodeName> = nodes.iter().map(|name| NodeName::new(*name)).collect();
+    table.assign(&nodes, &[&space]);
+    let marks = Marks {
+        networks: vec!["ns/net".into()],
+        ..Marks::default()
+    };
+    SlicePool {
+        table,
+        size_text: "/28".into(),
+        marks,
+    }
+}
+
+struct Tables {
+    relay: Relay,
+    /// By way of the relay, and straight.
+    here: SlicePools,
+    there: SlicePools,
+}
+
+impl Tables {
+    async fn new(name: &str) -> Self {
+        let cluster = cluster().await;
+        let namespace = cluster.namespace(name).await.unwrap();
+        let relay = Relay::new(cluster).await.unwrap();
+        let straight = mk_connect(cluster, &namespace);
+        let relayed = Connect {
+            kubeconfig: Some(relay.kubeconfig()),
+            ..straight.clone()
+        };
+        Self {
+            relay,
+            here: SlicePools::new(&relayed.open().await.unwrap()),
+            there: SlicePools::new(&straight.open().await.unwrap()),
+        }
+    }
+
+    /// Format and answer of every patch so far.
+    fn patches(&self) -> Vec<(String, u16)> {
+        let seen = self.relay.seen().into_iter();
+        let patches = seen.filter(|(asked, _)| asked.method == "PATCH");
+        patches
+            .map(|(asked, code)| (asked.format, code.unwrap_or_default()))
+            .collect()
+    }
+
+    fn refuse_steps(&self, code: u16) {
+        self.relay.rule(move |asked| match asked.format.as_str() {
+            STEPS => Fate::Refuse {
+                code,
+                retry_after: None,
+            },
+            _ => Fate::Pass,
+        });
+    }
+}
+
+fn told(patches: &[(&str, u16)]) -> Vec<(String, u16)> {
+    let one = |(format, code): &(&str, u16)| ((*format).to_owned(), *code);
+    patches.iter().map(one).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_more_is_written_in_steps_and_as_a_whole_where_those_are_refused() {
+    let tables = Tables::new("steps").await;
+    let first = mk_table(&["a"]);
+    let mut stored = tables.here.write("net", None, &first).await.unwrap();
+    assert_eq!(tables.patches(), []);
+    let mut expected = Vec::new();
+    // The second step goes onto what the first has left; the refused ones have left nothing.
+    let ways: [(&[&str], Option<u16>, &[(&str, u16)]); 4] = [
+        (&["a", "b"], None, &[(STEPS, 200)]),
+        (&["a", "b", "c"], Some(422), &[(STEPS, 422), (WHOLE, 200)]),
+        (
+            &["a", "b", "c", "d"],
+            Some(413),
+            &[(STEPS, 413), (WHOLE, 200)],
+        ),
+        (&["a", "b", "c", "d", "e"], None, &[(STEPS, 200)]),
+    ];
+    for (nodes, refused, way) in ways {
+        match refused {
+            Some(code) => tables.refuse_steps(code),
+            None => tables.relay.rule(|_| Fate::Pass),
+        }
+        let pool = mk_table(nodes);
+        stored = tables
+            .here
+            .write("net", Some(&stored), &pool)
+            .await
+            .unwrap();
+        expected.extend(told(way));
+        assert_eq!(tables.patches(), expected, "{nodes:?}");
+        let now = tables.there.load("net").await.unwrap().unwrap();
+        assert_eq!(now.pool, pool);
+        assert_eq!(
+            now.versions(),
+            stored.versions(),
+            "the next one goes onto it"
+        );
+    }
+}
+
+/// Whoever planned on an older table writes nothing, in either way.
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_onto_another_version_are_a_conflict() {
+    let tables = Tables::new("stale").await;
+    let first = tables.there.write("net", None, &mk_table(&["a"])).await;
+    let first = first.unwrap();
+    let theirs = mk_table(&["a", "z"]);
+    tables
+        .there
+        .write("net", Some(&first), &theirs)
+        .await
+        .unwrap();
+    let ours = mk_table(&["a", "b"]);
+    let refused = tables.here.write("net", Some(&first), &ours).await;
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, LedgerError::Conflict { .. }), "{refused}");
+    assert_eq!(tables.patches(), told(&[(STEPS, 422), (WHOLE, 409)]));
+    let now = tables.there.load("net").await.unwrap().unwrap();
+    assert_eq!(now.pool, theirs);
+}
+
+/// Another refusal is no reason to send a table of thousands.
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_that_a_busy_server_refuses_are_not_sent_as_a_whole() {
+    let tables = Tables::new("refused").await;
+    let first = tables.here.write("net", None, &mk_table(&["a"])).await;
+    tables.refuse_steps(429);
+    let more = mk_table(&["a", "b"]);
+    let refused = tables.here.write("net", Some(&first.unwrap()), &more).await;
+    assert!(refused.unwrap_err().is_passing());
+    assert_eq!(tables.patches(), told(&[(STEPS, 429)]));
+}

@@ -7,13 +7,17 @@
 )]
 
 mod assigned;
+mod bare;
+mod busy;
 mod checked;
 mod elastic;
 mod garbage;
 mod hands;
+mod later;
 mod machine;
 mod moves;
 mod plain;
+mod precautions;
 mod race;
 mod whereabouts;
 mod world;

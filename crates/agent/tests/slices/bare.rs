@@ -1,0 +1,269 @@
+//! A node's slices without an agent around them: on a way to the API server that a test can hold up, and on a ledger of its
+//! own that a test can watch and make fail.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use berth_agent::SliceSettings;
+use berth_api::berth::{SliceCall, SliceClaim};
+use berth_core::{Address, Change, Prefix};
+use berth_desk::DeskMetrics;
+use berth_ledger::kube::Connect;
+use berth_ledger::{Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Version};
+use berth_pods::{Front, Store, Stores};
+use berth_slices::slices::Setup;
+use berth_slices::{SliceMetrics, Slices, sliced};
+use berth_testkit::{Cluster, Relay};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::machine::{Site, request, until};
+
+/// Who holds what is out of use.
+const SURRENDERED: &str = "(surrendered)";
+
+/// The node's ledger.
+#[derive(Debug, Default)]
+pub struct Local {
+    below: MemoryLedger,
+    refusal: Mutex<Refusal>,
+    watch: Mutex<Option<Watch>>,
+    breaches: Mutex<Vec<String>>,
+}
+
+/// Whether a change of what is held fails.
+#[derive(Clone, Debug, Default)]
+enum Refusal {
+    #[default]
+    No,
+    Next,
+    /// What was out of use then.
+    Made(Rows),
+}
+
+/// Addresses that are out of use, each as a part.
+pub type Rows = Vec<(Address, String)>;
+
+/// What has to be out of use after every commit.
+#[derive(Clone, Debug)]
+struct Watch {
+    pool: PoolKey,
+    part: Prefix,
+    /// As one of these parts.
+    parts: Vec<String>,
+}
+
+impl Local {
+    /// The next change of what is held is refused.
+    pub fn refuse_holdings(&self) {
+        *self.refusal.lock().unwrap() = Refusal::Next;
+    }
+
+    /// What was out of use when one was.
+    pub fn refused(&self) -> Option<Rows> {
+        match &*self.refusal.lock().unwrap() {
+            Refusal::Made(rows) => Some(rows.clone()),
+            _ => None,
+        }
+    }
+
+    /// From now on each address of `part` is out of use, as one of `parts`.
+    pub fn watch(&self, range: &str, part: &str, parts: &[&str]) {
+        *self.watch.lock().unwrap() = Some(Watch {
+            pool: sliced::key("", range.parse().unwrap()),
+            part: part.parse().unwrap(),
+            parts: parts.iter().map(|part| (*part).to_owned()).collect(),
+        });
+    }
+
+    /// How it was not.
+    pub fn breaches(&self) -> Vec<String> {
+        self.breaches.lock().unwrap().clone()
+    }
+
+    pub async fn out_of_use(&self, range: Prefix) -> Rows {
+        let pool = sliced::key("", range);
+        let now = self.below.load(&pool).await.unwrap();
+        let rows = now.pool.records();
+        let rows = rows.filter(|(_, row)| row.owner.subject == SURRENDERED);
+        rows.map(|(address, row)| (address, row.owner.part.clone()))
+            .collect()
+    }
+}
+
+#[async_trait]
+impl Layer for Local {
+    fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
+        &self.below
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        let refuses = matches!(*self.refusal.lock().unwrap(), Refusal::Next);
+        if refuses && pool.name.starts_with(sliced::HOLDINGS) {
+            let rows = self.out_of_use(pool.network.unwrap()).await;
+            *self.refusal.lock().unwrap() = Refusal::Made(rows);
+            return Err(LedgerError::Unavailable {
+                target: "the node's ledger".to_owned(),
+                why: "a test refuses this".to_owned(),
+                retry_after: None,
+            });
+        }
+        let made = self.below.commit(pool, base, changes).await?;
+        let watch = self.watch.lock().unwrap().clone();
+        if let Some(Watch { part, parts, .. }) = watch.filter(|watch| watch.pool == *pool) {
+            let now = self.out_of_use(pool.network.unwrap()).await;
+            let out = |address: Address| {
+                let mut rows = now.iter();
+                rows.any(|(one, of)| *one == address && parts.contains(of))
+            };
+            for n in 0..part.block().count() {
+                let address = part.network().plus(n).unwrap();
+                if !out(address) {
+                    let breach = format!("{address} is in use after {changes:?}");
+                    self.breaches.lock().unwrap().push(breach);
+                }
+            }
+        }
+        Ok(made)
+    }
+}
+
+/// A node.
+pub struct Bare {
+    pub name: String,
+    pub relay: Relay,
+    pub local: Arc<Local>,
+    pub slices: Slices,
+    front: Front,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Bare {
+    /// One that keeps its slices.
+    pub async fn start(site: &Site, name: &str, settings: SliceSettings) -> Bare {
+        Bare::new(site, name, settings, true).await
+    }
+
+    /// One that does what a call needs and nothing else.
+    pub async fn idle(site: &Site, name: &str, settings: SliceSettings) -> Bare {
+        Bare::new(site, name, settings, false).await
+    }
+
+    async fn new(site: &Site, name: &str, settings: SliceSettings, keeps: bool) -> Bare {
+        site.register(name).await;
+        let relay = Relay::new(Cluster::shared().await).await.unwrap();
+        let connect = Connect {
+            kubeconfig: Some(relay.kubeconfig()),
+            namespace: Some(site.namespace.clone()),
+            timeout: Duration::from_secs(30),
+        };
+        let local = Arc::new(Local::default());
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let slices = Slices::new(Setup {
+            connection: connect.open().await.unwrap(),
+            local: Arc::clone(&local) as SharedLedger,
+            node: name.to_owned(),
+            boot: "b".to_owned(),
+            settings,
+            metrics: SliceMetrics::default(),
+            daemon: keeps.then(|| (tasks.clone(), stop.clone())),
+        });
+        slices.open().await.unwrap();
+        let store =
+            Store::cluster(slices.ledger(), DeskMetrics::default()).with_slices(slices.clone());
+        let stores: Arc<dyn Stores> = Arc::new(Arc::new(store));
+        Bare {
+            front: Front::new(stores, name).with_flat_places(Vec::new()),
+            name: name.to_owned(),
+            relay,
+            local,
+            slices,
+            tasks,
+            stop,
+        }
+    }
+
+    /// The address that a pod gets, or the code and the words of the refusal.
+    pub async fn try_add(&self, pod: &str, ipam: &Value) -> Result<String, (u64, String)> {
+        let call = request("ADD", "ns", pod, &format!("{pod}-container"), ipam);
+        let answer = self.front.answer(&call).await;
+        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
+        if answer.exit != 0 {
+            let text = said["msg"].as_str().unwrap().to_owned();
+            return Err((said["code"].as_u64().unwrap(), text));
+        }
+        let address = said["ips"][0]["address"].as_str().unwrap();
+        Ok(address.split('/').next().unwrap().to_owned())
+    }
+
+    pub async fn add(&self, pod: &str, ipam: &Value) -> String {
+        self.try_add(pod, ipam).await.unwrap()
+    }
+
+    /// The requests that made an object of that kind in the cluster, or tried to.
+    pub fn made(&self, plural: &str) -> Vec<(berth_testkit::Asked, Option<u16>)> {
+        let seen = self.relay.seen().into_iter();
+        let made = seen.filter(|(asked, _)| asked.method == "POST" && asked.path.ends_with(plural));
+        made.collect()
+    }
+
+    /// Everything is as an agent's end leaves it when this returns.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// A claim as an agent has written it; what it is a slice of is `whole`.
+pub async fn claim(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, offers: Value) {
+    let name = range.replace('/', "-");
+    let labels = json!({ "berth.dev/node": node, "berth.dev/range": whole.replace('/', "-") });
+    site.create::<SliceClaim>(json!({
+        "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
+        "metadata": { "name": name, "labels": labels },
+        "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
+    }))
+    .await;
+}
+
+/// Writes on a claim as another node does, and calls its holder.
+pub async fn write(site: &Site, range: &str, patch: Value, holder: &str) {
+    let params = PatchParams::default();
+    let name = range.replace('/', "-");
+    let patch = Patch::Merge(patch);
+    let claims = site.api::<SliceClaim>();
+    claims.patch(&name, &params, &patch).await.unwrap();
+    let call = json!({ "metadata": { "name": holder }, "spec": { "call": range } });
+    site.create::<SliceCall>(call).await;
+}
+
+/// Ranges and nodes of a claim's offers, once nobody wants a part of it any more.
+pub async fn answered(site: &Site, range: &str) -> Vec<(String, String)> {
+    let name = range.replace('/', "-");
+    let claims = site.api::<SliceClaim>();
+    until("the want is answered", async || {
+        let now = claims.get(&name).await.unwrap().spec;
+        if !now.wants.is_empty() {
+            return Err(format!("{now:?}"));
+        }
+        let offers = now.offers.into_iter();
+        Ok(offers.map(|one| (one.range, one.node)).collect())
+    })
+    .await
+}

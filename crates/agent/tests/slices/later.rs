@@ -1,0 +1,67 @@
+//! Reservations that follow an address which was given while the API server was away.
+
+use std::time::Duration;
+
+use berth_api::whereabouts::OverlappingRangeIPReservation;
+use berth_core::{Handle, Owner, Record};
+use berth_ledger::{ClaimKind, Ledger};
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use crate::bare::Bare;
+use crate::machine::{Site, quick, until};
+
+const RESERVATIONS: &str = "/overlappingrangeipreservations";
+
+/// An ADD that was refused has left its reservation on an address that another pod was given unchecked since; its DEL comes
+/// later. Until then the other's is tried now and then, and not at every look.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
+    let site = Site::shared().await;
+    let settings = berth_agent::SliceSettings {
+        look: Duration::from_millis(100),
+        ..quick()
+    };
+    let node = Bare::start(&site, "later", settings).await;
+    let ipam =
+        json!({ "range": "10.27.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    node.add("any", &ipam).await;
+    let name = "10.28.0.5";
+    site.create::<OverlappingRangeIPReservation>(json!({
+        "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "OverlappingRangeIPReservation",
+        "metadata": { "name": name }, "spec": { "podref": "ns/refused", "ifname": "net1" },
+    }))
+    .await;
+    let holder = Record::new(
+        Owner::new("ns/given", "net1"),
+        Handle::new("given-container"),
+    );
+    node.slices.reserve_later(name, &holder).await.unwrap();
+    until("it is another's", async || {
+        let tries = node.made(RESERVATIONS);
+        let refused = tries.iter().any(|(_, code)| *code == Some(409));
+        refused.then_some(()).ok_or(format!("{tries:?}"))
+    })
+    .await;
+    let reservations = site.api::<OverlappingRangeIPReservation>();
+    let params = DeleteParams::default();
+    reservations.delete(name, &params).await.unwrap();
+    until("reserved after all", async || {
+        let now = reservations.get_opt(name).await.unwrap();
+        let podref = now.map(|now| now.spec.podref);
+        let ours = podref.as_deref() == Some("ns/given");
+        ours.then_some(()).ok_or(format!("{podref:?}"))
+    })
+    .await;
+    let tries = node.made(RESERVATIONS);
+    let codes: Vec<u16> = tries.iter().filter_map(|(_, code)| *code).collect();
+    assert_eq!(codes, [409, 201]);
+    let pause = tries[1].0.at - tries[0].0.at;
+    // From the beginning of the first try on, not from its answer.
+    assert!(pause > Duration::from_secs(9), "{pause:?}");
+    until("the note goes", async || {
+        let notes = node.local.claims(ClaimKind::Slice).await.unwrap();
+        notes.is_empty().then_some(()).ok_or(format!("{notes:?}"))
+    })
+    .await;
+}

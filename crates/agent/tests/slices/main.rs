@@ -19,5 +19,6 @@ mod moves;
 mod plain;
 mod precautions;
 mod race;
+mod returned;
 mod whereabouts;
 mod world;

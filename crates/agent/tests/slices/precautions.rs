@@ -1,7 +1,7 @@
 //! Precautions that the model showed to be needed (docs/decisions/0006-slices.md, "The engine did less than the text"), each
 //! in the state in which it counts. Those of what was lost and of a part of nothing are in `hands`.
 //!
-//! A range of one slice, 10.x.0.0/27, of which 30 addresses are given, and its third quarter, 10.x.0.16/29, that was lent.
+//! The range is one slice, 10.x.0.0/27, of which 30 addresses can be given; a part of it was lent.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

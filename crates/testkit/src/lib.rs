@@ -8,7 +8,7 @@
 //! `BERTH_KEEP_SCRATCH=1` keeps the scratch directories (logs, data) for a look at them.
 //!
 //! ```no_run
-//! use berth_testkit::{Cluster, Part};
+//! use berth_testkit::{Cluster, Fate, Part, Relay};
 //!
 //! # async fn example() -> anyhow::Result<()> {
 //! // One per test process, started by whoever asks first; each test takes a namespace of its own.
@@ -31,6 +31,10 @@
 //! own.restart(Part::ApiServer).await?;
 //! own.pause(Part::Etcd)?;
 //! own.resume(Part::Etcd)?;
+//!
+//! // A way to a cluster, shared or not, on which single requests are refused, held up or lost.
+//! let relay = Relay::new(cluster).await?;
+//! relay.rule(|asked| if asked.method == "POST" { Fate::Cut } else { Fate::Pass });
 //! # Ok(())
 //! # }
 //! ```

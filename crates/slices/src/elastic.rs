@@ -274,24 +274,28 @@ impl SlicePool {
             let spare = capacity.saturating_sub(part.count()) >= target;
             if since.is_some_and(|since| now - since >= self.world.settings.idle) && spare {
                 let _gate = self.gate.lock().await;
-                self.give_back(&of, slice).await?;
-                return Ok(());
+                // One at a time, for what is spare is less then. What can't go yet is passed over: a slice with a part that
+                // came back goes after that part.
+                if self.give_back(&of, slice).await? {
+                    return Ok(());
+                }
             }
         }
         Ok(())
     }
 
     /// Gives an empty slice back: it is not given from before that is told. The gate must be held.
-    async fn give_back(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
+    /// False: it is still held.
+    async fn give_back(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<bool, SliceError> {
         let world = &self.world;
         let Some(object) = world.cluster.slice(&of.network, slice).await? else {
-            return Ok(());
+            return Ok(false);
         };
         if object.claim.node != world.node || !object.claim.may_go() {
-            return Ok(());
+            return Ok(false);
         }
         if !self.shut(of, slice, &world.node).await? {
-            return Ok(());
+            return Ok(false);
         }
         let ended = world.cluster.end_slice(&object).await;
         if !matches!(ended, Ok(true)) {
@@ -299,11 +303,11 @@ impl SlicePool {
             self.set_unsure(true);
         }
         if !ended? {
-            return Ok(());
+            return Ok(true);
         }
         self.let_go(of, slice).await?;
         world.metrics.yields.get_or_create(&self.label()).inc();
         tracing::info!(%slice, node = %world.node, "an empty slice was given back");
-        Ok(())
+        Ok(true)
     }
 }

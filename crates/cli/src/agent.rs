@@ -146,7 +146,7 @@ impl AgentArgs {
             slices: self.slices.settings(),
             vms,
         };
-        daemon::run(async {
+        daemon::run(async move {
             let told = daemon::told()?;
             berth_agent::serve(config, told).await?;
             Ok(())

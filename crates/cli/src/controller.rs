@@ -74,7 +74,7 @@ impl ControllerArgs {
             flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
             unseen_is_apart: self.ignore_on_disk_networks,
         };
-        daemon::run(async {
+        daemon::run(async move {
             let told = daemon::told()?;
             let desk = desk.bind().await?;
             config.notice = desk

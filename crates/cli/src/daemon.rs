@@ -3,8 +3,10 @@
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Runs `work` on a daemon's runtime.
-pub fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+/// Runs `work` on a daemon's runtime: on its workers, for what runs beside them is woken by one of them for every call.
+pub fn run<T: Send + 'static>(
+    work: impl Future<Output = anyhow::Result<T>> + Send + 'static,
+) -> anyhow::Result<T> {
     // Two workers: a daemon waits for disks and servers, it does not compute.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -13,7 +15,9 @@ pub fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T
         .enable_all()
         .build()
         .context("the runtime can't be started")?;
-    runtime.block_on(work)
+    runtime
+        .block_on(runtime.spawn(work))
+        .context("the daemon's work broke off")?
 }
 
 /// Ends when SIGTERM or SIGINT comes. Both are caught from the call on, not from the first await: a stop that comes

@@ -90,12 +90,8 @@ impl Wire {
                 resource_version: found.resource_version,
             };
             match self.delete(resource, &key.name, preconditions).await {
-                Ok(()) => return Ok(()),
-                Err(Failure::Refused(refusal)) if refusal.is_absence_of(&key.name) => return Ok(()),
-                Err(Failure::Refused(refusal)) if refusal.code == 409 => {}
-                Err(failure) => {
-                    return Err(failure.into_error(self.ask(Verb::Delete, resource, &key.name)));
-                }
+                Err(LedgerError::Conflict { .. }) => {}
+                done => return done,
             }
         }
         Err(self.restless(key))

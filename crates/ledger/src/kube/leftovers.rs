@@ -45,7 +45,9 @@ impl KubeLedger {
             };
             match self.wire.delete(&POOLS, &name, preconditions).await {
                 Ok(()) => deleted += 1,
-                Err(failure) => self.pass_over(Verb::Delete, &name, failure)?,
+                // Written meanwhile: looked at the next time.
+                Err(LedgerError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(deleted)
@@ -58,17 +60,13 @@ impl KubeLedger {
         } }));
         match self.wire.patch(&POOLS, name, &merge).await {
             Ok(_) => Ok(()),
-            Err(failure) => self.pass_over(Verb::Patch, name, failure),
-        }
-    }
-
-    /// Somebody has written or deleted it meanwhile: then it is none, or is looked at the next time.
-    fn pass_over(&self, verb: Verb, name: &str, failure: Failure) -> Result<(), LedgerError> {
-        match failure {
-            Failure::Refused(refusal) if refusal.code == 409 || refusal.is_absence_of(name) => {
+            // Somebody has written or deleted it meanwhile: then it is none, or is looked at the next time.
+            Err(Failure::Refused(refusal))
+                if refusal.code == 409 || refusal.is_absence_of(name) =>
+            {
                 Ok(())
             }
-            failure => Err(failure.into_error(self.wire.ask(verb, &POOLS, name))),
+            Err(failure) => Err(failure.into_error(self.wire.ask(Verb::Patch, &POOLS, name))),
         }
     }
 }

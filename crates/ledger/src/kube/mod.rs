@@ -52,7 +52,7 @@ use base::Base;
 use object::Object;
 use pages::Place;
 use resource::POOLS;
-use status::{Failure, Verb};
+use status::Verb;
 use store::{Sizes, Store, Written};
 use turns::Turns;
 use wire::Wire;
@@ -139,13 +139,12 @@ impl KubeLedger {
     /// Deletes a pool that is exactly what was read at `version` still: nothing that was written since is
     /// lost. One that does not exist is as deleted as asked.
     pub async fn retire(&self, pool: &PoolKey, version: &Version) -> Result<(), LedgerError> {
-        let ask = self.wire.ask(Verb::Delete, &POOLS, &pool.name);
         let stamp = match Base::from(version) {
             Base::Absent => return Ok(()),
             Base::At(stamp) if !version.is_merged() => stamp,
             _ => {
                 return Err(LedgerError::Conflict {
-                    pool: ask.target(),
+                    pool: self.wire.ask(Verb::Delete, &POOLS, &pool.name).target(),
                     held: Vec::new(),
                 });
             }
@@ -154,11 +153,7 @@ impl KubeLedger {
             uid: None,
             resource_version: Some(stamp.resource_version),
         };
-        match self.wire.delete(&POOLS, &pool.name, preconditions).await {
-            Ok(()) => Ok(()),
-            Err(Failure::Refused(refusal)) if refusal.is_absence_of(&pool.name) => Ok(()),
-            Err(failure) => Err(failure.into_error(ask)),
-        }
+        self.wire.delete(&POOLS, &pool.name, preconditions).await
     }
 
     pub fn namespace(&self) -> &str {

@@ -201,11 +201,8 @@ impl KubeLedger {
         };
         match self.wire.delete(&SLICES, &object.name, preconditions).await {
             Ok(()) => Ok(true),
-            Err(Failure::Refused(refusal)) if refusal.is_absence_of(&object.name) => Ok(true),
-            Err(Failure::Refused(refusal)) if refusal.code == 409 => Ok(false),
-            Err(failure) => {
-                Err(failure.into_error(self.wire.ask(Verb::Delete, &SLICES, &object.name)))
-            }
+            Err(LedgerError::Conflict { .. }) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 

@@ -124,16 +124,21 @@ impl Wire {
         self.send(request).await.map(|fetched| fetched.object)
     }
 
-    /// Deletes the object if it still is that one, at that version.
+    /// Deletes the object if it still is that one, at that version; [`LedgerError::Conflict`] if it is not. One that does
+    /// not exist is as deleted as asked.
     pub async fn delete(
         &self,
         resource: &'static Resource,
         name: &str,
         preconditions: Preconditions,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), LedgerError> {
         let params = DeleteParams::default().preconditions(preconditions);
         let request = self.request(resource).delete(name, &params);
-        self.send(request).await.map(|_| ())
+        match self.send(request).await {
+            Ok(_) => Ok(()),
+            Err(Failure::Refused(refusal)) if refusal.is_absence_of(name) => Ok(()),
+            Err(failure) => Err(failure.into_error(self.ask(Verb::Delete, resource, name))),
+        }
     }
 
     /// All objects of a kind, some at a time.

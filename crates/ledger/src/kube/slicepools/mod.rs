@@ -298,11 +298,7 @@ impl SlicePools {
             uid: Some(page.uid.clone()),
             resource_version: Some(page.version.clone()),
         };
-        match self.wire.delete(&SLICE_POOLS, object, preconditions).await {
-            Ok(()) => Ok(()),
-            Err(Failure::Refused(refusal)) if refusal.is_absence_of(object) => Ok(()),
-            Err(failure) => Err(self.failed(Verb::Delete, object, failure)),
-        }
+        self.wire.delete(&SLICE_POOLS, object, preconditions).await
     }
 
     /// Refused before it is sent: an object that etcd does not take is told apart from other errors, with its size.

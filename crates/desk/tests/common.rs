@@ -206,14 +206,13 @@ async fn a_late_commit_of_a_deposed_leader_gives_nothing_twice_and_goes_with_its
 
 #[tokio::test]
 async fn what_is_granted_to_another_process_is_not_taken_back_when_nobody_hears_it() {
-    let slow = Arc::new(FaultyLedger::new(Arc::new(MemoryLedger::new())));
     // The first commit's outcome is unknown to the leader too: it looks, and must not undo what it finds.
-    *slow.faults.lock().await = vec![
+    let slow = Arc::new(FaultyLedger::failing([
         Fault::LostReply,
         Fault::None,
         Fault::Unavailable,
         Fault::LostRequest,
-    ];
+    ]));
     let ledger: SharedLedger = Arc::clone(&slow) as SharedLedger;
     let leader = mk_desk(&ledger, None);
     for name in ["a", "b"] {

@@ -81,6 +81,13 @@ fn mk_desk(ledger: &Arc<FaultyLedger>, settings: &DeskSettings) -> Desk {
     )
 }
 
+/// A ledger that fails so, and a desk on it.
+fn mk_scene(ledger: FaultyLedger) -> (Arc<FaultyLedger>, Desk) {
+    let ledger = Arc::new(ledger);
+    let desk = mk_desk(&ledger, &mk_settings());
+    (ledger, desk)
+}
+
 fn address(answer: Answer) -> Address {
     match answer {
         Answer::Granted(granted) => granted[0].address,
@@ -99,9 +106,7 @@ async fn held(ledger: &MemoryLedger) -> BTreeSet<Address> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_goes_into_one_commit() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
-    let desk = mk_desk(&ledger, &mk_settings());
+    let (ledger, desk) = mk_scene(FaultyLedger::default());
     let requests = (0..64).map(|n| {
         let desk = desk.clone();
         tokio::spawn(async move { desk.submit(mk_claim(&format!("p{n}"), "10.0.0.0/24")).await })
@@ -113,7 +118,7 @@ async fn what_waits_goes_into_one_commit() {
             "given twice (I1)"
         );
     }
-    assert_eq!(held(&store).await, given);
+    assert_eq!(held(&ledger.inner).await, given);
     let commits = ledger.commits.load(Ordering::SeqCst);
     assert!(commits <= 16, "64 requests took {commits} commits");
 }
@@ -149,12 +154,8 @@ async fn two_desks_on_one_pool_meet_and_part() {
 /// no precondition on an address can tell.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_that_two_desks_serve_ends_with_one_address() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
-    let (one, two) = (
-        mk_desk(&ledger, &mk_settings()),
-        mk_desk(&ledger, &mk_settings()),
-    );
+    let (ledger, one) = mk_scene(FaultyLedger::default());
+    let two = mk_desk(&ledger, &mk_settings());
     let claim = |name: &str| mk_claim(name, "10.0.0.0/24");
     one.submit(claim("first")).await.unwrap();
     two.submit(claim("second")).await.unwrap();
@@ -167,7 +168,7 @@ async fn an_owner_that_two_desks_serve_ends_with_one_address() {
     }
     let of_two = address(two.submit(elsewhere).await.unwrap());
     assert_eq!(of_one, of_two, "the same owner, the same answer (I3)");
-    let now = store.load(&mk_pool()).await.unwrap().pool;
+    let now = ledger.inner.load(&mk_pool()).await.unwrap().pool;
     let held: Vec<Address> = now.held_by(&mk_record("pod").owner).collect();
     assert_eq!(held, [of_one]);
     let holder = now.get(of_one).unwrap();
@@ -177,12 +178,8 @@ async fn an_owner_that_two_desks_serve_ends_with_one_address() {
 /// The same at once and often: whatever they meet in, nothing is left twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn owners_that_two_desks_serve_at_once_end_with_one_address_each() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
-    let desks = [
-        mk_desk(&ledger, &mk_settings()),
-        mk_desk(&ledger, &mk_settings()),
-    ];
+    let (ledger, one) = mk_scene(FaultyLedger::default());
+    let desks = [one, mk_desk(&ledger, &mk_settings())];
     for n in 0..40 {
         let name = format!("p{n}");
         let [one, two] = desks.each_ref().map(|desk| {
@@ -204,7 +201,7 @@ async fn owners_that_two_desks_serve_at_once_end_with_one_address_each() {
             .await
             .unwrap();
         assert_eq!(one.await.unwrap(), two.await.unwrap(), "{name}");
-        let now = store.load(&mk_pool()).await.unwrap().pool;
+        let now = ledger.inner.load(&mk_pool()).await.unwrap().pool;
         let held = now.held_by(&Owner::new(&name, "net1")).count();
         assert_eq!(held, 1, "{name}");
     }
@@ -212,12 +209,10 @@ async fn owners_that_two_desks_serve_at_once_end_with_one_address_each() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_request_leaves_nothing_behind() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger {
+    let (ledger, desk) = mk_scene(FaultyLedger {
         delay: Duration::from_millis(100),
-        ..FaultyLedger::new(Arc::clone(&store))
+        ..FaultyLedger::default()
     });
-    let desk = mk_desk(&ledger, &mk_settings());
     let first = desk.submit(mk_claim("gone", "10.0.0.0/24"));
     let given_up = tokio::time::timeout(Duration::from_millis(50), first).await;
     assert!(given_up.is_err(), "the commit was not under way");
@@ -225,7 +220,7 @@ async fn a_cancelled_request_leaves_nothing_behind() {
     let again = address(desk.submit(mk_claim("gone", "10.0.0.0/24")).await.unwrap());
     let other = address(desk.submit(mk_claim("other", "10.0.0.0/24")).await.unwrap());
     assert_ne!(again, other);
-    assert_eq!(held(&store).await, BTreeSet::from([again, other]));
+    assert_eq!(held(&ledger.inner).await, BTreeSet::from([again, other]));
     // And one that nobody asks for again is freed.
     let third = desk.submit(mk_claim("third", "10.0.0.0/24"));
     assert!(
@@ -234,29 +229,26 @@ async fn a_cancelled_request_leaves_nothing_behind() {
             .is_err()
     );
     tokio::time::sleep(Duration::from_millis(400)).await;
-    assert_eq!(held(&store).await, BTreeSet::from([again, other]));
+    assert_eq!(held(&ledger.inner).await, BTreeSet::from([again, other]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_reply_gives_one_address() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
-    *ledger.faults.lock().await = vec![Fault::LostReply, Fault::LostRequest];
-    let desk = mk_desk(&ledger, &mk_settings());
+    let (ledger, desk) = mk_scene(FaultyLedger::failing([
+        Fault::LostReply,
+        Fault::LostRequest,
+    ]));
     let first = address(desk.submit(mk_claim("a", "10.0.0.0/24")).await.unwrap());
     let second = address(desk.submit(mk_claim("b", "10.0.0.0/24")).await.unwrap());
-    assert_eq!(held(&store).await, BTreeSet::from([first, second]));
+    assert_eq!(held(&ledger.inner).await, BTreeSet::from([first, second]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_reply_to_a_caller_who_left_leaves_nothing() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger {
+    let (ledger, desk) = mk_scene(FaultyLedger {
         delay: Duration::from_millis(60),
-        ..FaultyLedger::new(Arc::clone(&store))
+        ..FaultyLedger::failing([Fault::LostReply])
     });
-    *ledger.faults.lock().await = vec![Fault::LostReply];
-    let desk = mk_desk(&ledger, &mk_settings());
     let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
     assert!(
         tokio::time::timeout(Duration::from_millis(30), request)
@@ -264,7 +256,7 @@ async fn a_lost_reply_to_a_caller_who_left_leaves_nothing() {
             .is_err()
     );
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(held(&store).await, BTreeSet::new());
+    assert_eq!(held(&ledger.inner).await, BTreeSet::new());
 }
 
 /// Waits until nothing is held, while nobody asks the desk for anything.
@@ -286,88 +278,73 @@ async fn filled(store: &MemoryLedger) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_heard_is_taken_back_at_the_second_try_though_nobody_asks_again() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger {
+    let (ledger, desk) = mk_scene(FaultyLedger {
         delay: Duration::from_millis(100),
-        ..FaultyLedger::new(Arc::clone(&store))
+        ..FaultyLedger::failing([Fault::None, Fault::Unavailable])
     });
-    *ledger.faults.lock().await = vec![Fault::None, Fault::Unavailable];
-    let desk = mk_desk(&ledger, &mk_settings());
     let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
     let left = tokio::time::timeout(Duration::from_millis(30), request).await;
     assert!(left.is_err(), "the commit was not under way");
-    filled(&store).await;
-    emptied(&store).await;
+    filled(&ledger.inner).await;
+    emptied(&ledger.inner).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_settled_is_not_under_way() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger {
+    let (ledger, desk) = mk_scene(FaultyLedger {
         delay: Duration::from_millis(100),
-        ..FaultyLedger::new(Arc::clone(&store))
+        ..FaultyLedger::failing([Fault::None, Fault::Unavailable])
     });
-    *ledger.faults.lock().await = vec![Fault::None, Fault::Unavailable];
-    let desk = mk_desk(&ledger, &mk_settings());
     let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
     let left = tokio::time::timeout(Duration::from_millis(30), request).await;
     assert!(left.is_err(), "the commit was not under way");
     desk.settle(&mk_record("a").handle).await.unwrap();
-    assert_eq!(held(&store).await, BTreeSet::new());
+    assert_eq!(held(&ledger.inner).await, BTreeSet::new());
 }
 
 /// A commit that is carried out when its caller has given up and the runtime has asked for the release.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_is_not_outrun_by_a_late_commit() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger {
-        in_doubt: Duration::from_millis(600),
-        ..FaultyLedger::new(Arc::clone(&store))
-    });
     let late = Fault::Late(Duration::from_millis(400));
-    *ledger.faults.lock().await = [vec![late], vec![Fault::Unavailable; 10]].concat();
-    let desk = mk_desk(&ledger, &mk_settings());
+    let (ledger, desk) = mk_scene(FaultyLedger {
+        in_doubt: Duration::from_millis(600),
+        ..FaultyLedger::failing([vec![late], vec![Fault::Unavailable; 10]].concat())
+    });
     let limit = Duration::from_millis(30);
     let refused = desk
         .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
         .await;
     refused.expect_err("no commit came through in time");
-    assert!(held(&store).await.is_empty(), "it is not late");
+    assert!(held(&ledger.inner).await.is_empty(), "it is not late");
     let other = address(desk.submit(mk_claim("b", "10.0.1.0/24")).await.unwrap());
     desk.submit(mk_release("a")).await.unwrap();
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(held(&store).await, BTreeSet::from([other]));
+    assert_eq!(held(&ledger.inner).await, BTreeSet::from([other]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_commit_is_taken_back_unless_its_owner_got_it_after_all() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger {
-        in_doubt: Duration::from_millis(300),
-        ..FaultyLedger::new(Arc::clone(&store))
-    });
     let late = Fault::Late(Duration::from_millis(200));
-    *ledger.faults.lock().await = [vec![late], vec![Fault::Unavailable; 10]].concat();
-    let desk = mk_desk(&ledger, &mk_settings());
+    let (ledger, desk) = mk_scene(FaultyLedger {
+        in_doubt: Duration::from_millis(300),
+        ..FaultyLedger::failing([vec![late], vec![Fault::Unavailable; 10]].concat())
+    });
     let limit = Duration::from_millis(30);
     let refused = desk
         .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
         .await;
     refused.expect_err("no commit came through in time");
-    filled(&store).await;
-    emptied(&store).await;
+    filled(&ledger.inner).await;
+    emptied(&ledger.inner).await;
     *ledger.faults.lock().await = vec![late];
     let kept = address(desk.submit(mk_claim("a", "10.0.0.0/24")).await.unwrap());
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(held(&store).await, BTreeSet::from([kept]));
+    assert_eq!(held(&ledger.inner).await, BTreeSet::from([kept]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_says_why_and_leaves_nothing() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger::new(Arc::clone(&store)));
-    *ledger.faults.lock().await = vec![Fault::Unavailable; 10_000];
-    let desk = mk_desk(&ledger, &mk_settings());
+    let (ledger, desk) = mk_scene(FaultyLedger::failing(vec![Fault::Unavailable; 10_000]));
     let limit = Duration::from_millis(300);
     let error = desk
         .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
@@ -380,15 +357,14 @@ async fn a_deadline_says_why_and_leaves_nothing() {
     assert!(error.to_string().contains("refused"), "{error}");
     ledger.faults.lock().await.clear();
     let address = address(desk.submit(mk_claim("b", "10.0.0.0/24")).await.unwrap());
-    assert_eq!(held(&store).await, BTreeSet::from([address]));
+    assert_eq!(held(&ledger.inner).await, BTreeSet::from([address]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_is_bounded() {
-    let store = Arc::new(MemoryLedger::new());
     let ledger = Arc::new(FaultyLedger {
         delay: Duration::from_millis(200),
-        ..FaultyLedger::new(store)
+        ..FaultyLedger::default()
     });
     let settings = DeskSettings {
         queue: 4,
@@ -445,12 +421,10 @@ async fn an_answer_without_a_change_is_never_from_an_old_copy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_object_refuses_claims_and_still_takes_releases() {
-    let store = Arc::new(MemoryLedger::new());
-    let ledger = Arc::new(FaultyLedger {
+    let (ledger, desk) = mk_scene(FaultyLedger {
         room: 5,
-        ..FaultyLedger::new(Arc::clone(&store))
+        ..FaultyLedger::default()
     });
-    let desk = mk_desk(&ledger, &mk_settings());
     let claims = (0..8).map(|n| {
         let desk = desk.clone();
         tokio::spawn(async move { desk.submit(mk_claim(&format!("p{n}"), "10.0.0.0/24")).await })
@@ -469,7 +443,7 @@ async fn a_full_object_refuses_claims_and_still_takes_releases() {
         })
         .count();
     assert_eq!(full, 3, "{answers:?}");
-    assert_eq!(held(&store).await.len(), 5);
+    assert_eq!(held(&ledger.inner).await.len(), 5);
     let (freed, refused) = tokio::join!(
         desk.submit(mk_release("p0")),
         desk.submit(mk_claim("q", "10.0.0.0/24"))

@@ -37,15 +37,34 @@ pub struct FaultyLedger {
     pub in_doubt: Duration,
 }
 
-impl FaultyLedger {
-    pub fn new(inner: Arc<MemoryLedger>) -> Self {
+impl Default for FaultyLedger {
+    fn default() -> Self {
         Self {
-            inner,
+            inner: Arc::new(MemoryLedger::new()),
             delay: Duration::from_millis(5),
             commits: AtomicU64::new(0),
             faults: Mutex::default(),
             room: usize::MAX,
             in_doubt: Duration::ZERO,
+        }
+    }
+}
+
+impl FaultyLedger {
+    /// One of several on the same store.
+    #[allow(dead_code, reason = "not every test binary has several")]
+    pub fn new(inner: Arc<MemoryLedger>) -> Self {
+        Self {
+            inner,
+            ..Self::default()
+        }
+    }
+
+    /// One whose first commits fail so.
+    pub fn failing(faults: impl Into<Vec<Fault>>) -> Self {
+        Self {
+            faults: Mutex::new(faults.into()),
+            ..Self::default()
         }
     }
 }

@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use berth_core::Prefix;
 use berth_core::slice::elastic::spare;
 
+use crate::machine::{Task, name};
 use crate::protocol::{Careless, Protocol};
-use crate::world::{Task, World, Write, addresses, name, usable};
+use crate::world::{World, addresses, usable};
+use crate::write::Write;
 
 impl Protocol {
     /// A donor sets a part aside and offers it; what can't be split and is of no use is passed on whole.

@@ -11,8 +11,10 @@
 
 pub mod assigned;
 mod donor;
+pub mod machine;
 pub mod protocol;
 mod quiet;
 mod steps;
 mod taker;
 pub mod world;
+pub mod write;

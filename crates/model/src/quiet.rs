@@ -3,8 +3,9 @@
 
 use berth_core::slice::elastic::Claimed;
 
+use crate::machine::{Machine, Task, name};
 use crate::protocol::{Protocol, Step};
-use crate::world::{Machine, Task, World, name};
+use crate::world::World;
 
 /// More than any tiny cluster needs.
 const STEPS: usize = 300;

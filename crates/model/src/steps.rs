@@ -4,8 +4,10 @@
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Standing, standing};
 
+use crate::machine::{Task, name};
 use crate::protocol::{Careless, Protocol, Step};
-use crate::world::{Task, World, Write, name};
+use crate::world::World;
+use crate::write::Write;
 
 impl Protocol {
     pub fn act(&self, world: &mut World, step: &Step) {

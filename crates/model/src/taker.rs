@@ -2,8 +2,10 @@
 
 use berth_core::Prefix;
 
+use crate::machine::{Task, name};
 use crate::protocol::{Careless, Protocol};
-use crate::world::{Task, World, Write, addresses, name};
+use crate::world::{World, addresses};
+use crate::write::Write;
 
 impl Protocol {
     /// Whether a claim in the node's name may be held: a slot of the cut, one that was passed on, or a part whose

@@ -1,0 +1,172 @@
+//! A node: a durable ledger of holdings and addresses, and in memory a task that a crash forgets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use berth_core::slice::NodeName;
+use berth_core::slice::elastic::{Claimed, Known};
+use berth_core::{Address, Handle, Owner, Pool, Prefix, Record};
+
+use crate::write::Write;
+
+/// What a node's agent is in the middle of. In memory: a crash forgets it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Task {
+    /// Waits for the answer to a write.
+    Waiting(Write),
+    /// The claim is ours; to be confirmed by what it is a part of.
+    Confirming(Prefix),
+    /// Confirmed; what is in use of it is not settled yet.
+    Granted(Prefix),
+    /// The rows of before are gone, those of its parts are not there yet: only of one that is careless.
+    Emptied(Prefix),
+    /// The holding is not committed yet.
+    Settled(Prefix),
+    /// The claim of a surrendered part is ours again.
+    TakingBack(Prefix),
+    /// The rows of a part are to be freed; `inner`: those of parts of it too.
+    Freeing { part: Prefix, inner: bool },
+    /// A part is out of use; to be offered.
+    Offering {
+        parent: Prefix,
+        child: Prefix,
+        to: usize,
+    },
+    /// A slice inside another is out of use there; its holding is to go.
+    Shutting { slice: Prefix, to: Option<usize> },
+    /// The holding is gone; to be told: given back, or passed on.
+    Shut { slice: Prefix, to: Option<usize> },
+}
+
+impl Task {
+    /// Whether its next step is in the node's own ledger.
+    pub fn is_local(&self) -> bool {
+        matches!(
+            self,
+            Task::Granted(_)
+                | Task::Emptied(_)
+                | Task::Settled(_)
+                | Task::Freeing { .. }
+                | Task::Shutting { .. }
+        )
+    }
+
+    /// Whether its next step sends what was planned on what was read before.
+    pub fn is_planned(&self) -> bool {
+        matches!(self, Task::Shut { .. } | Task::Offering { .. })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Machine {
+    pub up: bool,
+    /// Whether the Node object exists, and as which one.
+    pub registered: bool,
+    pub uid: u8,
+    /// Durable.
+    pub holdings: BTreeMap<Prefix, Known>,
+    pub given: BTreeSet<Address>,
+    /// Addresses that are out of use here: the part that each was set aside for.
+    pub rows: BTreeMap<Address, Prefix>,
+    /// Of this boot: holdings that were compared with their claims.
+    pub verified: BTreeSet<Prefix>,
+    /// Holdings that were lost, where one that is careless counts them.
+    pub lost: BTreeSet<Prefix>,
+    pub task: Option<Task>,
+}
+
+pub fn name(node: usize) -> NodeName {
+    NodeName::new(format!("n{node}"))
+}
+
+impl Machine {
+    pub fn fresh() -> Machine {
+        Machine {
+            up: true,
+            registered: true,
+            uid: 0,
+            holdings: BTreeMap::new(),
+            given: BTreeSet::new(),
+            rows: BTreeMap::new(),
+            verified: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            task: None,
+        }
+    }
+
+    pub fn may_give(&self, address: Address) -> bool {
+        let mut verified = self.verified.iter();
+        self.up
+            && !self.rows.contains_key(&address)
+            && verified.any(|range| range.contains(address))
+    }
+
+    /// The node's pool, as the real decisions want it.
+    pub fn pool(&self) -> Pool {
+        let mut pool = Pool::new();
+        let mut hold = |address, who: &str| {
+            pool.restore(address, Record::new(Owner::new(who, ""), Handle::new(who)));
+        };
+        for address in &self.given {
+            hold(*address, "pod");
+        }
+        for address in self.rows.keys().filter(|row| !self.given.contains(*row)) {
+            hold(*address, "surrender");
+        }
+        pool
+    }
+
+    pub fn has_pod_in(&self, range: Prefix) -> bool {
+        self.given.iter().any(|address| range.contains(*address))
+    }
+
+    /// Nothing is held in it, and nothing is out of use.
+    pub fn is_idle_in(&self, range: Prefix) -> bool {
+        !self.has_pod_in(range) && !self.rows.keys().any(|row| range.contains(*row))
+    }
+
+    /// The holdings that lie inside another one.
+    pub fn nested(&self, range: Prefix) -> Vec<Prefix> {
+        let all = self.holdings.keys().chain(&self.lost).copied();
+        all.filter(|inner| *inner != range && range.covers(*inner))
+            .collect()
+    }
+
+    pub fn lies_in_another(&self, range: Prefix) -> bool {
+        let mut held = self.holdings.keys();
+        held.any(|outer| *outer != range && outer.covers(range))
+    }
+
+    pub fn set_aside(&mut self, addresses: Vec<Address>, part: Prefix) {
+        for address in addresses {
+            self.rows.entry(address).or_insert(part);
+        }
+    }
+
+    /// A claim has changed that this node has read: what it planned to write on it will be refused.
+    pub fn outdate(&mut self, range: Prefix) {
+        match self.task {
+            Some(Task::Shut { slice, .. }) if slice == range => self.task = None,
+            Some(Task::Offering { parent, child, .. }) if parent == range => {
+                let (part, inner) = (child, false);
+                self.task = Some(Task::Freeing { part, inner });
+            }
+            _ => {}
+        }
+    }
+
+    pub fn hold(&mut self, claim: &Claimed) {
+        let known = Known {
+            range: claim.range,
+            node_uid: claim.node_uid.clone(),
+            epoch: claim.epoch,
+        };
+        self.holdings.insert(claim.range, known);
+        self.verified.insert(claim.range);
+        self.lost.remove(&claim.range);
+    }
+
+    pub fn drop_holding(&mut self, range: Prefix) {
+        self.holdings.remove(&range);
+        self.verified.remove(&range);
+    }
+}

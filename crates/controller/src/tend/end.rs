@@ -1,0 +1,130 @@
+//! The end of a pool that no definition wants any more.
+//!
+//! Promises: it goes when nothing of it was in use at two looks, a grace period apart, and at one more after all of it was
+//! recalled; while it stays, it says itself what is in use.
+
+use std::collections::BTreeMap;
+
+use berth_api::names;
+use berth_core::Prefix;
+use berth_core::slice::Holding;
+use berth_core::slice::assigned::LiveClaim;
+use berth_core::slice::proof::Verdict;
+use berth_ledger::kube::slicepools::StoredSlicePool;
+use k8s_openapi::jiff::Timestamp;
+
+use super::memory::{Memory, Suspect};
+use super::{Outcome, Task, TendError, Tender};
+use crate::networks::{Trouble, reason};
+use crate::plan::{conditions, list, told};
+
+impl Tender {
+    /// No definition wants the pool any more.
+    pub(super) async fn end(
+        &self,
+        task: &Task<'_>,
+        stored: Option<StoredSlicePool>,
+        memory: &mut Memory,
+    ) -> Result<Outcome, TendError> {
+        let mut outcome = Outcome::default();
+        let Some(stored) = stored else {
+            outcome.forgotten = true;
+            return Ok(outcome);
+        };
+        if let Some(until) = memory.suspicions.due(&Suspect::Deletion, self.grace)
+            && until > task.now
+        {
+            outcome.look_at(until);
+            memory.known = Some(Some(stored));
+            return Ok(outcome);
+        }
+        let range = stored.pool.table.cut().range();
+        let networks = names::slice_networks(task.name, range);
+        let definitions: Vec<String> = stored
+            .pool
+            .marks
+            .networks
+            .iter()
+            .filter_map(|key| Some(key.split_once('/')?.1.to_owned()))
+            .collect();
+        let holdings: Vec<Holding> = stored.pool.table.holdings().collect();
+        let looked = self.looker.last_uses(&holdings, &networks, &definitions);
+        let used = looked.await?;
+        let unused = used.live.is_empty() && stored.strays.is_empty();
+        memory.note_recalled(&stored, task.now);
+        match memory
+            .suspicions
+            .look(Suspect::Deletion, unused, self.grace, task.now)
+        {
+            Verdict::Proved => {
+                if let Some(until) = self.unsettled(task, &stored, &holdings, memory) {
+                    outcome.look_at(until);
+                    let mut pool = stored.pool.clone();
+                    for holding in &holdings {
+                        let _ = pool.table.recall(holding.slice, &holding.node);
+                    }
+                    let written = self.pools.write(task.name, Some(&stored), &pool).await?;
+                    memory.note_recalled(&written, task.now);
+                    memory.known = Some(Some(written));
+                    return Ok(outcome);
+                }
+                self.looker.retire(&used.pools).await?;
+                self.pools.remove(&stored).await?;
+                tracing::info!(pool = task.name, "deleted: no definition wants it any more");
+                outcome.forgotten = true;
+                return Ok(outcome);
+            }
+            Verdict::Suspected { until } => outcome.look_at(until),
+            Verdict::Kept => outcome.look_at(task.now.plus(self.pause())),
+        }
+        let written = self.tell_of_refusal(task, stored, &used.live).await?;
+        memory.known = Some(Some(written));
+        Ok(outcome)
+    }
+
+    /// The definitions are gone, so the pool itself has to say why it stays.
+    async fn tell_of_refusal(
+        &self,
+        task: &Task<'_>,
+        stored: StoredSlicePool,
+        live: &BTreeMap<Prefix, Vec<LiveClaim>>,
+    ) -> Result<StoredSlicePool, TendError> {
+        let holdings = stored.pool.table.holdings();
+        let in_use: Vec<String> = holdings
+            .flat_map(|holding| {
+                let claims = live.get(&holding.slice).cloned().unwrap_or_default();
+                claims
+                    .into_iter()
+                    .map(move |claim| told(&(holding.clone(), claim)))
+            })
+            .collect();
+        let troubles: Vec<Trouble> = (!in_use.is_empty())
+            .then(|| Trouble {
+                definition: String::new(),
+                reason: reason::DELETION_REFUSED,
+                message: format!(
+                    "NodeSlicePool {}: no definition wants it any more; it stays while addresses of it are in use: {}",
+                    task.name,
+                    list(&in_use)
+                ),
+            })
+            .into_iter()
+            .collect();
+        let mut pool = stored.pool.clone();
+        for slice in stored.pool.table.recalled() {
+            pool.table.keep(slice);
+        }
+        let now = Timestamp::now().to_string();
+        let before = &stored.pool.marks.conditions;
+        pool.marks.conditions = conditions(&troubles, &stored.strays, before, &now);
+        pool.marks.disjoint = false;
+        pool.marks.managed |= !stored.owners.is_empty();
+        if pool == stored.pool && stored.owners.is_empty() {
+            return Ok(stored);
+        }
+        for trouble in &troubles {
+            tracing::warn!(pool = task.name, "{}", trouble.message);
+        }
+        Ok(self.pools.write(task.name, Some(&stored), &pool).await?)
+    }
+}

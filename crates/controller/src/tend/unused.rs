@@ -1,0 +1,169 @@
+//! Slices that nobody uses any more: those of nodes that are gone, and those that a new cut would drop.
+//!
+//! Promises: none is given back that was not found unused twice, a grace period apart, and once more after it was
+//! recalled (I4, I8); its IPPool goes before it does.
+
+use std::collections::BTreeSet;
+
+use berth_core::slice::assigned::LiveClaim;
+use berth_core::slice::proof::Verdict;
+use berth_core::slice::{Cut, Holding};
+use berth_core::{Moment, Prefix};
+use berth_ledger::kube::slicepools::StoredSlicePool;
+
+use super::memory::{Memory, Suspect};
+use super::{Outcome, Task, TendError, Tender};
+use crate::look::LookError;
+use crate::plan::{Change, Returns};
+
+impl Tender {
+    /// Holdings whose nodes are provably gone: recalled, and at the look after that, taken back.
+    pub(super) async fn losses(
+        &self,
+        task: &Task<'_>,
+        stored: &StoredSlicePool,
+        networks: &[String],
+        definitions: &[String],
+        memory: &mut Memory,
+        outcome: &mut Outcome,
+    ) -> Result<Returns, TendError> {
+        let missing: Vec<Holding> = stored
+            .pool
+            .table
+            .holdings()
+            .filter(|holding| !task.view.nodes.contains(&holding.node))
+            .collect();
+        let suspects: BTreeSet<Suspect> =
+            missing.iter().map(|holding| loss(task, holding)).collect();
+        memory
+            .suspicions
+            .retain(|known| !matches!(known, Suspect::Loss(..)) || suspects.contains(known));
+        let mut due = Vec::new();
+        for holding in missing {
+            let suspected = memory.suspicions.due(&loss(task, &holding), self.grace);
+            match suspected.max(self.settled(memory, holding.slice)) {
+                Some(until) if until > task.now => outcome.look_at(until),
+                _ => due.push(holding),
+            }
+        }
+        let mut returns = Returns::default();
+        if due.is_empty() {
+            return Ok(returns);
+        }
+        let nodes = due.iter().map(|holding| &holding.node).collect();
+        let gone = self.looker.gone(nodes).await.map_err(LookError::from)?;
+        let used = self.looker.uses(&due, networks, definitions).await?;
+        for holding in due {
+            let gone = gone.contains(&holding.node) && !used.live.contains_key(&holding.slice);
+            let suspect = loss(task, &holding);
+            match memory.suspicions.look(suspect, gone, self.grace, task.now) {
+                Verdict::Kept => outcome.look_at(task.now.plus(self.pause())),
+                Verdict::Suspected { until } => outcome.look_at(until),
+                Verdict::Proved if is_recalled(stored, &holding) => returns.reclaimed.push(holding),
+                Verdict::Proved => {
+                    outcome.look_at(task.now.plus(self.pause()));
+                    returns.recalled.push(holding);
+                }
+            }
+        }
+        let reclaimed = returns.reclaimed.iter();
+        let slices: BTreeSet<Prefix> = reclaimed.map(|holding| holding.slice).collect();
+        self.looker.retire(&used.of(&slices)).await?;
+        Ok(returns)
+    }
+
+    /// Until when a recalled slice is left alone: whoever was about to give from it has heard of it then.
+    fn settled(&self, memory: &Memory, slice: Prefix) -> Option<Moment> {
+        let since = memory.recalled.get(&slice)?;
+        Some(since.plus(self.pause()))
+    }
+
+    /// Whether the pool may be cut as its definitions want it now.
+    pub(super) async fn change(
+        &self,
+        task: &Task<'_>,
+        stored: &StoredSlicePool,
+        (cut, networks, definitions): (Cut, &[String], &[String]),
+        memory: &mut Memory,
+        returns: &mut Returns,
+        outcome: &mut Outcome,
+    ) -> Result<Change, TendError> {
+        let table = &stored.pool.table;
+        let suspect = Suspect::Change(cut.range(), cut.size());
+        memory
+            .suspicions
+            .retain(|known| !matches!(known, Suspect::Change(..)) || *known == suspect);
+        let recut = table.recut(cut);
+        if table.cut() == cut || recut.dropped.is_empty() {
+            memory.suspicions.forget(&suspect);
+            return Ok(Change::Free);
+        }
+        if let Some(until) = memory.suspicions.due(&suspect, self.grace)
+            && until > task.now
+        {
+            outcome.look_at(until);
+            return Ok(Change::Pending);
+        }
+        let used = self
+            .looker
+            .uses(&recut.dropped, networks, definitions)
+            .await?;
+        let stranded: Vec<(Holding, LiveClaim)> = recut
+            .stranded(&used.live)
+            .map(|(holding, claim)| (holding.clone(), claim.clone()))
+            .collect();
+        let unused = stranded.is_empty();
+        match memory
+            .suspicions
+            .look(suspect, unused, self.grace, task.now)
+        {
+            Verdict::Kept => {
+                outcome.look_at(task.now.plus(self.pause()));
+                Ok(Change::Refused(stranded))
+            }
+            Verdict::Suspected { until } => {
+                outcome.look_at(until);
+                Ok(Change::Pending)
+            }
+            Verdict::Proved => {
+                if let Some(until) = self.unsettled(task, stored, &recut.dropped, memory) {
+                    outcome.look_at(until);
+                    returns.recalled.extend(recut.dropped);
+                    return Ok(Change::Pending);
+                }
+                let slices = recut.dropped.iter().map(|holding| holding.slice).collect();
+                self.looker.retire(&used.of(&slices)).await?;
+                tracing::info!(
+                    pool = task.name, from = %table.cut().range(), to = %cut.range(), size = cut.size(), "cut anew"
+                );
+                Ok(Change::Free)
+            }
+        }
+    }
+
+    /// When to look at slices that are to go: as long as one of them is not recalled, or not for long enough.
+    pub(super) fn unsettled(
+        &self,
+        task: &Task<'_>,
+        stored: &StoredSlicePool,
+        going: &[Holding],
+        memory: &Memory,
+    ) -> Option<Moment> {
+        let pause = task.now.plus(self.pause());
+        let settled = going.iter().map(|holding| {
+            let known = is_recalled(stored, holding);
+            let settled = self.settled(memory, holding.slice);
+            settled.filter(|_| known).unwrap_or(pause)
+        });
+        settled.max().filter(|until| *until > task.now)
+    }
+}
+
+pub(super) fn loss(task: &Task<'_>, holding: &Holding) -> Suspect {
+    let uid = task.view.gone_uid(&holding.node);
+    Suspect::Loss(holding.slice, holding.node.to_string(), uid)
+}
+
+pub(super) fn is_recalled(stored: &StoredSlicePool, holding: &Holding) -> bool {
+    stored.pool.table.is_recalled(holding.slice)
+}

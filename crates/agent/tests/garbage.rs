@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use berth_agent::{AgentConfig, GarbageSettings, Patience, serve};
 use berth_api::whereabouts::IPPool;
 use berth_ledger::kube::Connect;
-use berth_testkit::Cluster;
+use berth_testkit::{Cluster, Served};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
-use tokio::sync::oneshot;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
@@ -54,10 +53,9 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
         slices: Default::default(),
         vms: None,
     };
-    let (stop, told) = oneshot::channel::<()>();
-    let agent = tokio::spawn(serve(config, async {
-        told.await.ok();
-    }));
+    let agent = Served::start(|told| async {
+        serve(config, told).await.unwrap();
+    });
     let begun = Instant::now();
     while !pools
         .get("10.0.0.0-24")
@@ -70,6 +68,5 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
         assert!(begun.elapsed() < Duration::from_secs(60), "never collected");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    stop.send(()).unwrap();
-    agent.await.unwrap().unwrap();
+    agent.stop().await;
 }

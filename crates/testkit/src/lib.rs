@@ -57,6 +57,7 @@ mod ports;
 mod process;
 mod relay;
 mod scratch;
+mod served;
 mod sheet;
 mod whereabouts;
 
@@ -67,5 +68,6 @@ pub use netns::Netns;
 pub use node::{Node, NodeOptions};
 pub use process::{Process, guarded};
 pub use relay::{Asked, Fate, Relay};
+pub use served::{Served, Told};
 pub use sheet::Sheet;
 pub use whereabouts::{Attachment, Whereabouts};

@@ -11,14 +11,12 @@ use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
 use berth_ledger::kube::Connect;
 use berth_ledger::{Ledger, SqliteLedger};
-use berth_testkit::Cluster;
+use berth_testkit::{Cluster, Served};
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::{Api, ListParams, PostParams};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 
 /// A namespace of a cluster with all definitions.
 pub struct Site {
@@ -148,7 +146,7 @@ pub struct Machine {
     _dir: tempfile::TempDir,
     pub node: String,
     config: AgentConfig,
-    agent: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    agent: Option<Served>,
 }
 
 impl Machine {
@@ -243,27 +241,21 @@ impl Machine {
     }
 
     pub async fn run(&mut self) {
-        let (stop, told) = oneshot::channel();
         let config = self.config.clone();
-        let served = tokio::spawn(async move {
-            serve(config, async {
-                told.await.ok();
-            })
-            .await
-            .unwrap();
+        let agent = Served::start(|told| async {
+            serve(config, told).await.unwrap();
         });
         let socket = self.config.socket.clone();
         until("the agent starts", async || {
             socket.exists().then_some(()).ok_or("no socket".to_owned())
         })
         .await;
-        self.agent = Some((stop, served));
+        self.agent = Some(agent);
     }
 
     pub async fn stop(&mut self) {
-        if let Some((stop, served)) = self.agent.take() {
-            stop.send(()).ok();
-            served.await.unwrap();
+        if let Some(agent) = self.agent.take() {
+            agent.stop().await;
         }
     }
 

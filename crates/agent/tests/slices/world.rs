@@ -3,23 +3,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use berth_controller::ControllerConfig;
+use berth_controller::{ControllerConfig, serve};
 use berth_ledger::kube::Connect;
+use berth_testkit::Served;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
 };
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 
 use crate::machine::Site;
 
 /// Pods are of the site's namespace, as the pools are.
 pub struct World<'a> {
     site: &'a Site,
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
+    controller: Served,
 }
 
 impl<'a> World<'a> {
@@ -40,23 +38,14 @@ impl<'a> World<'a> {
             flat_places: Vec::new(),
             unseen_is_apart: false,
         };
-        let (stop, told) = oneshot::channel();
-        let served = async move {
-            let told = async {
-                let _ = told.await;
-            };
-            berth_controller::serve(config, told).await.unwrap();
-        };
-        World {
-            site,
-            stop,
-            task: tokio::spawn(served),
-        }
+        let controller = Served::start(|told| async {
+            serve(config, told).await.unwrap();
+        });
+        World { site, controller }
     }
 
     pub async fn stop(self) {
-        let _ = self.stop.send(());
-        self.task.await.unwrap();
+        self.controller.stop().await;
     }
 
     pub fn namespace(&self) -> &str {

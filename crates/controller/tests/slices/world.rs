@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use berth_controller::{ControllerConfig, serve};
 use berth_ledger::kube::Connect;
-use berth_testkit::Cluster;
+use berth_testkit::{Cluster, Served};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
 use kube::Client;
 use kube::api::{
@@ -16,8 +16,7 @@ use kube::api::{
     PatchParams, PostParams,
 };
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, MutexGuard, OnceCell, oneshot};
-use tokio::task::JoinHandle;
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 /// Two looks lie this far apart.
 pub const GRACE: Duration = Duration::from_millis(400);
@@ -30,19 +29,6 @@ pub struct World {
     pub namespace: String,
     pub client: Client,
     _turn: MutexGuard<'static, ()>,
-}
-
-/// A controller at work; it stops when told.
-pub struct Running {
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
-
-impl Running {
-    pub async fn stop(self) {
-        let _ = self.stop.send(());
-        self.task.await.unwrap();
-    }
 }
 
 fn whereabouts(kind: &str) -> ApiResource {
@@ -121,20 +107,14 @@ impl World {
         }
     }
 
-    pub fn controller(&self) -> Running {
+    pub fn controller(&self) -> Served {
         self.controller_with(self.config())
     }
 
-    pub fn controller_with(&self, config: ControllerConfig) -> Running {
-        let (stop, told) = oneshot::channel();
-        let task = tokio::spawn(async move {
-            serve(config, async {
-                let _ = told.await;
-            })
-            .await
-            .unwrap();
-        });
-        Running { stop, task }
+    pub fn controller_with(&self, config: ControllerConfig) -> Served {
+        Served::start(|told| async {
+            serve(config, told).await.unwrap();
+        })
     }
 
     pub async fn node(&self, name: &str) {

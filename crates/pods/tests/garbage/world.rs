@@ -17,14 +17,13 @@ use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings, Patience};
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{Front, Store};
-use berth_testkit::{Account, Cluster};
+use berth_testkit::{Account, Cluster, Served};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use tokio::sync::{OnceCell, oneshot};
-use tokio::task::JoinHandle;
+use tokio::sync::OnceCell;
 
 pub const POOL: &str = "10.0.0.0-24";
 pub const GRACE: Duration = Duration::from_millis(600);
@@ -79,8 +78,7 @@ pub struct Agent {
 
 /// A collector at work; it stops when told.
 pub struct Running {
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
+    collector: Served,
     registry: Registry,
 }
 
@@ -439,13 +437,8 @@ impl Agent {
         if with_journal {
             collector = collector.with_journal(Arc::clone(&self.journal));
         }
-        let (stop, told) = oneshot::channel();
-        let task = tokio::spawn(collector.run(async {
-            told.await.ok();
-        }));
         Running {
-            stop,
-            task,
+            collector: Served::start(|told| collector.run(told)),
             registry,
         }
     }
@@ -453,8 +446,7 @@ impl Agent {
 
 impl Running {
     pub async fn stop(self) {
-        self.stop.send(()).ok();
-        self.task.await.unwrap();
+        self.collector.stop().await;
     }
 
     /// A counter's value.

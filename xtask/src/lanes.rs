@@ -1,13 +1,13 @@
 //! All test programs, two at a time: most of a suite's time is spent waiting for what it has started.
 //!
 //! Promises: every program that `cargo test` would run is run, whatever fails before it; a program's output is printed
-//! whole when it fails; the longest of the last run begin first. Programs that start a whole node do so one at a time.
+//! whole when it fails; the longest of the last run begin first; none outlives this process, however it ends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -29,13 +29,6 @@ const LONG: [(&str, u64); 8] = [
 ];
 /// What any other is taken to need.
 const SHORT: u64 = 10;
-/// Programs that start kubelet and containerd.
-const NODES: [&str; 4] = [
-    "berth/node",
-    "berth/takeover",
-    "berth-testkit/node",
-    "berth-testkit/leftovers",
-];
 
 /// One test program.
 #[derive(Clone, Debug)]
@@ -45,12 +38,6 @@ struct Program {
     file: PathBuf,
     /// Where cargo would run it.
     dir: PathBuf,
-}
-
-impl Program {
-    fn is_node(&self) -> bool {
-        NODES.contains(&self.name.as_str())
-    }
 }
 
 /// Compiles and runs every test program of the workspace; fails after the last if one has failed.
@@ -65,7 +52,6 @@ pub fn run() -> Result<()> {
     let total = queue.len();
     let state = Mutex::new(State {
         queue,
-        node: false,
         done: 0,
         failed: Vec::new(),
         took: known,
@@ -86,62 +72,58 @@ pub fn run() -> Result<()> {
 
 struct State {
     queue: Vec<Program>,
-    /// Whether a whole node is up.
-    node: bool,
     done: usize,
     failed: Vec<String>,
     took: BTreeMap<String, u64>,
-}
-
-impl State {
-    fn next(&mut self) -> Option<Program> {
-        let fits = |program: &Program| !(self.node && program.is_node());
-        let at = self.queue.iter().rposition(fits)?;
-        let program = self.queue.remove(at);
-        self.node |= program.is_node();
-        Some(program)
-    }
 }
 
 #[allow(clippy::print_stderr)]
 fn lane(state: &Mutex<State>, total: usize) {
     let locked = || state.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let next = {
-            let mut state = locked();
-            if state.queue.is_empty() {
-                return;
-            }
-            state.next()
-        };
-        let Some(program) = next else {
-            // Only nodes are left, and one is up.
-            std::thread::sleep(Duration::from_millis(500));
-            continue;
+        let Some(program) = locked().queue.pop() else {
+            return;
         };
         let began = Instant::now();
         let outcome = execute(&program);
         let seconds = began.elapsed().as_secs();
         let mut state = locked();
-        if program.is_node() {
-            state.node = false;
-        }
         state.done += 1;
         let place = format!("[{:>3} of {total}]", state.done);
+        let mut waited = 0;
         match outcome {
-            Ok(summary) => eprintln!("{place} {seconds:>4} s  {}: {summary}", program.name),
+            Ok(passed) => {
+                waited = passed.waited;
+                eprintln!(
+                    "{place} {seconds:>4} s  {}: {}",
+                    program.name, passed.summary
+                );
+            }
             Err(output) => {
                 eprintln!("{place} {seconds:>4} s  {}: FAILED\n{output}", program.name);
                 state.failed.push(program.name.clone());
             }
         }
-        state.took.insert(program.name, seconds);
+        // Two that wait for each other's node would else begin together, and wait, in every run after this one.
+        state
+            .took
+            .insert(program.name, seconds - waited.min(seconds));
     }
 }
 
-/// What the program says of its tests; all that it said, if one failed.
-fn execute(program: &Program) -> Result<String, String> {
-    let output = Command::new(&program.file)
+/// What a program says of its tests when none has failed.
+struct Passed {
+    summary: String,
+    /// Seconds in which it did nothing but wait for another's node.
+    waited: u64,
+}
+
+/// Runs a program; all that it said, if one of its tests failed.
+fn execute(program: &Program) -> Result<Passed, String> {
+    // setpriv has the kernel kill the program when the thread that started it ends, which is this one: it waits here.
+    let output = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(&program.file)
         .current_dir(&program.dir)
         .env("CARGO_MANIFEST_DIR", &program.dir)
         .stdin(Stdio::null())
@@ -158,7 +140,21 @@ fn execute(program: &Program) -> Result<String, String> {
     let summary = summary
         .unwrap_or("test result: none")
         .trim_start_matches("test result: ");
-    Ok(summary.split("; ").take(3).collect::<Vec<_>>().join(", "))
+    Ok(Passed {
+        summary: summary.split("; ").take(3).collect::<Vec<_>>().join(", "),
+        waited: waited(&complained),
+    })
+}
+
+/// `waited 5 s for the node of …`: what testkit says when another process had the turn to have nodes.
+fn waited(complained: &str) -> u64 {
+    let seconds = |line: &str| -> Option<u64> {
+        let (seconds, _) = line
+            .strip_prefix("waited ")?
+            .split_once(" s for the node of ")?;
+        seconds.parse().ok()
+    };
+    complained.lines().filter_map(seconds).sum()
 }
 
 /// Compiles the tests; every program that there is to run.
@@ -216,9 +212,16 @@ fn read(times: &Path) -> BTreeMap<String, u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
+
     use serde_json::json;
 
     use super::*;
+
+    /// Set for a copy of this test program that is to be killed, to where the program is that it runs.
+    const VICTIM: &str = "BERTH_XTASK_VICTIM";
 
     fn message(id: &str, target: &str, test: bool) -> Value {
         json!({
@@ -233,7 +236,6 @@ mod tests {
         let found = program(&message(id, "node", true)).unwrap();
         assert_eq!(found.name, "berth/node");
         assert_eq!(found.dir, Path::new("/src/crates/cli"));
-        assert!(found.is_node());
         assert!(program(&message(id, "berth", false)).is_none());
         let id = "path+file:///src/xtask#0.1.0";
         assert_eq!(
@@ -251,26 +253,55 @@ mod tests {
         assert_eq!(seconds(&known, "berth/node"), 90);
     }
 
+    fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let begun = Instant::now();
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "not yet: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     #[test]
-    fn nodes_start_one_at_a_time_and_the_longest_first() {
-        let one = |name: &str| Program {
-            name: name.to_owned(),
-            file: PathBuf::new(),
-            dir: PathBuf::new(),
-        };
-        let mut state = State {
-            queue: ["berth-core/a", "berth/takeover", "berth/node"]
-                .map(one)
-                .into(),
-            node: false,
-            done: 0,
-            failed: Vec::new(),
-            took: BTreeMap::new(),
-        };
-        assert_eq!(state.next().unwrap().name, "berth/node");
-        assert_eq!(state.next().unwrap().name, "berth-core/a");
-        assert!(state.next().is_none(), "a node is up");
-        state.node = false;
-        assert_eq!(state.next().unwrap().name, "berth/takeover");
+    fn a_program_does_not_outlive_who_runs_it() {
+        if let Some(dir) = std::env::var_os(VICTIM).map(PathBuf::from) {
+            let name = "program".to_owned();
+            let file = dir.join(&name);
+            let _ = execute(&Program { name, file, dir });
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        fs::write(&program, "#!/bin/sh\necho $$ > pid\nexec sleep 600\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "lanes::tests::a_program_does_not_outlive_who_runs_it",
+            ])
+            .env(VICTIM, dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = until("the program runs", || {
+            let text = fs::read_to_string(dir.path().join("pid")).ok()?;
+            Some(text.strip_suffix('\n')?.to_owned())
+        });
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        // One that is dead and not waited for has no command line.
+        until("the program is gone", || {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.is_empty().then_some(())
+        });
+    }
+
+    #[test]
+    fn what_was_waited_for_another_node_is_known() {
+        let said = "waiting for the node of process 7 (node-1)\nwaited 42 s for the node of process 7 (node-1)\n";
+        assert_eq!(waited(said), 42);
+        assert_eq!(waited("waited long for nothing"), 0);
     }
 }

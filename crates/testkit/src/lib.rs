@@ -59,6 +59,7 @@ mod relay;
 mod scratch;
 mod served;
 mod sheet;
+mod turn;
 mod whereabouts;
 
 pub use account::Account;

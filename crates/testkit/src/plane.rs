@@ -13,6 +13,7 @@ use crate::cluster::{Cluster, Options};
 use crate::kubeconfig::{self, Credential};
 use crate::netns::Netns;
 use crate::process::{Process, guarded_in};
+use crate::turn::Turn;
 
 /// The bridge's own address; nodes count up from .1.
 const GATEWAY: &str = "10.210.0.254";
@@ -28,10 +29,13 @@ pub(crate) struct Plane {
     /// What Multus asks the API server with.
     pub multus_kubeconfig: PathBuf,
     nodes: AtomicU8,
+    // Last: nobody else begins before all of it is gone.
+    _turn: Turn,
 }
 
 impl Plane {
     pub async fn start(options: Options) -> Result<Plane> {
+        let turn = Turn::take().await?;
         let lan = Netns::new()?;
         lan.ip(&["link", "add", "lan", "type", "bridge"])?;
         lan.ip(&["addr", "add", &format!("{GATEWAY}/24"), "dev", "lan"])?;
@@ -70,6 +74,7 @@ impl Plane {
             multus_kubeconfig: multus.kubeconfig().to_owned(),
             cluster,
             nodes: AtomicU8::new(0),
+            _turn: turn,
         })
     }
 

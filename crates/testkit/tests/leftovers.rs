@@ -66,6 +66,8 @@ async fn kill_9_leaves_nothing() {
         if heard.last().unwrap().starts_with("traces ") {
             break;
         }
+        // Whom the victim waits for, say.
+        writeln!(std::io::stderr(), "{}", heard.last().unwrap()).unwrap();
     }
     let traces: Vec<String> = heard
         .last()

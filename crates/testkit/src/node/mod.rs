@@ -89,7 +89,7 @@ impl Node {
     /// The image that every node has: busybox, which does nothing until it is stopped.
     pub const IMAGE: &str = image::BUSYBOX;
 
-    /// A first node, with a control plane of its own.
+    /// A first node, with a control plane of its own. Waits while another process of this machine has a node.
     pub async fn start(options: NodeOptions) -> Result<Node> {
         let plane = Arc::new(Plane::start(options.cluster.clone()).await?);
         Node::on(plane, options).await

@@ -1,0 +1,121 @@
+//! Whose turn it is to have whole nodes: one process on a machine at a time, whoever runs it. Two at once take each
+//! other's processor, and their kubelets and pods miss their deadlines.
+//!
+//! Promises: a turn ends with the process that has it, however that ends; nodes of one process share theirs, so a test
+//! may start as many as it likes; who waits says for whom.
+
+use std::fs::{File, TryLockError};
+use std::io::{Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::sync::Mutex;
+use tokio::time::sleep;
+
+const POLL: Duration = Duration::from_millis(100);
+
+/// Held by every node of the process.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _lock: Arc<File>,
+}
+
+impl Turn {
+    pub async fn take() -> Result<Turn> {
+        static OURS: Mutex<Weak<File>> = Mutex::const_new(Weak::new());
+        let mut ours = OURS.lock().await;
+        let lock = match ours.upgrade() {
+            Some(lock) => lock,
+            None => Arc::new(wait(&path(), &mut std::io::stderr()).await?),
+        };
+        *ours = Arc::downgrade(&lock);
+        Ok(Turn { _lock: lock })
+    }
+}
+
+fn path() -> PathBuf {
+    std::env::temp_dir().join("berth-testkit-node.lock")
+}
+
+/// Locks the file and signs it. What is said goes around the test harness, which keeps what a test prints until its end;
+/// `cargo xtask test` takes the time that was waited from it.
+async fn wait(path: &Path, say: &mut impl Write) -> Result<File> {
+    let mut file = File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+        .with_context(|| format!("open {}", path.display()))?;
+    let begun = Instant::now();
+    let mut other = None;
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if other.is_none() => {
+                let holder = std::fs::read_to_string(path).unwrap_or_default();
+                writeln!(
+                    say,
+                    "waiting for the node of {holder}, which has {}",
+                    path.display()
+                )?;
+                other = Some(holder);
+            }
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("lock {}", path.display()));
+            }
+        }
+        sleep(POLL).await;
+    }
+    if let Some(holder) = other {
+        writeln!(
+            say,
+            "waited {} s for the node of {holder}",
+            begun.elapsed().as_secs()
+        )?;
+    }
+    file.set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| file.write_all(signature().as_bytes()))
+        .with_context(|| format!("sign {}", path.display()))?;
+    Ok(file)
+}
+
+/// This process, as who waits for it would look for it.
+fn signature() -> String {
+    let program = std::env::current_exe().unwrap_or_default();
+    let program = program.file_name().unwrap_or_default();
+    format!(
+        "process {} ({})",
+        std::process::id(),
+        program.to_string_lossy()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_second_waits_for_the_first_and_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let first = wait(&path, &mut Vec::new()).await.unwrap();
+        let there = path.clone();
+        let second = tokio::spawn(async move {
+            let mut said = Vec::new();
+            wait(&there, &mut said).await.unwrap();
+            String::from_utf8(said).unwrap()
+        });
+        sleep(POLL * 5).await;
+        assert!(!second.is_finished(), "two have the turn");
+        drop(first);
+        let said = second.await.unwrap();
+        let whose = format!("waiting for the node of process {}", std::process::id());
+        assert!(said.starts_with(&whose), "{said}");
+        assert!(said.contains("waited 0 s for the node of "), "{said}");
+    }
+}

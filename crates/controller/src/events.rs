@@ -1,28 +1,17 @@
 //! Kubernetes Events on the definitions that something is wrong with: told once, and again when the words change; and on
 //! the nodes and definitions whose slices were taken back.
 //!
-//! An event is news, not a record: one that can't be written is logged and forgotten. The state itself is in the
-//! pool's conditions.
+//! The state itself is in the pool's conditions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use berth_core::slice::{Holding, NodeName};
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
-use kube::{Api, Client};
+use berth_ledger::kube::events::{Events, Tone, of_node};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
 
 use crate::networks::{Trouble, reason};
-
-/// Characters of the definition's name in the event's: a name has 253 at most.
-const NAME: usize = 230;
-/// The API server takes 1,024 bytes.
-const MESSAGE: usize = 1_000;
-
-/// Node objects are in no namespace; kubectl looks for their events here.
-const NODE_EVENTS: &str = "default";
 
 /// Something that has happened, and is told once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,25 +69,16 @@ impl News {
     }
 }
 
+#[derive(Debug)]
 pub struct Recorder {
-    client: Client,
-    identity: String,
-    timeout: Duration,
+    events: Events,
     told: BTreeSet<Trouble>,
-}
-
-impl std::fmt::Debug for Recorder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorder").finish_non_exhaustive()
-    }
 }
 
 impl Recorder {
     pub fn new(client: Client, identity: &str, timeout: Duration) -> Recorder {
         Recorder {
-            client,
-            identity: identity.to_owned(),
-            timeout,
+            events: Events::new(client, timeout, "berth-controller", identity),
             told: BTreeSet::new(),
         }
     }
@@ -127,98 +107,36 @@ impl Recorder {
     /// Tells what has happened, to the node's and the definitions' readers.
     pub async fn report(&self, news: &[News], uids: &BTreeMap<&str, &str>) {
         for one in news {
-            let node = ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Node".to_owned()),
-                name: Some(one.node.clone()),
-                // As the kubelet has it: `kubectl describe node` asks for events by this.
-                uid: Some(match one.node_uid.as_str() {
-                    "" => one.node.clone(),
-                    uid => uid.to_owned(),
-                }),
-                ..ObjectReference::default()
-            };
-            self.write(NODE_EVENTS, node, one.reason, &one.message, "Normal")
-                .await;
-            for definition in &one.definitions {
-                if let Some((namespace, object)) = definition_of(definition, uids) {
-                    self.write(namespace, object, one.reason, &one.message, "Normal")
-                        .await;
-                }
+            let node = of_node(&one.node, &one.node_uid);
+            let definitions = one.definitions.iter();
+            let definitions = definitions.filter_map(|key| definition_of(key, uids));
+            for about in std::iter::once(node).chain(definitions) {
+                let told = self
+                    .events
+                    .tell(about, Tone::Normal, one.reason, &one.message);
+                told.await;
             }
         }
     }
 
     async fn record(&self, trouble: &Trouble, uids: &BTreeMap<&str, &str>) {
-        if let Some((namespace, object)) = definition_of(&trouble.definition, uids) {
-            self.write(
-                namespace,
-                object,
-                trouble.reason,
-                &trouble.message,
-                "Warning",
-            )
-            .await;
+        if let Some(about) = definition_of(&trouble.definition, uids) {
+            let (reason, message) = (trouble.reason, &trouble.message);
+            self.events
+                .tell(about, Tone::Warning, reason, message)
+                .await;
         }
-    }
-
-    async fn write(
-        &self,
-        namespace: &str,
-        object: ObjectReference,
-        reason: &str,
-        message: &str,
-        kind: &str,
-    ) {
-        let now = Timestamp::now();
-        let about = object.name.clone().unwrap_or_default();
-        let name: String = about.chars().take(NAME).collect();
-        let mut message = message.to_owned();
-        while message.len() > MESSAGE {
-            message.pop();
-        }
-        let event = Event {
-            metadata: ObjectMeta {
-                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
-                namespace: Some(namespace.to_owned()),
-                ..ObjectMeta::default()
-            },
-            involved_object: object,
-            reason: Some(reason.to_owned()),
-            message: Some(message),
-            type_: Some(kind.to_owned()),
-            source: Some(EventSource {
-                component: Some("berth-controller".to_owned()),
-                host: Some(self.identity.clone()),
-            }),
-            first_timestamp: Some(Time(now)),
-            last_timestamp: Some(Time(now)),
-            count: Some(1),
-            ..Event::default()
-        };
-        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        let params = PostParams::default();
-        let why = match tokio::time::timeout(self.timeout, events.create(&params, &event)).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer".to_owned(),
-        };
-        tracing::debug!(about, why, "an event was not written");
     }
 }
 
-fn definition_of<'a>(
-    key: &'a str,
-    uids: &BTreeMap<&str, &str>,
-) -> Option<(&'a str, ObjectReference)> {
+fn definition_of(key: &str, uids: &BTreeMap<&str, &str>) -> Option<ObjectReference> {
     let (namespace, name) = key.split_once('/')?;
-    let object = ObjectReference {
+    Some(ObjectReference {
         api_version: Some("k8s.cni.cncf.io/v1".to_owned()),
         kind: Some("NetworkAttachmentDefinition".to_owned()),
         namespace: Some(namespace.to_owned()),
         name: Some(name.to_owned()),
         uid: uids.get(key).map(|uid| (*uid).to_owned()),
         ..ObjectReference::default()
-    };
-    Some((namespace, object))
+    })
 }

@@ -12,6 +12,7 @@ mod calls;
 mod claimants;
 mod claims;
 mod connect;
+pub mod events;
 mod leftovers;
 mod marks;
 mod news;

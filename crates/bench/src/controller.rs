@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use berth_testkit::{Cluster, Process, guarded};
 use clap::Args;
-use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::runtime::wait::await_condition;
 use serde_json::{Value, json};
 
-use crate::figure::{Figure, Target, progress};
+use crate::crew;
+use crate::figure::{Figure, Target};
 
 #[derive(Args, Debug)]
 pub struct Controller {
@@ -43,20 +43,8 @@ impl Controller {
         }
         let namespace = cluster.namespace("bench").await?;
         let nodes: Api<Node> = Api::all(cluster.client().await?);
-        let bar = progress("nodes are made", self.nodes as u64);
-        futures::stream::iter(0..self.nodes)
-            .map(|n| {
-                let (nodes, bar) = (nodes.clone(), bar.clone());
-                async move {
-                    make(&nodes, n).await?;
-                    bar.inc(1);
-                    anyhow::Ok(())
-                }
-            })
-            .buffer_unordered(AT_ONCE)
-            .try_collect::<()>()
-            .await?;
-        bar.finish_and_clear();
+        let make_one = async |n| make(&nodes, n).await;
+        crew::each("nodes are made", self.nodes, AT_ONCE, make_one).await?;
 
         let berth = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/berth");
         let berth = fs::canonicalize(&berth).with_context(|| {

@@ -7,6 +7,7 @@
 
 mod claims;
 mod controller;
+mod crew;
 mod engine;
 mod engine_kube;
 mod figure;

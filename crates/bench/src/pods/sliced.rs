@@ -8,7 +8,6 @@ use berth_api::berth::{SliceClaim, SliceClaimSpec};
 use berth_api::names;
 use berth_api::whereabouts::{IPAllocation, IPPool, IPPoolSpec};
 use berth_core::{Address, Prefix};
-use futures::{StreamExt, TryStreamExt};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
@@ -17,7 +16,8 @@ use super::bed::{Bed, Home};
 use super::median;
 use super::one::{Manner, Turn, in_turns};
 use super::plugin::container;
-use crate::figure::{Figure, Target, progress};
+use crate::crew;
+use crate::figure::{Figure, Target};
 
 const OVERLAP: &str = "enable_overlapping_ranges";
 /// What a slice of a range of this size has.
@@ -95,56 +95,48 @@ async fn fill(bed: &Bed, home: &Home, network: &str, live: usize) -> Result<usiz
     let pools: Api<IPPool> = Api::namespaced(client, namespace);
     let whole: Prefix = FULL.parse().context("a range")?;
     let slices = live.div_ceil(SLICE);
-    let bar = progress("other nodes' addresses are made", slices as u64);
-    futures::stream::iter(0..slices)
-        .map(|n| {
-            let (claims, pools, bar) = (claims.clone(), pools.clone(), bar.clone());
-            async move {
-                let first = whole.network().plus((n * SLICE) as u128);
-                let first: Address = first.context("the range is too small")?;
-                let slice = Prefix::containing(first, SLICE_LENGTH).context("a slice")?;
-                let node = format!("other-{n:05}");
-                let spec = SliceClaimSpec {
-                    network: network.to_owned(),
-                    range: slice.to_string(),
-                    node: node.clone(),
-                    node_uid: String::new(),
-                    epoch: 1,
-                    offers: Vec::new(),
-                    wants: Vec::new(),
-                };
-                let mut claim = SliceClaim::new(&names::slice(network, slice), spec);
-                let labels = [
-                    ("berth.dev/node", node.clone()),
-                    ("berth.dev/range", names::pool(network, "", whole)),
-                ];
-                let labels = labels.map(|(key, value)| (key.to_owned(), value));
-                claim.metadata.labels = Some(labels.into());
-                claims.create(&PostParams::default(), &claim).await?;
-                let entry = |offset: usize| {
-                    let pod = format!("replica-{n:05}-{offset:02}");
-                    let entry = IPAllocation {
-                        id: container(&pod),
-                        podref: format!("default/{pod}"),
-                        ifname: "net1".to_owned(),
-                    };
-                    (offset.to_string(), entry)
-                };
-                let spec = IPPoolSpec {
-                    range: slice.to_string(),
-                    allocations: (0..SLICE).map(entry).collect(),
-                };
-                let mut pool = IPPool::new(&names::pool(network, &node, slice), spec);
-                let mark = ("berth.dev/published-by".to_owned(), node);
-                pool.metadata.annotations = Some([mark].into());
-                pools.create(&PostParams::default(), &pool).await?;
-                bar.inc(1);
-                anyhow::Ok(())
-            }
-        })
-        .buffer_unordered(HANDS)
-        .try_collect::<()>()
-        .await?;
-    bar.finish_and_clear();
+    let what = "other nodes' addresses are made";
+    crew::each(what, slices, HANDS, async |n| {
+        let first = whole.network().plus((n * SLICE) as u128);
+        let first: Address = first.context("the range is too small")?;
+        let slice = Prefix::containing(first, SLICE_LENGTH).context("a slice")?;
+        let node = format!("other-{n:05}");
+        let spec = SliceClaimSpec {
+            network: network.to_owned(),
+            range: slice.to_string(),
+            node: node.clone(),
+            node_uid: String::new(),
+            epoch: 1,
+            offers: Vec::new(),
+            wants: Vec::new(),
+        };
+        let mut claim = SliceClaim::new(&names::slice(network, slice), spec);
+        let labels = [
+            ("berth.dev/node", node.clone()),
+            ("berth.dev/range", names::pool(network, "", whole)),
+        ];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value));
+        claim.metadata.labels = Some(labels.into());
+        claims.create(&PostParams::default(), &claim).await?;
+        let entry = |offset: usize| {
+            let pod = format!("replica-{n:05}-{offset:02}");
+            let entry = IPAllocation {
+                id: container(&pod),
+                podref: format!("default/{pod}"),
+                ifname: "net1".to_owned(),
+            };
+            (offset.to_string(), entry)
+        };
+        let spec = IPPoolSpec {
+            range: slice.to_string(),
+            allocations: (0..SLICE).map(entry).collect(),
+        };
+        let mut pool = IPPool::new(&names::pool(network, &node, slice), spec);
+        let mark = ("berth.dev/published-by".to_owned(), node);
+        pool.metadata.annotations = Some([mark].into());
+        pools.create(&PostParams::default(), &pool).await?;
+        Ok(())
+    })
+    .await?;
     Ok(slices * SLICE)
 }

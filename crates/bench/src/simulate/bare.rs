@@ -5,11 +5,11 @@ use std::time::Instant;
 use anyhow::Result;
 use berth_api::berth::{SliceClaim, SliceClaimSpec};
 use berth_testkit::Cluster;
-use futures::{StreamExt, TryStreamExt};
 use kube::Api;
 use kube::api::PostParams;
 
-use crate::figure::{Figure, Target, progress};
+use crate::crew;
+use crate::figure::{Figure, Target};
 
 pub async fn rate(cluster: &Cluster, claims: usize, at_once: usize) -> Result<Option<Figure>> {
     if claims == 0 {
@@ -17,32 +17,23 @@ pub async fn rate(cluster: &Cluster, claims: usize, at_once: usize) -> Result<Op
     }
     let namespace = cluster.namespace("bare").await?;
     let api: Api<SliceClaim> = Api::namespaced(cluster.client().await?, &namespace);
-    let bar = progress("bare claims", claims as u64);
     let began = Instant::now();
-    futures::stream::iter(0..claims)
-        .map(|n| {
-            let (api, bar) = (api.clone(), bar.clone());
-            async move {
-                let spec = SliceClaimSpec {
-                    network: "bare".to_owned(),
-                    range: "10.0.0.0/26".to_owned(),
-                    node: format!("node-{n:05}"),
-                    node_uid: String::new(),
-                    epoch: 1,
-                    offers: Vec::new(),
-                    wants: Vec::new(),
-                };
-                let claim = SliceClaim::new(&format!("bare-{n:06}"), spec);
-                api.create(&PostParams::default(), &claim).await?;
-                bar.inc(1);
-                anyhow::Ok(())
-            }
-        })
-        .buffer_unordered(at_once.max(1))
-        .try_collect::<()>()
-        .await?;
+    crew::each("bare claims", claims, at_once, async |n| {
+        let spec = SliceClaimSpec {
+            network: "bare".to_owned(),
+            range: "10.0.0.0/26".to_owned(),
+            node: format!("node-{n:05}"),
+            node_uid: String::new(),
+            epoch: 1,
+            offers: Vec::new(),
+            wants: Vec::new(),
+        };
+        let claim = SliceClaim::new(&format!("bare-{n:06}"), spec);
+        api.create(&PostParams::default(), &claim).await?;
+        Ok(())
+    })
+    .await?;
     let rate = claims as f64 / began.elapsed().as_secs_f64();
-    bar.finish_and_clear();
     Ok(Some(Figure::new(
         "bare CREATEs of claims, the same API server, nothing else",
         rate,

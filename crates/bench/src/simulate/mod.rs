@@ -5,16 +5,15 @@
 //! Multus does it. What nodes share here and would not in a cluster: two cores, the connections to the API server, and a
 //! file system in memory for their SQLite files, which in a cluster are on as many disks as there are nodes.
 
+mod adds;
 mod bare;
 mod node;
 mod peer;
 mod proof;
 mod server;
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -22,8 +21,6 @@ use berth_ledger::kube::Connect;
 use berth_slices::SliceSettings;
 use berth_testkit::Cluster;
 use clap::Args;
-use futures::{StreamExt, TryStreamExt};
-use indicatif::ProgressBar;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -33,10 +30,11 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::figure::{Figure, Target, progress};
+use crate::crew;
+use crate::figure::{Figure, Target};
 use crate::pods::bed::Bed;
+use adds::{Outcome, PAUSE, TRIES};
 use node::{Machine, Network, Node};
-use proof::Given;
 
 #[derive(Args, Debug)]
 pub struct Simulate {
@@ -65,24 +63,10 @@ pub struct Simulate {
 }
 
 const RATE: &str = "answers a second";
-/// Tries of an ADD, as a kubelet makes them.
-const TRIES: usize = 10;
-const PAUSE: Duration = Duration::from_secs(1);
 /// Requests at a time of what is not the engine's.
 const HANDS: usize = 32;
 /// Two for a SQLite file, one for the watch of its calls.
 const FILES_A_NODE: u64 = 3;
-
-/// What was answered, and when.
-#[derive(Default)]
-struct Outcome {
-    given: Vec<Given>,
-    times: Vec<Duration>,
-    elapsed: Duration,
-    /// ADDs that were told to try again, and what the first was told.
-    again: usize,
-    first: Option<String>,
-}
 
 impl Simulate {
     pub async fn run(&self) -> Result<Vec<Figure>> {
@@ -245,174 +229,41 @@ impl Simulate {
     /// The nodes' objects: a slice names its node's UID.
     async fn make_nodes(&self, admin: &Client) -> Result<()> {
         let api: Api<NodeObject> = Api::all(admin.clone());
-        let bar = progress("nodes are made", self.nodes as u64);
-        futures::stream::iter(0..self.nodes)
-            .map(|n| {
-                let (api, bar) = (api.clone(), bar.clone());
-                async move {
-                    let name = Self::node_name(n);
-                    let node = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
-                    api.create(&PostParams::default(), &node).await?;
-                    bar.inc(1);
-                    anyhow::Ok(())
-                }
-            })
-            .buffer_unordered(HANDS)
-            .try_collect::<()>()
-            .await?;
-        bar.finish_and_clear();
+        crew::each("nodes are made", self.nodes, HANDS, async |n| {
+            let name = Self::node_name(n);
+            let node = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+            api.create(&PostParams::default(), &node).await?;
+            Ok(())
+        })
+        .await?;
         Ok(())
     }
 
     async fn start(&self, machine: &Machine, dir: &Path) -> Result<Vec<Arc<Node>>> {
-        let bar = progress("agents start", self.nodes as u64);
-        let nodes = futures::stream::iter(0..self.nodes)
-            .map(|n| {
-                let bar = bar.clone();
-                async move {
-                    let node = Node::start(machine, Self::node_name(n), dir).await?;
-                    bar.inc(1);
-                    anyhow::Ok(Arc::new(node))
-                }
-            })
-            .buffered(HANDS)
-            .try_collect()
-            .await?;
-        bar.finish_and_clear();
-        Ok(nodes)
-    }
-
-    async fn add_all(&self, nodes: &[Arc<Node>]) -> Result<Outcome> {
-        let networks: Arc<[Network]> = self.all_networks()?.into();
-        let total = nodes.len() * self.networks * self.pods;
-        let bar = progress("ADDs are answered", total as u64);
-        let turns = Arc::new(tokio::sync::Semaphore::new(self.at_once.max(1)));
-        let answered = Arc::new(AtomicUsize::new(0));
-        let began = Instant::now();
-        let ticker = tokio::spawn(tell(Arc::clone(&answered), total, began, bar.clone()));
-        let mut tasks = Vec::new();
-        for node in nodes {
-            let work = Work {
-                node: Arc::clone(node),
-                networks: Arc::clone(&networks),
-                pods: self.pods,
-                pause: Duration::from_millis(self.pause_ms),
-                answered: Arc::clone(&answered),
-            };
-            let turns = Arc::clone(&turns);
-            tasks.push(tokio::spawn(async move {
-                let _turn = turns.acquire().await;
-                work.run().await
-            }));
-        }
-        let mut outcome = Outcome::default();
-        for task in tasks {
-            let one = task.await.context("a node's task")?;
-            outcome.given.extend(one.given);
-            outcome.times.extend(one.times);
-            outcome.again += one.again;
-            outcome.first = outcome.first.take().or(one.first);
-        }
-        outcome.elapsed = began.elapsed();
-        ticker.abort();
-        bar.finish_and_clear();
-        Ok(outcome)
+        crew::each("agents start", self.nodes, HANDS, async |n| {
+            let node = Node::start(machine, Self::node_name(n), dir).await?;
+            Ok(Arc::new(node))
+        })
+        .await
     }
 
     /// The keepers publish by themselves; what they have not when their turn must have come is published here.
     async fn until_published(&self, nodes: &[Arc<Node>]) -> Result<Duration> {
         let began = Instant::now();
         tokio::time::sleep(SliceSettings::default().gather_busy * 2).await;
-        let bar = progress("nodes have published", nodes.len() as u64);
-        futures::stream::iter(nodes)
-            .map(|node| {
-                let bar = bar.clone();
-                async move {
-                    let mut tries = 0;
-                    while let Err(error) = node.flush().await {
-                        tries += 1;
-                        if tries == TRIES {
-                            return Err(error.context(node.name.clone()));
-                        }
-                        tokio::time::sleep(PAUSE).await;
-                    }
-                    bar.inc(1);
-                    Ok(())
+        crew::each("nodes have published", nodes.len(), HANDS, async |n| {
+            let mut tries = 0;
+            while let Err(error) = nodes[n].flush().await {
+                tries += 1;
+                if tries == TRIES {
+                    return Err(error.context(nodes[n].name.clone()));
                 }
-            })
-            .buffer_unordered(HANDS)
-            .try_collect::<()>()
-            .await?;
-        bar.finish_and_clear();
+                tokio::time::sleep(PAUSE).await;
+            }
+            Ok(())
+        })
+        .await?;
         Ok(began.elapsed())
-    }
-}
-
-/// What one node has to do.
-struct Work {
-    node: Arc<Node>,
-    networks: Arc<[Network]>,
-    pods: usize,
-    pause: Duration,
-    answered: Arc<AtomicUsize>,
-}
-
-impl Work {
-    async fn run(self) -> Outcome {
-        let mut outcome = Outcome::default();
-        for number in 0..self.pods {
-            if number > 0 {
-                tokio::time::sleep(self.pause).await;
-            }
-            let pod = format!("{}-pod-{number:03}", self.node.name);
-            for network in self.networks.iter() {
-                let began = Instant::now();
-                let mut tries = 0;
-                loop {
-                    match self.node.add(&pod, network).await {
-                        Ok(address) => {
-                            outcome.given.push(Given {
-                                node: self.node.name.clone(),
-                                pod: pod.clone(),
-                                network: network.name.clone(),
-                                address,
-                            });
-                            self.answered.fetch_add(1, Ordering::Relaxed);
-                            break;
-                        }
-                        Err(told) => {
-                            outcome.again += 1;
-                            outcome.first.get_or_insert(told);
-                            tries += 1;
-                            if tries == TRIES {
-                                break;
-                            }
-                            tokio::time::sleep(PAUSE).await;
-                        }
-                    }
-                }
-                outcome.times.push(began.elapsed());
-            }
-        }
-        outcome
-    }
-}
-
-/// Moves the bar; where nobody sees one, says every few seconds how far it is.
-async fn tell(answered: Arc<AtomicUsize>, total: usize, began: Instant, bar: ProgressBar) {
-    let mut ticks = 0u32;
-    loop {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        let now = answered.load(Ordering::Relaxed);
-        bar.set_position(now as u64);
-        ticks += 1;
-        if bar.is_hidden() && ticks.is_multiple_of(10) {
-            let seconds = began.elapsed().as_secs_f64();
-            let _ = writeln!(
-                std::io::stderr(),
-                "{seconds:6.1} s  {now} of {total} answered"
-            );
-        }
     }
 }
 

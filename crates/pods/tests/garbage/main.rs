@@ -204,6 +204,8 @@ async fn an_entry_of_a_replaced_pod_is_freed_though_the_name_lives() {
     running.stop().await;
     let running = agent.collect();
     world.until_held_by(&[]).await;
+    // Counted when the answer to the write is back, which others see before.
+    running.until_count("freed", 1.0).await;
     assert_eq!(running.count("freed"), 1.0);
     running.stop().await;
 }

@@ -8,13 +8,12 @@
 )]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use berth_cni::http;
 use berth_cni::wire::Request;
 use berth_cni::{Environment, http::ClientError};
-use berth_testkit::{Account, Cluster, Process, guarded};
+use berth_testkit::{Account, Agent, Cluster, Process, guarded};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use serde_json::{Value, json};
@@ -30,10 +29,7 @@ struct Site {
     dir: tempfile::TempDir,
 }
 
-struct Node {
-    process: Process,
-    socket: PathBuf,
-}
+struct Node(Agent);
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
     json!({ "apiGroups": [group], "resources": resources, "verbs": verbs })
@@ -95,19 +91,14 @@ impl Site {
         let token = self.cluster.pod_token(&self.agent, name, AUDIENCE).await;
         let token_file = self.dir.path().join(format!("{name}.token"));
         std::fs::write(&token_file, token.unwrap()).unwrap();
-        let socket = self.dir.path().join(format!("{name}.sock"));
-        let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
-        command
-            .env_clear()
-            .args(["agent", "--node", name, "--log-format", "json"])
-            .env("BERTH_SOCKET", &socket)
-            .env("BERTH_DATABASE", self.dir.path().join(format!("{name}.db")))
-            .env("BERTH_KUBECONFIG", self.agent.kubeconfig())
-            .env("BERTH_DESK_TOKEN_FILE", &token_file);
-        let process = Process::start(name, command, self.dir.path()).unwrap();
-        let node = Node { process, socket };
-        until("the agent serves", async || node.socket.exists()).await;
-        node
+        let berth = env!("CARGO_BIN_EXE_berth");
+        let agent = Agent::start(berth, self.dir.path(), name, |command| {
+            command
+                .args(["--node", name, "--log-format", "json"])
+                .env("BERTH_KUBECONFIG", self.agent.kubeconfig())
+                .env("BERTH_DESK_TOKEN_FILE", &token_file);
+        });
+        Node(agent.unwrap())
     }
 
     /// Who leads, as everybody can see.
@@ -163,21 +154,21 @@ impl Node {
             path: "/opt/cni/bin".into(),
         };
         let request = Request::new("whereabouts", environment, conf.to_string());
-        let answer = http::call(&self.socket, &request, PATIENCE)?;
+        let answer = http::call(&self.0.socket, &request, PATIENCE)?;
         let body = serde_json::from_str(&answer.stdout).unwrap_or(Value::Null);
         Ok((answer.exit == 0, body))
     }
 
     fn add(&self, pod: &str) -> String {
         let (done, body) = self.call("ADD", pod).unwrap();
-        assert!(done, "{pod}: {body}; {}", self.process.tail());
+        assert!(done, "{pod}: {body}; {}", self.0.process.tail());
         body["ips"][0]["address"].as_str().unwrap().to_owned()
     }
 
     /// Requests that the leader's desk answered, of all that this agent had.
     fn gathered(&self) -> u64 {
         use std::io::{Read, Write};
-        let mut stream = std::os::unix::net::UnixStream::connect(&self.socket).unwrap();
+        let mut stream = std::os::unix::net::UnixStream::connect(&self.0.socket).unwrap();
         let request = "GET /metrics HTTP/1.1\r\nhost: berth\r\nconnection: close\r\n\r\n";
         stream.write_all(request.as_bytes()).unwrap();
         let mut text = String::new();

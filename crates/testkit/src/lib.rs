@@ -41,6 +41,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod account;
+mod agent;
 mod apply;
 mod capsule;
 mod cluster;
@@ -63,6 +64,7 @@ mod turn;
 mod whereabouts;
 
 pub use account::Account;
+pub use agent::Agent;
 pub use cluster::{Cluster, Options, Part};
 pub use machine::Machine;
 pub use netns::Netns;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use berth_core::Address;
 use berth_ledger::kube::Connect;
 use berth_ledger::{KubeLedger, SharedLedger, SqliteLedger};
 use berth_parts::Parts;
-use berth_testkit::{Account, Cluster, Process, guarded};
+use berth_testkit::{Account, Agent, Cluster};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -36,7 +36,7 @@ pub struct Home {
 
 /// A node with an agent, a process of its own.
 pub struct Node {
-    pub process: Process,
+    pub agent: Agent,
     dir: TempDir,
 }
 
@@ -101,35 +101,19 @@ impl Bed {
     pub async fn node_with(&self, name: &str, token: Option<&Path>) -> Result<Node> {
         let mut dir = tempfile::tempdir().context("make a node's directory")?;
         dir.disable_cleanup(std::env::var_os("BERTH_BENCH_KEEP").is_some());
-        let mut command = guarded(&self.berth);
-        command
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
-            .args(["agent", "--node", name, "--log-format", "json"])
-            .arg("--socket")
-            .arg(dir.path().join("berth.sock"))
-            .env("BERTH_DATABASE", dir.path().join("berth.db"))
-            // The pods of a benchmark are names: whoever looks for them finds that they are gone.
-            .env("BERTH_GARBAGE_GRACE", "86400");
-        if let Some(log) = std::env::var_os("BERTH_LOG") {
-            command.env("BERTH_LOG", log);
-        }
-        if let Some(token) = token {
-            command.env("BERTH_DESK_TOKEN_FILE", token);
-        }
-        let process = Process::start("agent", command, dir.path())?;
-        let mut node = Node { process, dir };
-        let began = Instant::now();
-        while !node.socket().exists() {
-            if let Some(status) = node.process.ended()? {
-                bail!("the agent ended with {status}; {}", node.process.tail());
+        let agent = Agent::start(&self.berth, dir.path(), "berth", |command| {
+            command
+                .args(["--node", name, "--log-format", "json"])
+                // The pods of a benchmark are names: whoever looks for them finds that they are gone.
+                .env("BERTH_GARBAGE_GRACE", "86400");
+            if let Some(log) = std::env::var_os("BERTH_LOG") {
+                command.env("BERTH_LOG", log);
             }
-            if began.elapsed() > Duration::from_secs(60) {
-                bail!("the agent does not start; {}", node.process.tail());
+            if let Some(token) = token {
+                command.env("BERTH_DESK_TOKEN_FILE", token);
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        Ok(node)
+        })?;
+        Ok(Node { agent, dir })
     }
 
     /// Berth's plugin on a node's own pools.
@@ -182,7 +166,7 @@ impl Home {
 
 impl Node {
     pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("berth.sock")
+        self.agent.socket.clone()
     }
 
     /// Its own pools, read beside the agent.
@@ -194,7 +178,7 @@ impl Node {
 
     /// What of it is in memory, in MB.
     pub fn resident(&self) -> Result<f64> {
-        let path = format!("/proc/{}/status", self.process.pid()?);
+        let path = format!("/proc/{}/status", self.agent.process.pid()?);
         let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());

@@ -4,12 +4,11 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use berth_testkit::Cluster;
+use berth_testkit::{Agent, Cluster};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod, Secret};
 use kube::api::{
@@ -24,16 +23,6 @@ const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 
 struct Installed {
     dir: tempfile::TempDir,
-}
-
-/// `berth agent`, killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// The plugin is another package's binary, which cargo does not build for these tests.
@@ -130,24 +119,14 @@ impl Installed {
         assert!(output.status.success(), "{output:?}");
     }
 
-    fn agent(&self) -> Running {
-        let log = fs::File::create(self.at("log")).unwrap();
-        let child = Command::new(BERTH)
-            .args(["agent", "--node=node-1", "--kubeconfig"])
-            .arg(self.at("net.d/whereabouts.d/whereabouts.kubeconfig"))
-            .env("BERTH_SOCKET", self.at("berth.sock"))
-            .env("BERTH_DATABASE", self.at("berth.db"))
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let running = Running(child);
-        let begun = Instant::now();
-        while !self.at("berth.sock").exists() {
-            let log = fs::read_to_string(self.at("log")).unwrap();
-            assert!(begun.elapsed() < Duration::from_secs(30), "{log}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        running
+    fn agent(&self) -> Agent {
+        let agent = Agent::start(BERTH, &self.at(""), "berth", |command| {
+            let kubeconfig = self.at("net.d/whereabouts.d/whereabouts.kubeconfig");
+            command
+                .args(["--node=node-1", "--kubeconfig"])
+                .arg(kubeconfig);
+        });
+        agent.unwrap()
     }
 }
 
@@ -201,7 +180,7 @@ async fn the_agent_works_with_the_same_rights() {
     node.del("three", range);
     assert_eq!(node.add("five", range), "10.77.2.1/24");
     assert_eq!(held(cluster, "10.77.2.0-24"), (2, 2));
-    let log = fs::read_to_string(node.at("log")).unwrap();
+    let log = fs::read_to_string(node.at("berth.log")).unwrap();
     assert!(!log.contains("forbidden"), "{log}");
 }
 

@@ -12,7 +12,7 @@ use berth_api::berth::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_cni::wire::Request;
 use berth_cni::{Environment, http};
-use berth_testkit::{Account, Cluster, Part, Process, guarded};
+use berth_testkit::{Account, Agent, Cluster, Part, Process, guarded};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
@@ -51,11 +51,6 @@ struct Site {
     controller: Account,
     dir: tempfile::TempDir,
     held: Held,
-}
-
-struct Machine {
-    process: Process,
-    socket: PathBuf,
 }
 
 impl Site {
@@ -107,26 +102,19 @@ impl Site {
         Process::start(identity, command, self.dir.path()).unwrap()
     }
 
-    async fn agent(&self, node: &str, life: &str) -> Machine {
-        let socket = self.dir.path().join(format!("{node}-{life}.sock"));
-        let database = self.dir.path().join(format!("{node}-{life}.db"));
-        let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
-        command
-            .env_clear()
-            // The pods of this test have no objects: nobody may collect their addresses.
-            .args(["agent", "--node", node, "--garbage-grace=3600"])
-            // However slow this machine is, what is published is looked at.
-            .arg("--slice-publish-within=0")
-            .args(["--garbage-node-grace=3600", "--slice-look=5"])
-            .env("BERTH_SOCKET", &socket)
-            .env("BERTH_DATABASE", database)
-            .env("BERTH_KUBECONFIG", self.agent.kubeconfig());
-        let process = Process::start(&format!("{node}-{life}"), command, self.dir.path()).unwrap();
-        until("the agent serves", async || {
-            socket.exists().then_some(()).ok_or("no socket".to_owned())
-        })
-        .await;
-        Machine { process, socket }
+    fn agent(&self, node: &str, life: &str) -> Agent {
+        let name = format!("{node}-{life}");
+        let berth = env!("CARGO_BIN_EXE_berth");
+        let agent = Agent::start(berth, self.dir.path(), &name, |command| {
+            command
+                // The pods of this test have no objects: nobody may collect their addresses.
+                .args(["--node", node, "--garbage-grace=3600"])
+                // However slow this machine is, what is published is looked at.
+                .arg("--slice-publish-within=0")
+                .args(["--garbage-node-grace=3600", "--slice-look=5"])
+                .env("BERTH_KUBECONFIG", self.agent.kubeconfig());
+        });
+        agent.unwrap()
     }
 
     fn api<K>(&self) -> Api<K>
@@ -313,7 +301,7 @@ async fn nothing_is_lost_or_given_twice_whatever_fails_under_load() {
     let mut machines = Vec::new();
     let mut loads = Vec::new();
     for node in NODES {
-        let machine = site.agent(node, "first").await;
+        let machine = site.agent(node, "first");
         let held = Arc::clone(&site.held);
         loads.push(Load::start(node, "first", machine.socket.clone(), held));
         machines.push(machine);
@@ -356,7 +344,7 @@ async fn nothing_is_lost_or_given_twice_whatever_fails_under_load() {
     })
     .await;
     site.register("out-3").await;
-    let machine = site.agent("out-3", "second").await;
+    let machine = site.agent("out-3", "second");
     let held = Arc::clone(&site.held);
     loads.push(Load::start("out-3", "second", machine.socket.clone(), held));
     machines.push(machine);

@@ -1,0 +1,55 @@
+//! A `berth agent` in a process of its own, as a node has it.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::process::{Process, guarded};
+
+/// Long enough for a machine on which everything else starts too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An agent that takes calls; killed on drop, and when the test process ends.
+#[derive(Debug)]
+pub struct Agent {
+    pub process: Process,
+    pub socket: PathBuf,
+}
+
+impl Agent {
+    /// Starts the binary with nothing from this process's environment, its socket, database and log in `dir`, all under one
+    /// name; `more` says what else it is told. Returns when it takes calls.
+    pub fn start(
+        berth: impl AsRef<Path>,
+        dir: &Path,
+        name: &str,
+        more: impl FnOnce(&mut Command),
+    ) -> Result<Agent> {
+        let socket = dir.join(format!("{name}.sock"));
+        let mut command = guarded(berth);
+        command
+            .env_clear()
+            // Where setpriv is.
+            .env("PATH", "/usr/bin:/bin")
+            .env("BERTH_SOCKET", &socket)
+            .env("BERTH_DATABASE", dir.join(format!("{name}.db")))
+            .arg("agent");
+        more(&mut command);
+        let mut process = Process::start(name, command, dir)?;
+        let begun = Instant::now();
+        // One that was killed leaves its socket behind: that it is there says nothing.
+        while UnixStream::connect(&socket).is_err() {
+            if let Some(status) = process.ended()? {
+                bail!("the agent ended with {status}; {}", process.tail());
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("the agent takes no calls; {}", process.tail());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Agent { process, socket })
+    }
+}

@@ -14,7 +14,7 @@ use axum::http::{Method, Request as Http, StatusCode, header};
 use berth_api::slices::CONTROLLER_LEASE;
 use berth_core::{Answer, Request};
 use berth_desk::{Away, CommonDesk};
-use berth_ledger::PoolKey;
+use berth_ledger::{PoolKey, chain};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as HttpClient;
@@ -237,16 +237,4 @@ impl CommonDesk for Leader {
             }
         }
     }
-}
-
-/// An error with what is behind it: the outermost says only that a request failed.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        next = error.source();
-    }
-    text
 }

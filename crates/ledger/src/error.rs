@@ -92,3 +92,17 @@ fn addresses(held: &[Address]) -> String {
         many => format!(" at {} addresses", many.len()),
     }
 }
+
+/// The messages of an error and of its causes, each once: some print their cause themselves.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -30,7 +30,7 @@ use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
 pub use self::kube::KubeLedger;
-pub use error::{LedgerError, Rejection};
+pub use error::{LedgerError, Rejection, chain};
 pub use layer::Layer;
 pub use memory::MemoryLedger;
 pub use retry::{Backoff, RetryPolicy};

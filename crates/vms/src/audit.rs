@@ -5,6 +5,8 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
+use berth_ledger::chain;
+
 use crate::Allocation;
 
 #[derive(Clone, Copy, Debug)]
@@ -113,18 +115,4 @@ impl Drop for Audit {
             self.write(false, "given up before it ended");
         }
     }
-}
-
-/// An error and what caused it, on one line, each message once.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let message = cause.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        next = cause.source();
-    }
-    text
 }

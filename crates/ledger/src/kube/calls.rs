@@ -7,8 +7,7 @@
 use berth_core::slice::NodeName;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::Api;
-use kube::api::{ApiResource, DynamicObject, Patch};
+use kube::api::{DynamicObject, Patch};
 use kube::runtime::{WatchStreamExt, watcher};
 use rand::RngExt;
 use serde_json::json;
@@ -48,15 +47,7 @@ impl KubeLedger {
 
     /// The calls to a node; one too when the watch had to begin again, because it may have missed some.
     pub fn calls(&self, node: &NodeName) -> BoxStream<'static, ()> {
-        let kind = ApiResource {
-            group: SLICE_CALLS.group.into(),
-            version: SLICE_CALLS.version.into(),
-            api_version: SLICE_CALLS.api_version(),
-            kind: SLICE_CALLS.kind.into(),
-            plural: SLICE_CALLS.plural.into(),
-        };
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(self.wire.client.clone(), &self.wire.namespace, &kind);
+        let api = self.wire.api::<DynamicObject>(&SLICE_CALLS);
         let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
         watcher(api, own)
             .default_backoff()

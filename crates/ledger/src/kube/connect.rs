@@ -10,8 +10,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde::{Deserialize, Serialize};
 
-use super::status::chain;
-use crate::LedgerError;
+use crate::{LedgerError, chain};
 
 /// Where pools live when nothing names a namespace: whereabouts' own default.
 pub const DEFAULT_NAMESPACE: &str = "kube-system";

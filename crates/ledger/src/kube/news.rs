@@ -5,8 +5,7 @@
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::Api;
-use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
+use kube::api::{DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use serde_json::json;
@@ -19,15 +18,7 @@ use super::wire::Wire;
 use crate::{LedgerError, Version};
 
 pub(super) fn news(wire: Wire, pool: &str) -> BoxStream<'static, Result<Version, LedgerError>> {
-    let kind = ApiResource {
-        group: POOLS.group.into(),
-        version: POOLS.version.into(),
-        api_version: POOLS.api_version(),
-        kind: POOLS.kind.into(),
-        plural: POOLS.plural.into(),
-    };
-    let api: Api<PartialObjectMeta<DynamicObject>> =
-        Api::namespaced_with(wire.client.clone(), &wire.namespace, &kind);
+    let api = wire.api::<PartialObjectMeta<DynamicObject>>(&POOLS);
     let config = watcher::Config::default().fields(&format!("metadata.name={pool}"));
     let events = watcher::watcher(api, config).default_backoff();
     let pool = pool.to_owned();

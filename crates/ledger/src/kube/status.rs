@@ -10,7 +10,7 @@ use std::time::Duration;
 use kube::core::Status;
 
 use super::resource::Resource;
-use crate::{LedgerError, Rejection};
+use crate::{LedgerError, Rejection, chain};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -272,18 +272,4 @@ fn never_connected(cause: &(dyn StdError + 'static)) -> bool {
         next = error.source();
     }
     false
-}
-
-/// The messages of an error and of its causes, each once: some print their cause themselves.
-pub(crate) fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let message = cause.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        next = cause.source();
-    }
-    text
 }

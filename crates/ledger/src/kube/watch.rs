@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::Api;
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as start};
 use serde_json::Value;
@@ -20,9 +19,9 @@ use super::object::Object;
 use super::pages::{self, Place};
 use super::resource::POOLS;
 use super::snapshot;
-use super::status::{Failure, Verb, chain};
+use super::status::{Failure, Verb};
 use super::wire::{Fetched, Wire};
-use crate::{LedgerError, PoolKey, Snapshot};
+use crate::{LedgerError, PoolKey, Snapshot, chain};
 
 /// The newest state that the reader has not taken yet.
 #[derive(Default)]
@@ -127,15 +126,9 @@ pub(super) fn watch(
 }
 
 async fn follow(wire: Wire, view: View, slot: Arc<Slot>) {
-    let kind = ApiResource {
-        group: POOLS.group.into(),
-        version: POOLS.version.into(),
-        api_version: POOLS.api_version(),
-        kind: POOLS.kind.into(),
-        plural: POOLS.plural.into(),
-    };
-    let api: Api<DynamicObject> = Api::namespaced_with(wire.client.clone(), &wire.namespace, &kind);
-    let mut events = start(api, view.config()).default_backoff().boxed();
+    let mut events = start(wire.api::<DynamicObject>(&POOLS), view.config())
+        .default_backoff()
+        .boxed();
     let ask = wire.ask(Verb::Watch, &POOLS, &view.pool.name);
     let mut objects = Objects::new();
     // What a list brings replaces the whole when it is complete, and not before.

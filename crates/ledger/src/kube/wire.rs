@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use hyper::header::RETRY_AFTER;
 use kube::api::{
-    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
+    Api, ApiResource, DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams,
+    Preconditions,
 };
 use kube::client::Body;
+use kube::core::DynamicResourceScope;
 use kube::{Client, core};
 use serde_json::Value;
 
 use super::resource::Resource;
-use super::status::{Ask, Failure, Refusal, Verb, chain};
-use crate::{LedgerError, Rejection};
+use super::status::{Ask, Failure, Refusal, Verb};
+use crate::{LedgerError, Rejection, chain};
 
 type Request = Result<hyper::Request<Vec<u8>>, core::request::Error>;
 
@@ -49,6 +51,21 @@ impl Wire {
             namespace: &self.namespace,
             name,
         }
+    }
+
+    /// For what goes through the client's own ways: watches.
+    pub fn api<K>(&self, resource: &Resource) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+    {
+        let kind = ApiResource {
+            group: resource.group.into(),
+            version: resource.version.into(),
+            api_version: resource.api_version(),
+            kind: resource.kind.into(),
+            plural: resource.plural.into(),
+        };
+        Api::namespaced_with(self.client.clone(), &self.namespace, &kind)
     }
 
     fn request(&self, resource: &Resource) -> core::Request {

@@ -5,11 +5,10 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use berth_desk::DeskError;
-use berth_ledger::LedgerError;
+use berth_ledger::{LedgerError, chain};
 use serde::{Deserialize, Serialize};
 
 use crate::PoolError;
-use crate::audit::chain;
 
 /// What a failed request gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

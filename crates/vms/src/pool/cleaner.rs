@@ -14,11 +14,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use berth_core::{Address, Record};
+use berth_ledger::chain;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{Allocation, PoolError, Quarantine, VmPool};
-use crate::audit::{Act, Audit, chain};
+use crate::audit::{Act, Audit};
 use crate::settings::Cleanup;
 use crate::vm::{VmError, see_reboot};
 

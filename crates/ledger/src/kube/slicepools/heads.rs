@@ -8,10 +8,10 @@ use berth_core::Prefix;
 use berth_core::slice::Epoch;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
+use kube::ResourceExt;
+use kube::api::{DynamicObject, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as start};
-use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use super::super::resource::SLICE_POOLS;
@@ -85,15 +85,7 @@ pub enum HeadEvent {
 }
 
 pub fn follow(wire: &Wire) -> BoxStream<'static, HeadEvent> {
-    let kind = ApiResource {
-        group: SLICE_POOLS.group.into(),
-        version: SLICE_POOLS.version.into(),
-        api_version: SLICE_POOLS.api_version(),
-        kind: SLICE_POOLS.kind.into(),
-        plural: SLICE_POOLS.plural.into(),
-    };
-    let api: Api<PartialObjectMeta<DynamicObject>> =
-        Api::namespaced_with(wire.client.clone(), &wire.namespace, &kind);
+    let api = wire.api::<PartialObjectMeta<DynamicObject>>(&SLICE_POOLS);
     start(api, watcher::Config::default())
         .default_backoff()
         .map(|event| match event {

@@ -70,7 +70,7 @@ pub struct SliceClaimSpec {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SliceCallSpec {
-    /// Another value with every call.
+    /// Another value with every call, and the name of the claim that it is about.
     #[serde(default)]
     pub call: String,
 }

@@ -133,7 +133,7 @@ impl LostClaims {
                 taken = done;
                 if done {
                     // Should it run after all, it stops giving at once, and not at its next look.
-                    if let Err(error) = looker.ledger.call_node(&claim.node).await {
+                    if let Err(error) = looker.ledger.call_node(&claim.node, object).await {
                         tracing::debug!(node = %claim.node, %error, "the node was not called");
                     }
                     tracing::info!(

@@ -181,7 +181,7 @@ impl SlicePool {
             let written = self.world.cluster.amend_slice(&object, &claim).await?;
             asked = written.is_some();
             if asked {
-                self.world.call(&claim.node).await;
+                self.world.call(&claim.node, &object).await;
             }
         }
     }

@@ -118,6 +118,8 @@ impl SlicePool {
             self.suspect();
             return Ok(false);
         }
+        // Who asked may wait no more: it was slow, or has begun anew.
+        self.world.call(taker, object).await;
         self.let_go(of, slice).await?;
         tracing::info!(%slice, %taker, "a slice was passed on");
         Ok(true)

@@ -48,11 +48,11 @@ impl World {
     }
 
     /// Tells a node that something was written on a claim of its. A hint: without it, it sees that later.
-    pub async fn call(&self, node: &NodeName) {
+    pub async fn call(&self, node: &NodeName, claim: &SliceObject) {
         if node.as_str().is_empty() || *node == self.node {
             return;
         }
-        if let Err(error) = self.cluster.call_node(node).await {
+        if let Err(error) = self.cluster.call_node(node, claim).await {
             tracing::warn!(%node, %error, "the node was not called; it looks by itself later");
         }
     }

@@ -14,9 +14,11 @@
 //! | `holdings` | which slices are held, durably |
 //! | `pool` | one range on this node: its state |
 //! | `keep` | the one task that keeps it |
+//! | `patience` | how long a call waits for what may pass |
 //! | `busy` | how the API server bears what is asked of it |
 //! | `assigned` | slices that a controller has assigned |
-//! | `elastic` | slices that the node claims and gives back |
+//! | `claim` | one slice claimed by name: the claim, the look after it, the holding |
+//! | `elastic` | slices of the node's own: compared with their claims, refilled and given back |
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
@@ -40,6 +42,7 @@ mod holdings;
 mod keep;
 mod ledger;
 mod metrics;
+mod patience;
 mod pending;
 mod plain;
 mod pool;

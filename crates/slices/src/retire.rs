@@ -68,7 +68,7 @@ impl SlicePool {
             if !claim.wants.iter().any(|want| want.as_str() == LEAVING) {
                 claim.wants.push(NodeName::new(LEAVING));
                 world.cluster.amend_slice(object, &claim).await?;
-                world.call(&object.claim.node).await;
+                world.call(&object.claim.node, object).await;
             }
         }
         let mut nodes: Vec<String> = left.iter().map(|one| one.claim.node.to_string()).collect();

@@ -1,5 +1,7 @@
 //! What the front asks: which slices may be given from now, and for more of them.
 
+mod hear;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,11 +11,9 @@ use std::time::Duration;
 use berth_core::slice::NodeName;
 use berth_core::{Prefix, Record};
 use berth_ledger::kube::Connection;
-use berth_ledger::kube::slicepools::{HeadEvent, SlicePools};
+use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
-use futures::StreamExt;
 use futures::future::join_all;
-use rand::RngExt;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -24,6 +24,7 @@ use crate::error::SliceError;
 use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
 use crate::metrics::SliceMetrics;
+use crate::patience::Patience;
 use crate::plain::PlainPools;
 use crate::pool::{Active, SlicePool, World};
 use crate::proofs::Ranges;
@@ -32,14 +33,11 @@ use crate::sliced::{self, Mode, Sliced};
 
 /// How long an ADD that finds no slice at all waits for an API server that is busy or away.
 const PASSING_LIMIT: Duration = Duration::from_secs(8);
-const PASSING_PAUSE: Duration = Duration::from_millis(100);
-/// The same for one that answers, and says that it has too much to do: others start pods too.
-const BUSY_LIMIT: Duration = Duration::from_secs(60);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// How long an agent's start waits for its slices.
 const OPEN_LIMIT: Duration = Duration::from_secs(15);
 /// How long an ADD waits for other nodes to give their slices up.
 const RETIRE_LIMIT: Duration = Duration::from_secs(20);
+const RETIRE_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a node's slices need.
 #[derive(Debug)]
@@ -264,7 +262,7 @@ impl Slices {
                     nodes: nodes.join(", "),
                 });
             }
-            sleep(PASSING_PAUSE).await;
+            sleep(RETIRE_PAUSE).await;
         }
     }
 
@@ -303,21 +301,6 @@ impl Slices {
         Ok(!now.pool.is_empty())
     }
 
-    /// Hears that somebody has written on a claim of this node: a request for a part, or that it is another's.
-    async fn listen(&self) {
-        let world = &self.inner.world;
-        let mut calls = world.cluster.calls(&world.node);
-        while calls.next().await.is_some() {
-            let elastic = |pool: &Arc<SlicePool>| matches!(pool.of().mode, Mode::Elastic { .. });
-            for pool in self.all().into_iter().filter(elastic) {
-                if let Err(error) = pool.heed_call().await {
-                    tracing::warn!(range = %pool.of().range, %error, "a call was not answered");
-                    pool.suspect();
-                }
-            }
-        }
-    }
-
     /// Finds out whether other networks overlap this one, and hears of it from then on: for a network that gives unchecked while
     /// the API server is away. A table of assignments tells by itself.
     pub async fn note_proof(&self, of: &Arc<Sliced>) {
@@ -345,18 +328,6 @@ impl Slices {
             },
         };
         self.prove(&self.pool(of), &ranges).await;
-    }
-
-    /// Hears which networks overlap no other.
-    async fn learn(&self) {
-        let mut proved = self.inner.world.watch_disjoint_ranges();
-        while let Some(ranges) = proved.next().await {
-            let ranges = Arc::new(ranges);
-            *locked(&self.inner.world.proved) = Some(Arc::clone(&ranges));
-            for pool in self.all() {
-                self.prove(&pool, &ranges).await;
-            }
-        }
     }
 
     async fn prove(&self, pool: &SlicePool, ranges: &Ranges) {
@@ -398,23 +369,6 @@ impl Slices {
         all.iter().filter(serves).count()
     }
 
-    /// Hears of slices that are assigned and recalled. Of a table its metadata is sent: whose slice changes hands is there.
-    async fn follow(&self) {
-        let mut heads = self.inner.world.assigned.heads();
-        while let Some(event) = heads.next().await {
-            let concerned: Box<dyn Fn(&SlicePool) -> bool + Send + Sync> = match event {
-                HeadEvent::Listed(head) | HeadEvent::Put(head) => {
-                    Box::new(move |pool| pool.is_told_by(&head))
-                }
-                HeadEvent::Gone(name) => Box::new(move |pool| pool.of().slice_pool == name),
-                HeadEvent::Init | HeadEvent::Complete | HeadEvent::Broken(_) => continue,
-            };
-            for pool in self.all().iter().filter(|pool| concerned(pool)) {
-                pool.suspect();
-            }
-        }
-    }
-
     fn pool(&self, of: &Arc<Sliced>) -> Arc<SlicePool> {
         let mut pools = locked(&self.inner.pools);
         if let Some(pool) = pools.get(&of.key().name) {
@@ -444,42 +398,6 @@ impl Slices {
         }
         pools.insert(of.key().name, Arc::clone(&pool));
         pool
-    }
-}
-
-/// For what may pass by itself: an API server that is away is waited for as long as `away`, one that says that it has too
-/// much to do for longer, and not asked before it said.
-struct Patience {
-    away: Duration,
-    began: Instant,
-    pause: Duration,
-}
-
-impl Patience {
-    fn new(away: Duration) -> Self {
-        Self {
-            away,
-            began: Instant::now(),
-            pause: PASSING_PAUSE,
-        }
-    }
-
-    /// Returns when it may be tried again; the error, when it may not.
-    async fn after(&mut self, error: SliceError) -> Result<(), SliceError> {
-        let asked = error.retry_after();
-        let limit = if asked.is_some() {
-            BUSY_LIMIT
-        } else {
-            self.away
-        };
-        if !error.is_passing() || self.began.elapsed() >= limit {
-            return Err(error);
-        }
-        // Apart from each other: those who were told the same come back together otherwise.
-        let part = rand::rng().random_range(0.5..1.5);
-        sleep(asked.unwrap_or_default() + self.pause.mul_f64(part)).await;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        Ok(())
     }
 }
 

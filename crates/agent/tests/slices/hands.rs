@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use berth_agent::SliceSettings;
 use berth_api::berth::{SliceCall, SliceClaim};
 use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
@@ -207,6 +208,41 @@ async fn what_was_freed_last_is_not_held_when_its_slice_comes_back() {
         })
         .await;
     }
+}
+
+/// A node passes a slice on to one that asked, and waits no more: it hears of it, and has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_passed_on_late_is_heard_of() {
+    let site = Site::shared().await;
+    let whole = "10.26.0.0/30";
+    let settings = SliceSettings {
+        donor_wait: Duration::from_millis(200),
+        look: Duration::from_secs(600),
+        ..quick()
+    };
+    claimed(&site, whole, "10.26.0.2/32", "slow-donor", 1, json!([])).await;
+    claimed(&site, whole, "10.26.0.1/32", "slow-donor", 1, json!([])).await;
+    let machine = Machine::start_with(&site, "passed", settings).await;
+    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/32", "enable_overlapping_ranges": false });
+    let (code, why) = machine.try_add("p", &ipam).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+    let passed = Patch::Merge(json!({
+        "metadata": { "labels": { "berth.dev/node": "passed" } },
+        "spec": { "node": "passed", "nodeUID": "", "epoch": 2, "wants": [] },
+    }));
+    let claims = site.api::<SliceClaim>();
+    let params = PatchParams::default();
+    let patched = claims.patch("10.26.0.1-32", &params, &passed).await;
+    patched.unwrap();
+    let call = json!({ "metadata": { "name": "passed" }, "spec": { "call": "7 10.26.0.1-32" } });
+    site.create::<SliceCall>(call).await;
+    until("it is taken on", async || {
+        let now = claims.get("10.26.0.1-32").await.unwrap();
+        let taken = !now.spec.node_uid.is_empty();
+        taken.then_some(()).ok_or(format!("{:?}", now.spec))
+    })
+    .await;
+    assert_eq!(bare(&machine.add("p", &ipam).await), "10.26.0.1");
 }
 
 /// Pods of three nodes come and go where there are fewer addresses than they ask for: parts are lent, passed on and

@@ -12,16 +12,17 @@ use kube::runtime::{WatchStreamExt, watcher};
 use rand::RngExt;
 use serde_json::json;
 
-use super::KubeLedger;
 use super::resource::SLICE_CALLS;
 use super::status::{Failure, Verb};
+use super::{KubeLedger, SliceObject};
 use crate::LedgerError;
 
 impl KubeLedger {
-    /// Calls a node, after something was written on a claim of its.
-    pub async fn call_node(&self, node: &NodeName) -> Result<(), LedgerError> {
+    /// Calls a node, after something was written on a claim of its, or it was made its own.
+    pub async fn call_node(&self, node: &NodeName, claim: &SliceObject) -> Result<(), LedgerError> {
         let name = node.as_str();
-        let spec = json!({ "call": format!("{:x}", rand::rng().random_range(0..u64::MAX)) });
+        let call = format!("{:x} {}", rand::rng().random_range(0..u64::MAX), claim.name);
+        let spec = json!({ "call": call });
         let patch = Patch::Merge(json!({ "spec": spec }));
         let ask = self.wire.ask(Verb::Patch, &SLICE_CALLS, name);
         match self.wire.patch(&SLICE_CALLS, name, &patch).await {
@@ -45,15 +46,20 @@ impl KubeLedger {
         }
     }
 
-    /// The calls to a node; one too when the watch had to begin again, because it may have missed some.
-    pub fn calls(&self, node: &NodeName) -> BoxStream<'static, ()> {
+    /// The calls to a node, each with the claim that it is about, if it says so; one too when the watch had to begin again,
+    /// because it may have missed some.
+    pub fn calls(&self, node: &NodeName) -> BoxStream<'static, Option<String>> {
         let api = self.wire.api::<DynamicObject>(&SLICE_CALLS);
         let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
         watcher(api, own)
             .default_backoff()
             .filter_map(|event| async move {
                 match event.ok()? {
-                    watcher::Event::Apply(_) | watcher::Event::InitApply(_) => Some(()),
+                    watcher::Event::Apply(call) | watcher::Event::InitApply(call) => {
+                        let text = call.data["spec"]["call"].as_str().unwrap_or_default();
+                        let claim = text.split_once(' ').map(|(_, claim)| claim);
+                        Some(claim.map(str::to_owned))
+                    }
                     _ => None,
                 }
             })

@@ -55,9 +55,13 @@ impl KubeLedger {
         network: &str,
         range: Prefix,
     ) -> Result<Option<SliceObject>, LedgerError> {
-        let name = names::slice(network, range);
-        match self.wire.get(&SLICES, &name).await? {
-            Some(fetched) => self.slice_of(&name, &fetched.object).map(Some),
+        self.slice_named(&names::slice(network, range)).await
+    }
+
+    /// The same by the claim's name.
+    pub async fn slice_named(&self, name: &str) -> Result<Option<SliceObject>, LedgerError> {
+        match self.wire.get(&SLICES, name).await? {
+            Some(fetched) => self.slice_of(name, &fetched.object).map(Some),
             None => Ok(None),
         }
     }

@@ -221,7 +221,7 @@ impl SlicePool {
         };
         let now = world.cluster.slice(&of.network, parent.claim.range).await?;
         if !now.is_some_and(|now| now.claim.lets(part, &world.node)) {
-            world.cluster.end_slice(&child).await?;
+            self.drop_claim(&child).await?;
             return Ok(false);
         }
         self.take(of, &child).await?;

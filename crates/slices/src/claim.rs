@@ -220,7 +220,7 @@ impl SlicePool {
             // Nobody has sliced the range yet. A claim says nothing to those who give from the plain pool; the mark does,
             // so the pool is read again after that.
             if let Err(error) = self.mark(of).await {
-                self.world.cluster.end_slice(object).await?;
+                self.drop_claim(object).await?;
                 return Err(error);
             }
             (now, plain) = self.look_at_plain(of).await?;
@@ -228,7 +228,7 @@ impl SlicePool {
         let assigned = now.closed && !of.checked;
         if assigned || !now.sliced.is_some_and(|mark| mark.confirms(size)) {
             self.set_mark(None);
-            self.world.cluster.end_slice(object).await?;
+            self.drop_claim(object).await?;
             if assigned {
                 self.world.plain.open(of).await?;
                 return Err(SliceError::Leaving { range: of.range });

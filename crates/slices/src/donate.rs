@@ -196,8 +196,9 @@ impl SlicePool {
                     .cluster
                     .claim_slice(&of.network, of.range, &claim)
                     .await?;
-                if let Some(child) = made {
-                    withdrawn |= self.finish_withdrawal(of, object, &child).await?;
+                if made.is_some() {
+                    let slice = object.claim.range;
+                    withdrawn |= self.finish_withdrawal(of, slice, offer.range).await?;
                     // The claim was changed: the others wait for the next look.
                     break;
                 }
@@ -211,10 +212,9 @@ impl SlicePool {
     pub async fn finish_withdrawal(
         &self,
         of: &Arc<Sliced>,
-        parent: &SliceObject,
-        child: &SliceObject,
+        slice: Prefix,
+        part: Prefix,
     ) -> Result<bool, SliceError> {
-        let (slice, part) = (parent.claim.range, child.claim.range);
         for _ in 0..TRIES {
             if self.withdraw(of, slice, part).await? {
                 self.free_rows(of, |row| part.covers(row)).await?;

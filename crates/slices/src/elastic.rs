@@ -165,7 +165,7 @@ impl SlicePool {
         let part = object.claim.range;
         let size = self.mark(of).await?.size;
         if part.length() < size {
-            self.world.cluster.end_slice(object).await?;
+            self.drop_claim(object).await?;
             return Ok(false);
         }
         // A later epoch than the first: whoever had it has passed it on.
@@ -175,7 +175,7 @@ impl SlicePool {
         let all = self.all_claims(of).await?;
         let Some(parent) = parent_of(part, &all) else {
             // Made late, by a CREATE of before: what it was to be a part of is anybody's to claim, all of it.
-            self.world.cluster.end_slice(object).await?;
+            self.drop_claim(object).await?;
             return Ok(false);
         };
         if parent.claim.lets(part, &self.world.node) {
@@ -183,11 +183,18 @@ impl SlicePool {
         }
         let _donating = self.donating.lock().await;
         if parent.claim.node == self.world.node {
-            self.finish_withdrawal(of, parent, object).await?;
+            self.finish_withdrawal(of, parent.claim.range, part).await?;
         } else {
-            self.world.cluster.end_slice(object).await?;
+            self.drop_claim(object).await?;
         }
         Ok(false)
+    }
+
+    /// Ends a claim that this node may not hold. One that somebody has written on meanwhile is found by the next comparison.
+    pub async fn drop_claim(&self, object: &SliceObject) -> Result<(), LedgerError> {
+        let ended = self.world.cluster.end_slice(object).await;
+        self.set_unsure(self.is_unsure() || !matches!(ended, Ok(true)));
+        ended.map(|_| ())
     }
 
     /// Whether a claim is as this node holds it.

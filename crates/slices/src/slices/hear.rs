@@ -55,6 +55,9 @@ impl Slices {
         let Some(pool) = all.iter().find(is_of) else {
             return Ok(());
         };
+        if pool.knows(&found.claim) {
+            return Ok(());
+        }
         // Whoever asked for it and takes it on just now holds the gate until it knows it.
         let _gate = pool.gate.lock().await;
         if ours().await?.is_some_and(|now| !pool.knows(&now.claim)) {

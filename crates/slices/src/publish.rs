@@ -153,6 +153,9 @@ impl SlicePool {
             if changes.is_empty() {
                 return Ok(());
             }
+            // Before it is sent: an answer that is lost may be that of a write that was made, and whoever goes before the next
+            // look would be taken for somebody else's there.
+            view.ours.extend(wanted.clone());
             let label = self.label();
             self.world.metrics.publishes.get_or_create(&label).inc();
             match self

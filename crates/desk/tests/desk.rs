@@ -63,6 +63,8 @@ fn mk_settings() -> DeskSettings {
     let retry = RetryPolicy {
         timeout: Duration::from_secs(10),
         base: Duration::from_millis(2),
+        // Debts that can't be paid are tried again so often.
+        max: Duration::from_millis(100),
         ..RetryPolicy::default()
     };
     DeskSettings {
@@ -210,7 +212,7 @@ async fn owners_that_two_desks_serve_at_once_end_with_one_address_each() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_request_leaves_nothing_behind() {
     let (ledger, desk) = mk_scene(FaultyLedger {
-        delay: Duration::from_millis(100),
+        delay: Duration::from_millis(400),
         ..FaultyLedger::default()
     });
     let first = desk.submit(mk_claim("gone", "10.0.0.0/24"));
@@ -228,8 +230,9 @@ async fn a_cancelled_request_leaves_nothing_behind() {
             .await
             .is_err()
     );
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    assert_eq!(held(&ledger.inner).await, BTreeSet::from([again, other]));
+    until(&ledger.inner, |held| held.len() == 3).await;
+    let left = BTreeSet::from([again, other]);
+    until(&ledger.inner, |held| *held == left).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,7 +249,7 @@ async fn a_lost_reply_gives_one_address() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_reply_to_a_caller_who_left_leaves_nothing() {
     let (ledger, desk) = mk_scene(FaultyLedger {
-        delay: Duration::from_millis(60),
+        delay: Duration::from_millis(300),
         ..FaultyLedger::failing([Fault::LostReply])
     });
     let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
@@ -255,31 +258,33 @@ async fn a_lost_reply_to_a_caller_who_left_leaves_nothing() {
             .await
             .is_err()
     );
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(held(&ledger.inner).await, BTreeSet::new());
+    filled(&ledger.inner).await;
+    emptied(&ledger.inner).await;
 }
 
-/// Waits until nothing is held, while nobody asks the desk for anything.
-async fn emptied(store: &MemoryLedger) {
-    let empty = async {
-        while !held(store).await.is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+/// Waits until what is held is as it should be, while nobody asks the desk for anything.
+async fn until(store: &MemoryLedger, right: impl Fn(&BTreeSet<Address>) -> bool) {
+    let wait = async {
+        while !right(&held(store).await) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    let done = tokio::time::timeout(Duration::from_secs(10), empty).await;
+    let done = tokio::time::timeout(Duration::from_secs(30), wait).await;
     assert!(done.is_ok(), "held: {:?}", held(store).await);
 }
 
+async fn emptied(store: &MemoryLedger) {
+    until(store, BTreeSet::is_empty).await;
+}
+
 async fn filled(store: &MemoryLedger) {
-    while held(store).await.is_empty() {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    until(store, |held| !held.is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_heard_is_taken_back_at_the_second_try_though_nobody_asks_again() {
     let (ledger, desk) = mk_scene(FaultyLedger {
-        delay: Duration::from_millis(100),
+        delay: Duration::from_millis(400),
         ..FaultyLedger::failing([Fault::None, Fault::Unavailable])
     });
     let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
@@ -292,7 +297,7 @@ async fn what_nobody_heard_is_taken_back_at_the_second_try_though_nobody_asks_ag
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_settled_is_not_under_way() {
     let (ledger, desk) = mk_scene(FaultyLedger {
-        delay: Duration::from_millis(100),
+        delay: Duration::from_millis(400),
         ..FaultyLedger::failing([Fault::None, Fault::Unavailable])
     });
     let request = desk.submit(mk_claim("a", "10.0.0.0/24"));

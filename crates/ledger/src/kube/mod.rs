@@ -1,8 +1,8 @@
 //! Pools in whereabouts' IPPool objects, claims by name in objects of their own.
 //!
 //! Promises: a live whereabouts and Berth can write the same objects: every commit is one patch with
-//! a precondition per address, whereabouts' patches test the resourceVersion, so neither overwrites
-//! the other (I1). Unknown fields, entries and annotations stay (I7). An object that would pass what
+//! a precondition per address, or a large object whole, on exactly its version; whereabouts' patches test the
+//! resourceVersion, so neither overwrites the other (I1). Unknown fields, entries and annotations stay (I7). An object that would pass what
 //! etcd takes is refused before it is sent, and never taken for written (I2).
 //!
 //! Attributes of a record are not kept: the objects have no place for them.
@@ -21,12 +21,14 @@ mod pages;
 mod patch;
 pub(crate) mod resource;
 mod resting;
+mod seen;
 pub mod slicepools;
 mod slices;
 pub(crate) mod status;
 mod store;
 mod turns;
 mod watch;
+mod whole;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -53,8 +55,9 @@ use base::Base;
 use object::Object;
 use pages::Place;
 use resource::POOLS;
+use seen::Seen;
 use status::Verb;
-use store::{Sizes, Store, Written};
+use store::{Store, Written};
 use turns::Turns;
 use wire::Wire;
 
@@ -74,7 +77,7 @@ const PAGE: u32 = 50;
 pub struct KubeLedger {
     wire: Wire,
     limit: usize,
-    sizes: Sizes,
+    seen: Seen,
     turns: Turns,
     paged: bool,
     moves: bool,
@@ -99,7 +102,7 @@ impl KubeLedger {
                 timeout: connection.timeout,
             },
             limit: ETCD_REQUEST_LIMIT,
-            sizes: Sizes::default(),
+            seen: Seen::default(),
             turns: Turns::default(),
             paged: false,
             moves: false,
@@ -164,7 +167,7 @@ impl KubeLedger {
     fn store<'a>(&'a self, pool: &'a PoolKey) -> Store<'a> {
         Store {
             wire: &self.wire,
-            sizes: &self.sizes,
+            seen: &self.seen,
             limit: self.limit,
             name: &pool.name,
             network: pool.network,

@@ -23,6 +23,8 @@ pub(super) struct Object {
     pub network: Prefix,
     pub resting: Resting,
     allocations: Map<String, Value>,
+    /// All the rest of it.
+    around: Value,
     /// Keys that mean an offset but are not its plain decimal form (`007`): whereabouts takes them
     /// for the address, so do we.
     odd: BTreeMap<Address, Vec<String>>,
@@ -126,8 +128,26 @@ impl Object {
             network: found,
             resting,
             allocations,
+            around: fetched.object,
             odd,
         })
+    }
+
+    /// The whole object with these entries instead of its own.
+    pub fn with(self, entries: Entries) -> Value {
+        let Self {
+            mut around,
+            mut allocations,
+            ..
+        } = self;
+        for (key, entry) in entries {
+            match entry {
+                Some(fields) => allocations.insert(key, Value::Object(fields)),
+                None => allocations.remove(&key),
+            };
+        }
+        around["spec"]["allocations"] = Value::Object(allocations);
+        around
     }
 
     pub fn fill(&self, pool: &mut Pool) {
@@ -164,8 +184,11 @@ impl Object {
 /// it was read and as the changes before it left it.
 pub(super) struct Draft<'a> {
     object: &'a Object,
-    next: BTreeMap<String, Option<Map<String, Value>>>,
+    next: Entries,
 }
+
+/// Entries by their keys; none where one goes.
+pub(super) type Entries = BTreeMap<String, Option<Map<String, Value>>>;
 
 impl<'a> Draft<'a> {
     /// All changes, or the addresses whose preconditions do not hold.
@@ -279,6 +302,10 @@ impl<'a> Draft<'a> {
             merge.insert(key.clone(), value);
         }
         merge
+    }
+
+    pub fn into_entries(self) -> Entries {
+        self.next
     }
 
     /// The object's size once this is written.

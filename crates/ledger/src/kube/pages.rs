@@ -206,7 +206,7 @@ impl KubeLedger {
     fn page<'a>(&'a self, name: &'a str, pool: &PoolKey, page: u128, place: Place) -> Store<'a> {
         Store {
             wire: &self.wire,
-            sizes: &self.sizes,
+            seen: &self.seen,
             limit: self.limit,
             name,
             network: pool.network,
@@ -238,7 +238,14 @@ impl KubeLedger {
             let name = page_name(&pool.name, page);
             let size = object.to_string().len();
             let store = self.page(&name, pool, page, Place::Page(page));
-            pages.insert(page, store.parse(Fetched { object, size })?);
+            pages.insert(
+                page,
+                store.parse(Fetched {
+                    object,
+                    size,
+                    text: None,
+                })?,
+            );
         }
         // A pool that is not in pages has no label and is not in the list.
         if let Entry::Vacant(first) = pages.entry(0) {

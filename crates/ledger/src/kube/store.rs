@@ -1,12 +1,9 @@
 //! One IPPool object: read, created, patched.
 //!
-//! Two ways to commit. The usual one is blind: one JSON patch with a `test` per address, on whatever
+//! Two ways to commit, beside that of a large object ([`super::whole`]). The usual one is blind: one JSON patch with a `test` per address, on whatever
 //! the object is now. When that is refused, or can't be said that way, the careful one reads the
 //! object, checks every precondition itself and writes a merge patch on exactly that
 //! resourceVersion. Both change nothing unless every precondition holds.
-
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use berth_core::{Address, Change, Pool, Prefix};
 use kube::api::Patch;
@@ -18,37 +15,21 @@ use super::pages::Place;
 use super::patch::{MOST_OPERATIONS, alters, by_address};
 use super::resource::POOLS;
 use super::resting::{Resting, now};
+use super::seen::Seen;
 use super::status::{Failure, Verb};
 use super::wire::{Fetched, Wire};
 use crate::{LedgerError, Rejection};
 
 /// What etcd and the API server add around an object: its key, twice, and the transaction.
-const ENVELOPE: usize = 768;
+pub(super) const ENVELOPE: usize = 768;
 
 /// Careful commits that met another writer, before the caller has to plan again.
 const TRIES: usize = 3;
 
-/// How large each object was when it was last seen: a hint that spares a read before every write.
-#[derive(Debug, Default)]
-pub(super) struct Sizes(Mutex<BTreeMap<String, usize>>);
-
-impl Sizes {
-    fn note(&self, name: &str, size: usize) {
-        let mut sizes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sizes.insert(name.to_owned(), size);
-    }
-
-    fn after(&self, name: &str, growth: i64) -> usize {
-        let sizes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = sizes.get(name).copied().unwrap_or_default();
-        size.saturating_add_signed(isize::try_from(growth).unwrap_or(isize::MAX))
-    }
-}
-
 /// One object, by its name.
 pub(super) struct Store<'a> {
     pub wire: &'a Wire,
-    pub sizes: &'a Sizes,
+    pub seen: &'a Seen,
     pub limit: usize,
     pub name: &'a str,
     pub network: Option<Prefix>,
@@ -78,7 +59,7 @@ impl Store<'_> {
         self.wire.ask(Verb::Get, &POOLS, self.name).target()
     }
 
-    fn failed(&self, verb: Verb, failure: Failure) -> LedgerError {
+    pub(super) fn failed(&self, verb: Verb, failure: Failure) -> LedgerError {
         failure.into_error(self.wire.ask(verb, &POOLS, self.name))
     }
 
@@ -89,14 +70,18 @@ impl Store<'_> {
         }
     }
 
-    pub fn parse(&self, fetched: Fetched) -> Result<Object, LedgerError> {
+    pub fn parse(&self, mut fetched: Fetched) -> Result<Object, LedgerError> {
+        let text = fetched.text.take();
         let object = Object::read(self.network, self.place, fetched).map_err(|why| {
             LedgerError::Unreadable {
                 target: self.target(),
                 why,
             }
         })?;
-        self.sizes.note(self.name, object.size + ENVELOPE);
+        self.seen.note(self.name, object.size + ENVELOPE);
+        if let Some(text) = text {
+            self.seen.keep(self.name, &object.stamp, &text);
+        }
         Ok(object)
     }
 
@@ -113,6 +98,9 @@ impl Store<'_> {
         match (base, self.network) {
             (Base::Absent, _) => self.create(changes).await,
             (Base::At(stamp), Some(network)) if !(stamp.odd || stamp.bars(changes)) => {
+                if let Some(written) = self.replace(stamp, changes).await? {
+                    return Ok(written);
+                }
                 match self.blind(stamp, network, changes).await {
                     Ok(written) => Ok(written),
                     Err(Hitch::Look) => self.careful(base, changes).await,
@@ -160,7 +148,7 @@ impl Store<'_> {
         });
         match self.wire.create(&POOLS, &object).await {
             Ok(created) => {
-                self.sizes.note(self.name, size);
+                self.seen.note(self.name, size);
                 let stamp = self.stamp(Verb::Create, &created)?;
                 Ok(Written {
                     stamp,
@@ -190,7 +178,7 @@ impl Store<'_> {
         let rests = resting.after(network, changes, now());
         let patch = by_address(network, stamp, rests.as_ref(), changes)
             .map_err(|address| Hitch::Error(self.outside(network, address)))?;
-        let size = self.sizes.after(self.name, patch.growth);
+        let size = self.seen.size_after(self.name, patch.growth);
         if patch.operations.len() > MOST_OPERATIONS || self.check(size).is_err() {
             return Err(Hitch::Look);
         }
@@ -200,13 +188,14 @@ impl Store<'_> {
         );
         match self.wire.patch(&POOLS, self.name, &patch).await {
             Ok(patched) => {
-                self.sizes.note(self.name, size);
+                self.seen.note(self.name, size);
                 let now = self.stamp(Verb::Patch, &patched).map_err(Hitch::Error)?;
                 let expected = stamp.generation + i64::from(alters(changes));
-                Ok(Written {
-                    merged: now.generation != expected,
-                    stamp: now,
-                })
+                let merged = now.generation != expected;
+                if !merged {
+                    self.follow(stamp, changes, &now);
+                }
+                Ok(Written { merged, stamp: now })
             }
             // A test failed, or the object is not shaped as the patch takes for granted.
             Err(Failure::Refused(refusal)) if refusal.code == 422 => Err(Hitch::Look),
@@ -257,7 +246,7 @@ impl Store<'_> {
                 .await
             {
                 Ok(patched) => {
-                    self.sizes.note(self.name, size);
+                    self.seen.note(self.name, size);
                     let mut stamp = self.stamp(Verb::Patch, &patched)?;
                     stamp.odd = object.stamp.odd;
                     return Ok(Written {
@@ -278,7 +267,7 @@ impl Store<'_> {
     }
 
     /// The write went through; without its version the caller has to look.
-    fn stamp(&self, verb: Verb, object: &Value) -> Result<Stamp, LedgerError> {
+    pub(super) fn stamp(&self, verb: Verb, object: &Value) -> Result<Stamp, LedgerError> {
         Stamp::read(object).map_err(|why| LedgerError::Uncertain {
             operation: verb.name(),
             target: self.target(),
@@ -286,14 +275,14 @@ impl Store<'_> {
         })
     }
 
-    fn check(&self, size: usize) -> Result<(), LedgerError> {
+    pub(super) fn check(&self, size: usize) -> Result<(), LedgerError> {
         if size > self.limit {
             return Err(self.full(size));
         }
         Ok(())
     }
 
-    fn full(&self, size: usize) -> LedgerError {
+    pub(super) fn full(&self, size: usize) -> LedgerError {
         LedgerError::Full {
             target: self.target(),
             size,

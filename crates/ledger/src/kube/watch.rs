@@ -82,7 +82,11 @@ impl View {
         } else {
             Place::Whole
         };
-        let fetched = Fetched { object, size: 0 };
+        let fetched = Fetched {
+            object,
+            size: 0,
+            text: None,
+        };
         Object::read(self.pool.network, place, fetched)
     }
 

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use hyper::header::RETRY_AFTER;
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, HeaderValue, RETRY_AFTER};
 use kube::api::{
     Api, ApiResource, DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams,
     Preconditions,
@@ -30,6 +31,9 @@ fn limited(uri: &str, timeout: Duration) -> String {
     format!("{uri}{separator}timeout={seconds}s&fieldValidation=Ignore")
 }
 
+/// An answer with the object's metadata alone.
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+
 #[derive(Clone)]
 pub(super) struct Wire {
     pub client: Client,
@@ -37,10 +41,11 @@ pub(super) struct Wire {
     pub timeout: Duration,
 }
 
-/// An object and how many bytes it came in.
+/// An object, how many bytes it came in, and these, if it came by itself.
 pub(super) struct Fetched {
     pub object: Value,
     pub size: usize,
+    pub text: Option<Bytes>,
 }
 
 impl Wire {
@@ -141,6 +146,22 @@ impl Wire {
         self.send(request).await.map(|fetched| fetched.object)
     }
 
+    /// Puts the whole object in the place of the one at the version that it names; returns its metadata alone.
+    pub async fn replace(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+        text: &Bytes,
+    ) -> Result<Value, Failure> {
+        let request = self.request(resource);
+        let mut request = request.replace(name, &PostParams::default(), text.to_vec());
+        if let Ok(request) = &mut request {
+            let accepted = HeaderValue::from_static(METADATA);
+            request.headers_mut().insert(ACCEPT, accepted);
+        }
+        self.send(request).await.map(|fetched| fetched.object)
+    }
+
     /// Deletes the object if it still is that one, at that version; [`LedgerError::Conflict`] if it is not. One that does
     /// not exist is as deleted as asked.
     pub async fn delete(
@@ -238,6 +259,7 @@ impl Wire {
             Ok(object) => Ok(Fetched {
                 object,
                 size: body.len(),
+                text: Some(body),
             }),
             Err(error) => Err(Failure::Lost(format!(
                 "the answer is no JSON ({} bytes): {error}",

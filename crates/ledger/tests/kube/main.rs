@@ -29,6 +29,7 @@ mod pages;
 mod refusals;
 mod slicepools;
 mod turns;
+mod whole;
 
 /// The shared cluster with all definitions in it.
 async fn cluster() -> &'static Cluster {

@@ -1,5 +1,5 @@
 //! A way to the API server on which a test sees every request, and may hold it up, answer it or cut it off in the server's
-//! place.
+//! place, or keep the server's answer to itself.
 //!
 //! It is plain HTTP here and the administrator's TLS there: whoever takes this way is the administrator. What is cut off or
 //! answered here never reaches the server. It ends with its [`Relay`].
@@ -53,13 +53,15 @@ pub enum Fate {
     },
     /// The connection ends without an answer.
     Cut,
+    /// Passed on; when the server has answered, the connection ends without that.
+    Lose,
 }
 
 type Rule = Box<dyn FnMut(&Asked) -> Fate + Send>;
 
 struct Shared {
     rule: Mutex<Rule>,
-    /// Every request, and the code of its answer once there is one.
+    /// Every request, and the code of its answer once there is one, lost or not.
     seen: Mutex<Vec<(Asked, Option<u16>)>>,
     client: kube::Client,
 }
@@ -132,7 +134,7 @@ impl Relay {
         *locked(&self.shared.rule) = Box::new(rule);
     }
 
-    /// What was asked so far, each with the code that it was answered with, if it was.
+    /// What was asked so far, each with the code that it was answered with, if it was; so is what was lost on its way back.
     pub fn seen(&self) -> Vec<(Asked, Option<u16>)> {
         locked(&self.shared.seen).clone()
     }
@@ -192,7 +194,7 @@ impl Shared {
         let answer = match fate {
             Fate::Cut => return Err(io::Error::other("cut off")),
             Fate::Refuse { code, retry_after } => refusal(code, retry_after),
-            Fate::Pass | Fate::Later(_) => {
+            Fate::Pass | Fate::Later(_) | Fate::Lose => {
                 if let Fate::Later(pause) = fate {
                     sleep(pause).await;
                 }
@@ -210,6 +212,9 @@ impl Shared {
         };
         if let Some((_, code)) = locked(&self.seen).get_mut(place) {
             *code = Some(answer.status().as_u16());
+        }
+        if fate == Fate::Lose {
+            return Err(io::Error::other("lost"));
         }
         Ok(answer)
     }

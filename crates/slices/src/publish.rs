@@ -125,10 +125,9 @@ impl SlicePool {
                 .get(&slice)
                 .is_none_or(|view| view.object.version.stored().is_empty());
             if fresh {
-                let known = publisher.views.remove(&slice);
-                let unknown = known
-                    .as_ref()
-                    .is_none_or(|view| view.ours.is_empty() && !view.marked);
+                // Kept if the look fails: what was put there is this node's at the next one too.
+                let known = publisher.views.get(&slice);
+                let unknown = known.is_none_or(|view| view.ours.is_empty() && !view.marked);
                 if unknown && wanted.is_empty() && !self.has_object(&of, slice).await? {
                     return Ok(());
                 }
@@ -262,17 +261,14 @@ impl SlicePool {
         &self,
         of: &std::sync::Arc<Sliced>,
         slice: Prefix,
-        known: Option<View>,
+        known: Option<&View>,
         local: &Pool,
     ) -> Result<View, SliceError> {
         let key = of.published(&self.world.node, slice);
         let object = self.world.cluster.load(&key).await?;
-        let mut ours = known
-            .as_ref()
-            .map(|view| view.ours.clone())
-            .unwrap_or_default();
-        let marked = known.as_ref().is_some_and(|view| view.marked);
-        let seen = known.as_ref().is_some_and(|view| view.seen);
+        let mut ours = known.map(|view| view.ours.clone()).unwrap_or_default();
+        let marked = known.is_some_and(|view| view.marked);
+        let seen = known.is_some_and(|view| view.seen);
         if !marked && !object.pool.is_empty() {
             self.world
                 .cluster
@@ -282,9 +278,7 @@ impl SlicePool {
         let mut foreign = Vec::new();
         let mut disputed = BTreeSet::new();
         for (address, record) in object.pool.records() {
-            let mine = known
-                .as_ref()
-                .is_some_and(|view| view.has_put(address, record));
+            let mine = known.is_some_and(|view| view.has_put(address, record));
             match local.get(address) {
                 Some(held) if held.same_holder(record) => {
                     ours.insert(address, record.clone());

@@ -209,6 +209,12 @@ impl Bare {
         self.try_add(pod, ipam).await.unwrap()
     }
 
+    pub async fn del(&self, pod: &str, ipam: &Value) {
+        let call = request("DEL", "ns", pod, &format!("{pod}-container"), ipam);
+        let answer = self.front.answer(&call).await;
+        assert_eq!((answer.exit, answer.stdout.as_str()), (0, ""));
+    }
+
     /// The requests that made an object of that kind in the cluster, or tried to.
     pub fn made(&self, plural: &str) -> Vec<(berth_testkit::Asked, Option<u16>)> {
         let seen = self.relay.seen().into_iter();

@@ -1,0 +1,75 @@
+//! Writes that were carried out and whose answers were lost.
+
+use std::collections::BTreeMap;
+
+use berth_testkit::{Asked, Fate};
+use serde_json::json;
+
+use crate::bare::Bare;
+use crate::machine::{Site, quick, until};
+
+/// Whether a request is about a pool that the node publishes.
+fn is_of_view(asked: &Asked, node: &str) -> bool {
+    let (_, pool) = asked.path.split_once("/ippools").unwrap_or_default();
+    let made = asked.body["metadata"]["name"].as_str();
+    let name = match pool.strip_prefix('/') {
+        Some(name) => name,
+        None => made.unwrap_or_default(),
+    };
+    name.starts_with(node)
+}
+
+/// A pod is published, the answer is lost, and the pod goes before the object can be looked at: its entry goes too, and is not
+/// held as somebody else's. So for the object's first entry, and for another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_published_without_an_answer_is_taken_off() {
+    let site = Site::shared().await;
+    let ipam =
+        json!({ "range": "10.35.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let node = Bare::start(&site, "unanswered", quick()).await;
+    let mut stay = BTreeMap::new();
+    let shown = async |what: &str, expected: &BTreeMap<String, String>| {
+        until(what, async || {
+            let now = site.published().await;
+            (now == *expected).then_some(()).ok_or(format!("{now:?}"))
+        })
+        .await;
+    };
+    for (verb, goes, stays) in [("POST", "p1", "q1"), ("PATCH", "p2", "q2")] {
+        let name = node.name.clone();
+        let mut lost = false;
+        node.relay
+            .rule(move |asked| match is_of_view(asked, &name) {
+                false => Fate::Pass,
+                true if asked.method == verb && !lost => {
+                    lost = true;
+                    Fate::Lose
+                }
+                true => Fate::Refuse {
+                    code: 503,
+                    retry_after: None,
+                },
+            });
+        let before = node.relay.seen().len();
+        let address = node.add(goes, &ipam).await;
+        until("published, and looked for in vain", async || {
+            let mut seen = node.relay.seen();
+            seen.drain(..before);
+            seen.retain(|(asked, _)| is_of_view(asked, &node.name));
+            let codes: Vec<_> = seen.iter().map(|(_, code)| *code).collect();
+            codes
+                .contains(&Some(503))
+                .then_some(())
+                .ok_or(format!("{seen:?}"))
+        })
+        .await;
+        let mut both = stay.clone();
+        both.insert(address, format!("ns/{goes}"));
+        shown("it is there", &both).await;
+        node.del(goes, &ipam).await;
+        node.relay.rule(|_| Fate::Pass);
+        shown("it is taken off", &stay).await;
+        stay.insert(node.add(stays, &ipam).await, format!("ns/{stays}"));
+        shown("others are published", &stay).await;
+    }
+}

@@ -9,24 +9,8 @@ use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, Site, quick, until};
+use crate::machine::{Machine, Site, bare, quick, until};
 use crate::world::World;
-
-fn bare(address: &str) -> String {
-    address.split('/').next().unwrap().to_owned()
-}
-
-async fn claims(site: &Site) -> BTreeMap<String, String> {
-    let claims = site
-        .api::<SliceClaim>()
-        .list(&ListParams::default())
-        .await
-        .unwrap();
-    claims
-        .into_iter()
-        .map(|one| (one.spec.range, one.spec.node))
-        .collect()
-}
 
 async fn three(site: &Site) -> Vec<Machine> {
     let mut machines = Vec::new();
@@ -72,7 +56,7 @@ async fn nodes_claim_refill_and_give_back() {
     published(&site, &given).await;
     // 14 of 16: a second slice is there before it is needed.
     until("refilled", async || {
-        let now = claims(&site).await;
+        let now = site.holders().await;
         let of = |node: &str| now.values().filter(|holder| *holder == node).count();
         let enough = ["node-a", "node-b", "node-c"]
             .iter()
@@ -80,7 +64,7 @@ async fn nodes_claim_refill_and_give_back() {
         enough.then_some(()).ok_or(format!("{now:?}"))
     })
     .await;
-    for range in claims(&site).await.into_keys() {
+    for range in site.holders().await.into_keys() {
         assert!(range.ends_with("/28"), "{range}");
     }
     for machine in &machines {
@@ -89,7 +73,7 @@ async fn nodes_claim_refill_and_give_back() {
         }
     }
     until("given back", async || {
-        let now = claims(&site).await;
+        let now = site.holders().await;
         now.is_empty().then_some(()).ok_or(format!("{now:?}"))
     })
     .await;
@@ -150,7 +134,7 @@ async fn a_lost_ledger_is_rebuilt_from_what_is_published() {
         given.insert(bare(&machine.add(&pod, &ipam).await), format!("ns/{pod}"));
     }
     published(&site, &given).await;
-    let before = claims(&site).await;
+    let before = site.holders().await;
     machine.stop().await;
     machine.lose_ledger();
     machine.run().await;
@@ -164,7 +148,7 @@ async fn a_lost_ledger_is_rebuilt_from_what_is_published() {
         );
     }
     let slices: BTreeSet<String> = before.into_keys().collect();
-    let now: BTreeSet<String> = claims(&site).await.into_keys().collect();
+    let now: BTreeSet<String> = site.holders().await.into_keys().collect();
     assert!(now.is_superset(&slices));
     published(&site, &given).await;
 }
@@ -176,7 +160,7 @@ async fn a_claim_that_is_gone_is_not_given_from() {
         json!({ "range": "10.8.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
     let machine = Machine::start(&site, "node-a").await;
     let first: Value = json!(machine.add("a", &ipam).await);
-    let range = claims(&site).await.into_keys().next().unwrap();
+    let range = site.holders().await.into_keys().next().unwrap();
     let name = range.replace('/', "-");
     site.api::<SliceClaim>()
         .delete(&name, &DeleteParams::default())
@@ -260,7 +244,7 @@ async fn large_slices_are_split_and_given_back() {
         }
         published(&site, &given).await;
         assert_eq!(
-            claims(&site).await.len(),
+            site.holders().await.len(),
             2,
             "the second has a part of the first's"
         );
@@ -271,7 +255,7 @@ async fn large_slices_are_split_and_given_back() {
             machine.del(&format!("p{n}"), &ipam).await;
         }
         until("given back", async || {
-            let now = claims(&site).await;
+            let now = site.holders().await;
             now.is_empty().then_some(()).ok_or(format!("{now:?}"))
         })
         .await;

@@ -10,11 +10,7 @@ use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, Site, quick, until};
-
-fn bare(address: &str) -> String {
-    address.split('/').next().unwrap().to_owned()
-}
+use crate::machine::{Machine, Site, bare, quick, until};
 
 /// A claim as an agent has written it.
 async fn claimed(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, offers: Value) {
@@ -26,12 +22,6 @@ async fn claimed(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, o
         "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
     }))
     .await;
-}
-
-async fn holders(site: &Site) -> BTreeMap<String, String> {
-    let claims = site.api::<SliceClaim>().list(&ListParams::default()).await;
-    let holder = |one: SliceClaim| (one.spec.range, one.spec.node);
-    claims.unwrap().into_iter().map(holder).collect()
 }
 
 /// All claims, to be read by a person.
@@ -76,40 +66,6 @@ async fn a_part_that_came_back_is_held_beside_what_it_was_cut_from() {
     assert_eq!(code, 11, "{why}");
 }
 
-/// A CREATE that was sent before a crash arrives when the slice that the part was offered from is nobody's any more: who
-/// claims that slice has all of it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_part_of_nothing_is_not_taken_up() {
-    let site = Site::shared().await;
-    let whole = "10.20.0.0/28";
-    claimed(&site, whole, "10.20.0.8/29", "late", 1, json!([])).await;
-    let machine = Machine::start(&site, "late").await;
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
-    machine.add("p", &ipam).await;
-    let now = holders(&site).await;
-    let expected = BTreeMap::from([(whole.to_owned(), "late".to_owned())]);
-    assert_eq!(now, expected);
-}
-
-/// A CREATE of when the range was cut otherwise arrives late: others have slots in what it names.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_claim_larger_than_the_cut_is_not_taken_up() {
-    let site = Site::shared().await;
-    let whole = "10.23.0.0/27";
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
-    let other = Machine::start(&site, "narrow").await;
-    let first = bare(&other.add("p", &ipam).await);
-    claimed(&site, whole, whole, "wide", 1, json!([])).await;
-    let machine = Machine::start(&site, "wide").await;
-    let mut given = BTreeSet::from([first]);
-    for n in 0..15 {
-        let address = bare(&machine.add(&format!("p{n}"), &ipam).await);
-        assert!(given.insert(address.clone()), "{address} is given twice");
-    }
-    let now = holders(&site).await;
-    assert!(!now.contains_key(whole), "{now:?}");
-}
-
 /// The first who slices a range decides how it is cut, whatever others would have it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_is_cut_by_its_mark() {
@@ -119,7 +75,7 @@ async fn a_range_is_cut_by_its_mark() {
         let machine = Machine::start(&site, node).await;
         machine.add("p", &ipam(size)).await;
     }
-    let now = holders(&site).await;
+    let now = site.holders().await;
     let sizes: BTreeSet<&str> = now
         .keys()
         .filter_map(|range| range.rsplit('/').next())

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use berth_agent::{AgentConfig, GarbageSettings, Patience, SliceSettings, serve};
+use berth_api::berth::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_cni::call::Environment;
 use berth_cni::http;
@@ -98,6 +99,13 @@ impl Site {
             (event.reason.unwrap_or_default(), message)
         };
         list.unwrap().into_iter().map(told).collect()
+    }
+
+    /// The range and the node of every claim.
+    pub async fn holders(&self) -> BTreeMap<String, String> {
+        let claims = self.api::<SliceClaim>().list(&ListParams::default()).await;
+        let holder = |one: SliceClaim| (one.spec.range, one.spec.node);
+        claims.unwrap().into_iter().map(holder).collect()
     }
 
     /// Pod and container of every entry of a pool, by offset; none if there is no such pool.
@@ -339,6 +347,11 @@ pub fn request(verb: &str, namespace: &str, pod: &str, container: &str, ipam: &V
         path: "/opt/cni/bin".to_owned(),
     };
     Request::new("whereabouts", environment, conf.to_string())
+}
+
+/// An address without the length of its network.
+pub fn bare(address: &str) -> String {
+    address.split('/').next().unwrap().to_owned()
 }
 
 /// Settings that keep waits short.

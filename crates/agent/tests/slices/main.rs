@@ -14,6 +14,7 @@ mod elastic;
 mod garbage;
 mod hands;
 mod later;
+mod leftovers;
 mod lost;
 mod machine;
 mod moves;

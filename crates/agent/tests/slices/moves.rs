@@ -6,12 +6,8 @@ use berth_api::berth::SliceClaim;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, Site, until};
+use crate::machine::{Machine, Site, bare, until};
 use crate::whereabouts::Whereabouts;
-
-fn bare(address: &str) -> String {
-    address.split('/').next().unwrap().to_owned()
-}
 
 struct Given(BTreeMap<String, String>);
 

@@ -6,7 +6,7 @@ use berth_api::whereabouts::NodeSlicePool;
 use berth_testkit::Cluster;
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, Site, quick, until};
+use crate::machine::{Machine, Site, bare, quick, until};
 use crate::world::World;
 
 fn without_size(ipam: &Value) -> Value {
@@ -169,8 +169,4 @@ async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_given_twice() 
     assert_eq!(code, 11, "{why}");
     assert!(why.contains("NodeSlicePool twenty"), "{why}");
     world.stop().await;
-}
-
-fn bare(address: &str) -> String {
-    address.split('/').next().unwrap().to_owned()
 }

@@ -1,5 +1,5 @@
 //! Precautions that the model showed to be needed (docs/decisions/0006-slices.md, "The engine did less than the text"), each
-//! in the state in which it counts. Those of what was lost and of a part of nothing are in `hands`.
+//! in the state in which it counts. Those of what was lost are in `hands`, that of a part of nothing in `leftovers`.
 //!
 //! The range is one slice, 10.x.0.0/27, of which 30 addresses can be given; a part of it was lent.
 

@@ -2,7 +2,6 @@
 //! own that a test can watch and make fail.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_agent::SliceSettings;
@@ -20,7 +19,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::machine::{Site, request, until};
+use crate::call::request;
+use crate::machine::{Site, until};
 
 /// Who holds what is out of use.
 const SURRENDERED: &str = "(surrendered)";
@@ -163,8 +163,7 @@ impl Bare {
         let relay = Relay::new(Cluster::shared().await).await.unwrap();
         let connect = Connect {
             kubeconfig: Some(relay.kubeconfig()),
-            namespace: Some(site.namespace.clone()),
-            timeout: Duration::from_secs(30),
+            ..site.connect(30)
         };
         let local = Arc::new(Local::default());
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());

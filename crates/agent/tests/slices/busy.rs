@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use berth_testkit::{Asked, Fate};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::bare::Bare;
+use crate::call::{fast, fast_cut};
 use crate::machine::{Site, quick, until};
 
 const CLAIMS: &str = "/sliceclaims";
@@ -17,7 +18,7 @@ fn is_claim(asked: &Asked) -> bool {
 }
 
 fn small(range: &str) -> Value {
-    json!({ "range": range, "fast_ipam": true, "slice_size": "/30", "enable_overlapping_ranges": false })
+    fast_cut(range, "/30")
 }
 
 /// Of a slice of four addresses, each of these pods but the last may get one: some of them need a second slice.
@@ -123,8 +124,7 @@ fn published_at(node: &Bare) -> Option<Instant> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_stands_back_while_claims_are_slow_and_no_longer_than_the_limit() {
     let site = Site::shared().await;
-    let ipam =
-        json!({ "range": "10.25.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.25.0.0/24");
     let limit = Duration::from_secs(4);
     let node = slowed(&site, "stands-back", limit).await;
     let mut given = BTreeMap::new();
@@ -133,11 +133,7 @@ async fn a_publication_stands_back_while_claims_are_slow_and_no_longer_than_the_
     }
     let answered = node.made(CLAIMS)[0].0.at + Duration::from_secs(1);
     // Without the limit it would be after 200 claims: more than two minutes.
-    until("published", async || {
-        let now = site.published().await;
-        (now == given).then_some(()).ok_or(format!("{now:?}"))
-    })
-    .await;
+    site.shows("published", &given).await;
     let stood_back = published_at(&node).unwrap() - answered;
     // Nodes are apart from each other by a quarter.
     assert!(stood_back >= limit.mul_f64(0.75), "{stood_back:?}");
@@ -146,8 +142,7 @@ async fn a_publication_stands_back_while_claims_are_slow_and_no_longer_than_the_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_that_stands_back_is_made_before_the_end() {
     let site = Site::shared().await;
-    let ipam =
-        json!({ "range": "10.26.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.26.0.0/24");
     let node = slowed(&site, "ends", Duration::from_secs(600)).await;
     let given = BTreeMap::from([(node.add("p", &ipam).await, "ns/p".to_owned())]);
     // Not to be waited for, but to be seen if it is made.

@@ -9,7 +9,9 @@ use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, Site, bare, quick, until};
+use crate::bare::claim;
+use crate::call::{bare, fast, fast_cut};
+use crate::machine::{Machine, Site, quick, until};
 use crate::world::World;
 
 async fn three(site: &Site) -> Vec<Machine> {
@@ -20,22 +22,10 @@ async fn three(site: &Site) -> Vec<Machine> {
     machines
 }
 
-/// Waits until the pools' entries are exactly what the pods were told.
-async fn published(site: &Site, given: &BTreeMap<String, String>) {
-    until("published", async || {
-        let now = site.published().await;
-        (now == *given)
-            .then_some(())
-            .ok_or(format!("{now:?} instead of {given:?}"))
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_claim_refill_and_give_back() {
     let site = Site::shared().await;
-    let ipam =
-        json!({ "range": "10.5.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.5.0.0/24");
     let mut settings = quick();
     settings.idle = Duration::from_millis(400);
     settings.look = Duration::from_millis(300);
@@ -53,7 +43,7 @@ async fn nodes_claim_refill_and_give_back() {
     let answers = join_all(adds).await;
     let given: BTreeMap<String, String> = answers.iter().cloned().collect();
     assert_eq!(given.len(), 42, "no address twice");
-    published(&site, &given).await;
+    site.shows("published", &given).await;
     // 14 of 16: a second slice is there before it is needed.
     until("refilled", async || {
         let now = site.holders().await;
@@ -77,7 +67,7 @@ async fn nodes_claim_refill_and_give_back() {
         now.is_empty().then_some(()).ok_or(format!("{now:?}"))
     })
     .await;
-    published(&site, &BTreeMap::new()).await;
+    site.shows("published", &BTreeMap::new()).await;
     machines[0].add("again", &ipam).await;
 }
 
@@ -85,7 +75,7 @@ async fn nodes_claim_refill_and_give_back() {
 async fn with_as_many_addresses_as_pods_every_pod_gets_one() {
     let site = Site::shared().await;
     let machines = three(&site).await;
-    let ipam = json!({ "range": "10.6.0.0/27", "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let ipam = fast_cut("10.6.0.0/27", "/28");
     let adds = (0..30).map(|n| {
         let (machine, ipam) = (&machines[n % 3], &ipam);
         async move {
@@ -99,7 +89,7 @@ async fn with_as_many_addresses_as_pods_every_pod_gets_one() {
         assert_eq!(twice, None, "{address}");
     }
     assert_eq!(given.len(), 30);
-    published(&site, &given).await;
+    site.shows("published", &given).await;
     let (code, why) = machines[1]
         .try_add("one-too-many", &ipam)
         .await
@@ -119,21 +109,20 @@ async fn with_as_many_addresses_as_pods_every_pod_gets_one() {
             "{address}"
         );
     }
-    published(&site, &given).await;
+    site.shows("published", &given).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_ledger_is_rebuilt_from_what_is_published() {
     let site = Site::shared().await;
-    let ipam =
-        json!({ "range": "10.7.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.7.0.0/24");
     let mut machine = Machine::start(&site, "node-a").await;
     let mut given = BTreeMap::new();
     for n in 0..5 {
         let pod = format!("p{n}");
         given.insert(bare(&machine.add(&pod, &ipam).await), format!("ns/{pod}"));
     }
-    published(&site, &given).await;
+    site.shows("published", &given).await;
     let before = site.holders().await;
     machine.stop().await;
     machine.lose_ledger();
@@ -150,14 +139,13 @@ async fn a_lost_ledger_is_rebuilt_from_what_is_published() {
     let slices: BTreeSet<String> = before.into_keys().collect();
     let now: BTreeSet<String> = site.holders().await.into_keys().collect();
     assert!(now.is_superset(&slices));
-    published(&site, &given).await;
+    site.shows("published", &given).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_is_gone_is_not_given_from() {
     let site = Site::shared().await;
-    let ipam =
-        json!({ "range": "10.8.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.8.0.0/24");
     let machine = Machine::start(&site, "node-a").await;
     let first: Value = json!(machine.add("a", &ipam).await);
     let range = site.holders().await.into_keys().next().unwrap();
@@ -190,22 +178,14 @@ async fn a_claim_that_is_gone_is_not_given_from() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_nodes_claim_is_taken_over_without_the_parts_that_are_others() {
     let site = Site::shared().await;
-    let claim = |name: &str, range: &str, node: &str, epoch: u8, offers: Value| {
-        json!({
-            "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
-            "metadata": { "name": name, "labels": { "berth.dev/node": node, "berth.dev/range": "10.14.0.0-28" } },
-            "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
-        })
-    };
-    let part = json!([{ "range": "10.14.0.8/29", "node": "other" }]);
-    site.create::<SliceClaim>(claim("10.14.0.0-28", "10.14.0.0/28", "", 4, part))
-        .await;
-    site.create::<SliceClaim>(claim("10.14.0.8-29", "10.14.0.8/29", "other", 1, json!([])))
-        .await;
+    let (whole, part) = ("10.14.0.0/28", "10.14.0.8/29");
+    let lent = json!([{ "range": part, "node": "other" }]);
+    claim(&site, whole, whole, "", 4, lent).await;
+    claim(&site, whole, part, "other", 1, json!([])).await;
     let mut settings = quick();
     settings.donor_wait = Duration::from_millis(300);
     let machine = Machine::start_with(&site, "heir", settings).await;
-    let ipam = json!({ "range": "10.14.0.0/28", "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/28");
     let mut given = BTreeSet::new();
     // .0 is the network's own.
     for n in 0..7 {
@@ -232,7 +212,7 @@ async fn large_slices_are_split_and_given_back() {
         machines.push(Machine::start_with(&site, node, settings.clone()).await);
     }
     for (range, size) in [("10.16.0.0/20", "/20"), ("fd00:16::/112", "/112")] {
-        let ipam = json!({ "range": range, "fast_ipam": true, "slice_size": size, "enable_overlapping_ranges": false });
+        let ipam = fast_cut(range, size);
         let mut given = BTreeMap::new();
         for (n, machine) in [&machines[0], &machines[1], &machines[0], &machines[1]]
             .into_iter()
@@ -242,7 +222,7 @@ async fn large_slices_are_split_and_given_back() {
             let twice = given.insert(bare(&machine.add(&pod, &ipam).await), format!("ns/{pod}"));
             assert_eq!(twice, None);
         }
-        published(&site, &given).await;
+        site.shows("published", &given).await;
         assert_eq!(
             site.holders().await.len(),
             2,
@@ -259,7 +239,7 @@ async fn large_slices_are_split_and_given_back() {
             now.is_empty().then_some(()).ok_or(format!("{now:?}"))
         })
         .await;
-        published(&site, &BTreeMap::new()).await;
+        site.shows("published", &BTreeMap::new()).await;
     }
 }
 
@@ -272,11 +252,11 @@ async fn the_pool_of_a_slice_that_was_given_back_goes() {
     settings.idle = Duration::from_millis(400);
     settings.look = Duration::from_millis(300);
     let machine = Machine::start_with(&site, "leaver", settings).await;
-    let ipam =
-        json!({ "range": "10.22.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.22.0.0/24");
     for _ in 0..2 {
         let given = bare(&machine.add("a", &ipam).await);
-        published(&site, &BTreeMap::from([(given, "ns/a".to_owned())])).await;
+        site.shows("published", &BTreeMap::from([(given, "ns/a".to_owned())]))
+            .await;
         machine.del("a", &ipam).await;
         until("nothing but the plain pool is left", async || {
             let pools = site.api::<IPPool>().list(&ListParams::default()).await;

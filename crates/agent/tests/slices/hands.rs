@@ -8,21 +8,11 @@ use berth_agent::SliceSettings;
 use berth_api::berth::{SliceCall, SliceClaim};
 use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::machine::{Machine, Site, bare, quick, until};
-
-/// A claim as an agent has written it.
-async fn claimed(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, offers: Value) {
-    let whole = whole.replace('/', "-");
-    let name = range.replace('/', "-");
-    site.create::<SliceClaim>(json!({
-        "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
-        "metadata": { "name": name, "labels": { "berth.dev/node": node, "berth.dev/range": whole } },
-        "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
-    }))
-    .await;
-}
+use crate::bare::claim;
+use crate::call::{bare, fast_cut};
+use crate::machine::{Machine, Site, quick, until};
 
 /// All claims, to be read by a person.
 async fn claims_of(site: &Site) -> String {
@@ -38,13 +28,13 @@ async fn a_part_that_came_back_is_held_beside_what_it_was_cut_from() {
     let site = Site::shared().await;
     let whole = "10.19.0.0/27";
     let lent = json!([{ "range": "10.19.0.16/32", "node": "borrower" }]);
-    claimed(&site, whole, "10.19.0.16/28", "lender", 1, lent).await;
-    claimed(&site, whole, "10.19.0.16/32", "lender", 2, json!([])).await;
-    claimed(&site, whole, "10.19.0.0/28", "silent", 1, json!([])).await;
+    claim(&site, whole, "10.19.0.16/28", "lender", 1, lent).await;
+    claim(&site, whole, "10.19.0.16/32", "lender", 2, json!([])).await;
+    claim(&site, whole, "10.19.0.0/28", "silent", 1, json!([])).await;
     let mut settings = quick();
     settings.donor_wait = Duration::from_millis(300);
     let mut machine = Machine::start_with(&site, "lender", settings).await;
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/28");
     let mut given = BTreeMap::new();
     for n in 0..15 {
         if n == 8 {
@@ -57,11 +47,7 @@ async fn a_part_that_came_back_is_held_beside_what_it_was_cut_from() {
     // .31 is the range's last.
     let expected: BTreeSet<String> = (16..31).map(|n| format!("10.19.0.{n}")).collect();
     assert_eq!(given.keys().cloned().collect::<BTreeSet<_>>(), expected);
-    until("published", async || {
-        let now = site.published().await;
-        (now == given).then_some(()).ok_or(format!("{now:?}"))
-    })
-    .await;
+    site.shows("published", &given).await;
     let (code, why) = machine.try_add("one-too-many", &ipam).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
 }
@@ -70,7 +56,7 @@ async fn a_part_that_came_back_is_held_beside_what_it_was_cut_from() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_is_cut_by_its_mark() {
     let site = Site::shared().await;
-    let ipam = |size: &str| json!({ "range": "10.24.0.0/26", "fast_ipam": true, "slice_size": size, "enable_overlapping_ranges": false });
+    let ipam = |size: &str| fast_cut("10.24.0.0/26", size);
     for (node, size) in [("cut-a", "/28"), ("cut-b", "/27"), ("cut-c", "/29")] {
         let machine = Machine::start(&site, node).await;
         machine.add("p", &ipam(size)).await;
@@ -90,14 +76,14 @@ async fn what_was_lost_is_not_given_as_of_what_is_inherited() {
     let site = Site::shared().await;
     let whole = "10.22.0.0/28";
     let half = json!([{ "range": "10.22.0.8/29", "node": "other" }]);
-    claimed(&site, whole, whole, "", 4, half).await;
+    claim(&site, whole, whole, "", 4, half).await;
     let one = json!([{ "range": "10.22.0.14/32", "node": "unlucky" }]);
-    claimed(&site, whole, "10.22.0.8/29", "other", 1, one).await;
-    claimed(&site, whole, "10.22.0.14/32", "unlucky", 1, json!([])).await;
+    claim(&site, whole, "10.22.0.8/29", "other", 1, one).await;
+    claim(&site, whole, "10.22.0.14/32", "unlucky", 1, json!([])).await;
     let mut settings = quick();
     settings.donor_wait = Duration::from_millis(300);
     let machine = Machine::start_with(&site, "unlucky", settings).await;
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/28");
     assert_eq!(bare(&machine.add("first", &ipam).await), "10.22.0.14");
     machine.del("first", &ipam).await;
     let claims = site.api::<SliceClaim>();
@@ -136,7 +122,7 @@ async fn what_was_freed_last_is_not_held_when_its_slice_comes_back() {
     slow.gather_most = Duration::from_secs(5);
     let giver = Machine::start_with(&site, "late-giver", slow).await;
     let taker = Machine::start(&site, "late-taker").await;
-    let ipam = json!({ "range": "10.25.0.0/30", "fast_ipam": true, "slice_size": "/32", "enable_overlapping_ranges": false });
+    let ipam = fast_cut("10.25.0.0/30", "/32");
     for pod in ["p1", "p2"] {
         giver.add(pod, &ipam).await;
     }
@@ -149,12 +135,8 @@ async fn what_was_freed_last_is_not_held_when_its_slice_comes_back() {
         giver.del(pod, &ipam).await;
     }
     let passed = bare(&taker.add("q", &ipam).await);
-    until("only who is there is shown", async || {
-        let now = site.published().await;
-        let expected = BTreeMap::from([(passed.clone(), "ns/q".to_owned())]);
-        (now == expected).then_some(()).ok_or(format!("{now:?}"))
-    })
-    .await;
+    let there = BTreeMap::from([(passed, "ns/q".to_owned())]);
+    site.shows("only who is there is shown", &there).await;
     taker.del("q", &ipam).await;
     for pod in ["r1", "r2"] {
         until("both are to be had again", async || {
@@ -176,10 +158,10 @@ async fn what_is_passed_on_late_is_heard_of() {
         look: Duration::from_secs(600),
         ..quick()
     };
-    claimed(&site, whole, "10.26.0.2/32", "slow-donor", 1, json!([])).await;
-    claimed(&site, whole, "10.26.0.1/32", "slow-donor", 1, json!([])).await;
+    claim(&site, whole, "10.26.0.2/32", "slow-donor", 1, json!([])).await;
+    claim(&site, whole, "10.26.0.1/32", "slow-donor", 1, json!([])).await;
     let machine = Machine::start_with(&site, "passed", settings).await;
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/32", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/32");
     let (code, why) = machine.try_add("p", &ipam).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
     let passed = Patch::Merge(json!({
@@ -215,7 +197,7 @@ async fn an_address_that_goes_from_hand_to_hand_is_given_once() {
     for node in ["hand-a", "hand-b", "hand-c"] {
         machines.push(Machine::start_with(&site, node, settings.clone()).await);
     }
-    let ipam = json!({ "range": "10.21.0.0/29", "fast_ipam": true, "slice_size": "/30", "enable_overlapping_ranges": false });
+    let ipam = fast_cut("10.21.0.0/29", "/30");
     let (given, times) = (Mutex::new(BTreeMap::new()), Mutex::new(0));
     let workers = (0..9).map(|worker| {
         let (machine, ipam, given, times) = (&machines[worker % 3], &ipam, &given, &times);

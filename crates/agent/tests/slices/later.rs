@@ -9,6 +9,7 @@ use kube::api::DeleteParams;
 use serde_json::json;
 
 use crate::bare::Bare;
+use crate::call::fast;
 use crate::machine::{Site, quick, until};
 
 const RESERVATIONS: &str = "/overlappingrangeipreservations";
@@ -23,8 +24,7 @@ async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
         ..quick()
     };
     let node = Bare::start(&site, "later", settings).await;
-    let ipam =
-        json!({ "range": "10.27.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.27.0.0/24");
     node.add("any", &ipam).await;
     let name = "10.28.0.5";
     site.create::<OverlappingRangeIPReservation>(json!({

@@ -6,7 +6,8 @@ use berth_testkit::Fate;
 use serde_json::json;
 
 use crate::bare::{Bare, claim};
-use crate::machine::{Machine, Site, bare, quick, until};
+use crate::call::{bare, fast_cut};
+use crate::machine::{Machine, Site, quick, until};
 
 /// A CREATE that was sent before a crash arrives when the slice that the part was offered from is nobody's any more: who
 /// claims that slice has all of it.
@@ -16,7 +17,7 @@ async fn a_part_of_nothing_is_not_taken_up() {
     let whole = "10.20.0.0/28";
     claim(&site, whole, "10.20.0.8/29", "late", 1, json!([])).await;
     let machine = Machine::start(&site, "late").await;
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/28");
     machine.add("p", &ipam).await;
     let now = site.holders().await;
     let expected = BTreeMap::from([(whole.to_owned(), "late".to_owned())]);
@@ -28,7 +29,7 @@ async fn a_part_of_nothing_is_not_taken_up() {
 async fn a_claim_larger_than_the_cut_is_not_taken_up() {
     let site = Site::shared().await;
     let whole = "10.23.0.0/27";
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/28");
     let other = Machine::start(&site, "narrow").await;
     let first = bare(&other.add("p", &ipam).await);
     claim(&site, whole, whole, "wide", 1, json!([])).await;
@@ -47,7 +48,7 @@ async fn a_claim_larger_than_the_cut_is_not_taken_up() {
 async fn a_claim_that_could_not_be_ended_is_looked_for_again() {
     let site = Site::shared().await;
     let whole = "10.36.0.0/27";
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/28", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/28");
     claim(&site, whole, whole, "stubborn", 1, json!([])).await;
     let node = Bare::start(&site, "stubborn", quick()).await;
     let mut written = false;

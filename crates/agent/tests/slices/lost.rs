@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use berth_testkit::{Asked, Fate};
-use serde_json::json;
 
 use crate::bare::Bare;
+use crate::call::fast;
 use crate::machine::{Site, quick, until};
 
 /// Whether a request is about a pool that the node publishes.
@@ -24,17 +24,9 @@ fn is_of_view(asked: &Asked, node: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_published_without_an_answer_is_taken_off() {
     let site = Site::shared().await;
-    let ipam =
-        json!({ "range": "10.35.0.0/24", "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast("10.35.0.0/24");
     let node = Bare::start(&site, "unanswered", quick()).await;
     let mut stay = BTreeMap::new();
-    let shown = async |what: &str, expected: &BTreeMap<String, String>| {
-        until(what, async || {
-            let now = site.published().await;
-            (now == *expected).then_some(()).ok_or(format!("{now:?}"))
-        })
-        .await;
-    };
     for (verb, goes, stays) in [("POST", "p1", "q1"), ("PATCH", "p2", "q2")] {
         let name = node.name.clone();
         let mut lost = false;
@@ -65,11 +57,11 @@ async fn what_was_published_without_an_answer_is_taken_off() {
         .await;
         let mut both = stay.clone();
         both.insert(address, format!("ns/{goes}"));
-        shown("it is there", &both).await;
+        site.shows("it is there", &both).await;
         node.del(goes, &ipam).await;
         node.relay.rule(|_| Fate::Pass);
-        shown("it is taken off", &stay).await;
+        site.shows("it is taken off", &stay).await;
         stay.insert(node.add(stays, &ipam).await, format!("ns/{stays}"));
-        shown("others are published", &stay).await;
+        site.shows("others are published", &stay).await;
     }
 }

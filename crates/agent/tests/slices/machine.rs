@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use berth_agent::{AgentConfig, GarbageSettings, Patience, SliceSettings, serve};
 use berth_api::berth::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
-use berth_cni::call::Environment;
 use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
 use berth_ledger::kube::Connect;
@@ -18,6 +17,8 @@ use kube::api::{Api, ListParams, PostParams};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+
+use crate::call::request;
 
 /// A namespace of a cluster with all definitions.
 pub struct Site {
@@ -39,6 +40,15 @@ impl Site {
             kubeconfig: cluster.kubeconfig(),
             namespace: cluster.namespace("slices").await.unwrap(),
             client: cluster.client().await.unwrap(),
+        }
+    }
+
+    /// The administrator's way to its pools.
+    pub fn connect(&self, seconds: u64) -> Connect {
+        Connect {
+            kubeconfig: Some(self.kubeconfig.clone()),
+            namespace: Some(self.namespace.clone()),
+            timeout: Duration::from_secs(seconds),
         }
     }
 
@@ -135,6 +145,17 @@ impl Site {
         }
         all
     }
+
+    /// Waits until the pools' entries are these, address and pod, and no others.
+    pub async fn shows(&self, what: &str, expected: &BTreeMap<String, String>) {
+        until(what, async || {
+            let now = self.published().await;
+            (now == *expected)
+                .then_some(())
+                .ok_or(format!("{now:?} instead of {expected:?}"))
+        })
+        .await;
+    }
 }
 
 /// Waits for a condition, which says what is wrong as long as it does not hold.
@@ -187,11 +208,7 @@ impl Machine {
             socket: dir.path().join("berth.sock"),
             database: dir.path().join("berth.db"),
             node: node.to_owned(),
-            cluster: Some(Connect {
-                kubeconfig: Some(site.kubeconfig.clone()),
-                namespace: Some(site.namespace.clone()),
-                timeout: Duration::from_secs(3),
-            }),
+            cluster: Some(site.connect(3)),
             listen: None,
             flat_places: Some(Vec::new()),
             garbage: GarbageSettings {
@@ -332,26 +349,6 @@ impl Machine {
             .await;
         assert_eq!((answer.exit, answer.stdout.as_str()), (0, ""));
     }
-}
-
-pub fn request(verb: &str, namespace: &str, pod: &str, container: &str, ipam: &Value) -> Request {
-    let mut ipam = ipam.clone();
-    ipam["type"] = json!("whereabouts");
-    let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
-    let environment = Environment {
-        command: verb.to_owned(),
-        container_id: container.to_owned(),
-        netns: "/var/run/netns/none".to_owned(),
-        ifname: "net1".to_owned(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod}"),
-        path: "/opt/cni/bin".to_owned(),
-    };
-    Request::new("whereabouts", environment, conf.to_string())
-}
-
-/// An address without the length of its network.
-pub fn bare(address: &str) -> String {
-    address.split('/').next().unwrap().to_owned()
 }
 
 /// Settings that keep waits short.

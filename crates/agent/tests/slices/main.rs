@@ -9,6 +9,7 @@
 mod assigned;
 mod bare;
 mod busy;
+mod call;
 mod checked;
 mod elastic;
 mod garbage;
@@ -22,5 +23,7 @@ mod plain;
 mod precautions;
 mod race;
 mod returned;
+#[path = "../../../controller/tests/test_controller/mod.rs"]
+mod test_controller;
 mod whereabouts;
 mod world;

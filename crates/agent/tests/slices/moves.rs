@@ -6,7 +6,8 @@ use berth_api::berth::SliceClaim;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, Site, bare, until};
+use crate::call::bare;
+use crate::machine::{Machine, Site, until};
 use crate::whereabouts::Whereabouts;
 
 struct Given(BTreeMap<String, String>);
@@ -29,13 +30,7 @@ impl Given {
     }
 
     async fn published(&self, site: &Site) {
-        until("published", async || {
-            let now = site.published().await;
-            (now == self.0)
-                .then_some(())
-                .ok_or(format!("{now:?} instead of {:?}", self.0))
-        })
-        .await;
+        site.shows("published", &self.0).await;
     }
 }
 

@@ -6,7 +6,8 @@ use berth_api::whereabouts::NodeSlicePool;
 use berth_testkit::Cluster;
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, Site, bare, quick, until};
+use crate::call::bare;
+use crate::machine::{Machine, Site, quick, until};
 use crate::world::World;
 
 fn without_size(ipam: &Value) -> Value {
@@ -82,11 +83,8 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
         .map(|(ip, name)| (bare(&ip), format!("{pod}/{name}")))
         .collect();
     assert_eq!(held.len(), 4);
-    until("nothing but what is held is published", async || {
-        let now = site.published().await;
-        (now == held).then_some(()).ok_or(format!("{now:?}"))
-    })
-    .await;
+    site.shows("nothing but what is held is published", &held)
+        .await;
     // And sliced again: what the plain pool gave is not given by slices.
     world.define("eighteen", &sliced).await;
     for n in 0..4 {

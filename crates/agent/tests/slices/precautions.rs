@@ -13,10 +13,11 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::bare::{Bare, answered, claim, write};
+use crate::call::fast_cut;
 use crate::machine::{Site, quick, until};
 
 fn ipam(whole: &str) -> Value {
-    json!({ "range": whole, "fast_ipam": true, "slice_size": "/27", "enable_overlapping_ranges": false })
+    fast_cut(whole, "/27")
 }
 
 fn lent(part: &str, node: &str) -> Value {

@@ -7,7 +7,6 @@ use async_trait::async_trait;
 use berth_api::berth::{SliceCall, SliceClaim};
 use berth_core::{Change, Prefix, Record};
 use berth_desk::DeskMetrics;
-use berth_ledger::kube::Connect;
 use berth_ledger::{
     Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Snapshot, Version,
 };
@@ -19,7 +18,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::machine::{Site, quick, request};
+use crate::call::{fast, request};
+use crate::machine::{Site, quick};
 
 const RANGE: &str = "10.21.0.0/24";
 
@@ -123,11 +123,6 @@ impl Layer for Node {
 async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_given() {
     let site = Site::shared().await;
     site.register("racer").await;
-    let connect = Connect {
-        kubeconfig: Some(site.kubeconfig.clone()),
-        namespace: Some(site.namespace.clone()),
-        timeout: Duration::from_secs(10),
-    };
     let node = Arc::new(Node {
         below: Arc::new(MemoryLedger::new()),
         claims: site.api(),
@@ -137,7 +132,7 @@ async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_given() {
     });
     let stop = CancellationToken::new();
     let slices = Slices::new(Setup {
-        connection: connect.open().await.unwrap(),
+        connection: site.connect(10).open().await.unwrap(),
         local: Arc::clone(&node) as SharedLedger,
         node: "racer".to_owned(),
         boot: "b".to_owned(),
@@ -149,7 +144,7 @@ async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_given() {
     let store = Store::cluster(slices.ledger(), DeskMetrics::default()).with_slices(slices);
     let stores: Arc<dyn Stores> = Arc::new(Arc::new(store));
     let front = Front::new(stores, "racer").with_flat_places(Vec::new());
-    let ipam = json!({ "range": RANGE, "fast_ipam": true, "enable_overlapping_ranges": false });
+    let ipam = fast(RANGE);
     let add = async |pod: &str| -> String {
         let call = request("ADD", "ns", pod, &format!("{pod}-container"), &ipam);
         let answer = front.answer(&call).await;

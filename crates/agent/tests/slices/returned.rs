@@ -9,6 +9,7 @@ use kube::api::ListParams;
 use serde_json::json;
 
 use crate::bare::claim;
+use crate::call::fast_cut;
 use crate::machine::{Machine, Site, quick, until};
 
 /// A node holds a slice, has lent a part of it, and was passed that part on; then its last pod goes. The part can be given
@@ -27,7 +28,7 @@ async fn a_part_that_came_back_is_given_back_with_the_slice_around_it() {
         ..quick()
     };
     let node = Machine::start_with(&site, "empty", settings).await;
-    let ipam = json!({ "range": whole, "fast_ipam": true, "slice_size": "/27", "enable_overlapping_ranges": false });
+    let ipam = fast_cut(whole, "/27");
     node.add("p", &ipam).await;
     node.del("p", &ipam).await;
     until("given back", async || {

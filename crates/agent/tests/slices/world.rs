@@ -1,18 +1,14 @@
 //! A controller and what it looks at: definitions, and pods as objects.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use berth_controller::{ControllerConfig, serve};
-use berth_ledger::kube::Connect;
 use berth_testkit::Served;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
-};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::machine::Site;
+use crate::test_controller;
 
 /// Pods are of the site's namespace, as the pools are.
 pub struct World<'a> {
@@ -22,25 +18,9 @@ pub struct World<'a> {
 
 impl<'a> World<'a> {
     pub async fn start(site: &'a Site) -> World<'a> {
-        let config = ControllerConfig {
-            cluster: Connect {
-                kubeconfig: Some(site.kubeconfig.clone()),
-                namespace: Some(site.namespace.clone()),
-                timeout: Duration::from_secs(30),
-            },
-            identity: "test".into(),
-            notice: BTreeMap::new(),
-            lease: None,
-            grace: Duration::from_millis(400),
-            gather: Duration::from_millis(50),
-            resync: Duration::from_secs(1),
-            listen: None,
-            flat_places: Vec::new(),
-            unseen_is_apart: false,
-        };
-        let controller = Served::start(|told| async {
-            serve(config, told).await.unwrap();
-        });
+        let mut config = test_controller::config(site.kubeconfig.clone(), &site.namespace);
+        config.resync = Duration::from_secs(1);
+        let controller = test_controller::start(config);
         World { site, controller }
     }
 
@@ -57,9 +37,7 @@ impl<'a> World<'a> {
         let mut ipam = ipam.clone();
         ipam["type"] = json!("whereabouts");
         let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
-        let gvk = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
-        let kind = ApiResource::from_gvk_with_plural(&gvk, "network-attachment-definitions");
-        let client = self.site.client.clone();
+        let (client, kind) = (self.site.client.clone(), test_controller::definitions());
         let api: Api<DynamicObject> = Api::namespaced_with(client, self.namespace(), &kind);
         let object = json!({
             "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",

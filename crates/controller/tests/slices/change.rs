@@ -112,7 +112,7 @@ async fn a_definition_that_becomes_unreadable_keeps_its_pool() {
             events.iter().any(|(kind, _)| kind == reason::INVALID)
         })
         .await;
-    tokio::time::sleep(crate::world::GRACE * 3).await;
+    tokio::time::sleep(crate::test_controller::GRACE * 3).await;
     assert_eq!(world.rows("blue").await, rows);
     // What somebody deletes by hand is made again, as long as it is wanted.
     world.network("net", ipam("10.0.0.0/24", "/25")).await;

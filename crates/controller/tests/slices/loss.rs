@@ -6,7 +6,8 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::world::{GRACE, World};
+use crate::test_controller::{self, GRACE};
+use crate::world::World;
 
 const IPAM: &str =
     r#"{ "range": "10.0.0.0/24", "node_slice_size": "/25", "network_name": "blue" }"#;
@@ -71,7 +72,7 @@ async fn a_node_that_returns_while_its_slice_is_recalled_keeps_it_at_a_new_epoch
     let mut config = world.config();
     // The pause after the recall is half of it.
     config.grace = GRACE * 10;
-    let running = world.controller_with(config);
+    let running = test_controller::start(config);
     world.until_rows("blue", &BOTH).await;
     world.delete_node("a").await;
     world
@@ -119,7 +120,7 @@ async fn a_node_that_is_made_again_in_time_keeps_its_slice() {
     let world = sliced("again").await;
     let mut config = world.config();
     config.grace = GRACE * 4;
-    let running = world.controller_with(config);
+    let running = test_controller::start(config);
     world.until_rows("blue", &BOTH).await;
     for _ in 0..3 {
         world.delete_node("a").await;

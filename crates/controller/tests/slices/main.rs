@@ -10,6 +10,8 @@ mod change;
 mod loss;
 mod peer;
 mod size;
+#[path = "../test_controller/mod.rs"]
+mod test_controller;
 mod world;
 
 use berth_controller::networks::reason;

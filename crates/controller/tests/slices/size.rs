@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::test_controller;
 use crate::world::World;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -15,7 +16,7 @@ async fn four_thousand_slices_are_one_object_and_many_nodes_are_one_write() {
     let mut config = world.config();
     // Longer than it takes to make the nodes below: what comes together is written together.
     config.gather = Duration::from_secs(5);
-    let running = world.controller_with(config);
+    let running = test_controller::start(config);
     let served = async |count: usize| {
         let rows = world.rows("cni").await;
         let nodes = rows.iter().filter(|row| !row.ends_with(' '));

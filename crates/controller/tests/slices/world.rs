@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use berth_controller::{ControllerConfig, serve};
-use berth_ledger::kube::Connect;
+use berth_controller::ControllerConfig;
 use berth_testkit::{Cluster, Served};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
 use kube::Client;
@@ -18,8 +17,8 @@ use kube::api::{
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-/// Two looks lie this far apart.
-pub const GRACE: Duration = Duration::from_millis(400);
+use crate::test_controller::{self, definitions};
+
 /// Two cores, many tests: waiting long enough is not slow, it only fails slowly.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -34,11 +33,6 @@ pub struct World {
 fn whereabouts(kind: &str) -> ApiResource {
     let gvk = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", kind);
     ApiResource::from_gvk(&gvk)
-}
-
-fn definitions() -> ApiResource {
-    let gvk = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
-    ApiResource::from_gvk_with_plural(&gvk, "network-attachment-definitions")
 }
 
 impl World {
@@ -89,32 +83,11 @@ impl World {
     }
 
     pub fn config(&self) -> ControllerConfig {
-        ControllerConfig {
-            cluster: Connect {
-                kubeconfig: Some(self.cluster.kubeconfig()),
-                namespace: Some(self.namespace.clone()),
-                timeout: Duration::from_secs(30),
-            },
-            identity: "test".into(),
-            notice: BTreeMap::new(),
-            lease: None,
-            grace: GRACE,
-            gather: Duration::from_millis(50),
-            resync: Duration::from_secs(300),
-            listen: None,
-            flat_places: Vec::new(),
-            unseen_is_apart: false,
-        }
+        test_controller::config(self.cluster.kubeconfig(), &self.namespace)
     }
 
     pub fn controller(&self) -> Served {
-        self.controller_with(self.config())
-    }
-
-    pub fn controller_with(&self, config: ControllerConfig) -> Served {
-        Served::start(|told| async {
-            serve(config, told).await.unwrap();
-        })
+        test_controller::start(self.config())
     }
 
     pub async fn node(&self, name: &str) {

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use berth_parts::waited;
 use serde_json::Value;
 
 use crate::steps::bare_cargo;
@@ -136,25 +137,18 @@ fn execute(program: &Program) -> Result<Passed, String> {
     if !output.status.success() {
         return Err(format!("{said}\n{complained}\n{}", output.status));
     }
+    Ok(passed(&said, &complained))
+}
+
+fn passed(said: &str, complained: &str) -> Passed {
     let summary = said.lines().rfind(|line| line.starts_with("test result:"));
     let summary = summary
         .unwrap_or("test result: none")
         .trim_start_matches("test result: ");
-    Ok(Passed {
+    Passed {
         summary: summary.split("; ").take(3).collect::<Vec<_>>().join(", "),
-        waited: waited(&complained),
-    })
-}
-
-/// `waited 5 s for the node of …`: what testkit says when another process had the turn to have nodes.
-fn waited(complained: &str) -> u64 {
-    let seconds = |line: &str| -> Option<u64> {
-        let (seconds, _) = line
-            .strip_prefix("waited ")?
-            .split_once(" s for the node of ")?;
-        seconds.parse().ok()
-    };
-    complained.lines().filter_map(seconds).sum()
+        waited: complained.lines().filter_map(waited::seconds).sum(),
+    }
 }
 
 /// Compiles the tests; every program that there is to run.
@@ -300,8 +294,10 @@ mod tests {
 
     #[test]
     fn what_was_waited_for_another_node_is_known() {
-        let said = "waiting for the node of process 7 (node-1)\nwaited 42 s for the node of process 7 (node-1)\n";
-        assert_eq!(waited(said), 42);
-        assert_eq!(waited("waited long for nothing"), 0);
+        let waited = |seconds| waited::line(Duration::from_secs(seconds), "process 7 (node-1)");
+        let complained = format!("waiting\n{}\n{}\n", waited(40), waited(2));
+        let passed = passed("test result: ok. 1 passed; 0 failed", &complained);
+        assert_eq!(passed.waited, 42);
+        assert_eq!(passed.summary, "ok. 1 passed, 0 failed");
     }
 }

@@ -13,6 +13,7 @@ mod cache;
 mod catalog;
 mod debian;
 mod deny;
+pub mod waited;
 
 use std::path::PathBuf;
 

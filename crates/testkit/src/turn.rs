@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use berth_parts::waited;
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
@@ -71,11 +72,7 @@ async fn wait(path: &Path, say: &mut impl Write) -> Result<File> {
         sleep(POLL).await;
     }
     if let Some(holder) = other {
-        writeln!(
-            say,
-            "waited {} s for the node of {holder}",
-            begun.elapsed().as_secs()
-        )?;
+        writeln!(say, "{}", waited::line(begun.elapsed(), &holder))?;
     }
     file.set_len(0)
         .and_then(|()| file.rewind())
@@ -116,6 +113,7 @@ mod tests {
         let said = second.await.unwrap();
         let whose = format!("waiting for the node of process {}", std::process::id());
         assert!(said.starts_with(&whose), "{said}");
-        assert!(said.contains("waited 0 s for the node of "), "{said}");
+        let told: Vec<u64> = said.lines().filter_map(waited::seconds).collect();
+        assert_eq!(told.len(), 1, "{said}");
     }
 }

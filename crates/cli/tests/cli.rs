@@ -6,21 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use berth_testkit::plugin_beside;
 use tempfile::TempDir;
 
-/// The plugin is another package's binary, which cargo does not build for these tests: built here,
-/// so that what runs is never an old one.
 fn plugin() -> &'static Path {
     static PLUGIN: OnceLock<PathBuf> = OnceLock::new();
-    PLUGIN.get_or_init(|| {
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "berth-plugin"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .unwrap();
-        assert!(built.success(), "the plugin does not build");
-        Path::new(env!("CARGO_BIN_EXE_berth")).with_file_name("berth-cni")
-    })
+    PLUGIN.get_or_init(|| plugin_beside(env!("CARGO_BIN_EXE_berth")).unwrap())
 }
 
 fn berth(state: &Path, arguments: &[&str]) -> Output {

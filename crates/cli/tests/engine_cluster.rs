@@ -8,7 +8,6 @@
 )]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use berth_api::whereabouts::IPPool;
 use berth_cni::call::Environment;
 use berth_cni::http;
 use berth_cni::wire::Request;
-use berth_testkit::Cluster;
+use berth_testkit::{Cluster, fed};
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
@@ -88,20 +87,9 @@ impl Machine {
         ipam["type"] = json!("whereabouts");
         ipam["kubernetes"] = json!({ "kubeconfig": self.kubeconfig });
         let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
-        let mut child = self
-            .command(verb, pod)
-            .args(["cni", "--plugin", "whereabouts"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(conf.to_string().as_bytes())
-            .unwrap();
-        let output = child.wait_with_output().unwrap();
+        let mut command = self.command(verb, pod);
+        command.args(["cni", "--plugin", "whereabouts"]);
+        let output = fed(&mut command, conf.to_string()).unwrap();
         let body = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
         (output.status.success(), body)
     }
@@ -175,7 +163,7 @@ async fn an_agent_is_ready_when_its_cluster_answers() {
         .unwrap();
     let _agent = Agent(child);
     let get = |path: &str| -> Option<String> {
-        use std::io::Read;
+        use std::io::{Read, Write};
         let mut stream = std::net::TcpStream::connect(listen).ok()?;
         write!(
             stream,

@@ -10,31 +10,13 @@ mod host;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
 use std::process::Command;
 
+use berth_testkit::Whereabouts;
 use host::{Host, OWN, succeeded};
 use serde_json::Value;
 
 const ACCOUNT: &str = "var/run/secrets/kubernetes.io/serviceaccount";
-
-/// The sources that the tests' whereabouts is built from.
-fn whereabouts() -> PathBuf {
-    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/../parts/go/whereabouts");
-    let output = Command::new("go")
-        .args([
-            "mod",
-            "download",
-            "-json",
-            "github.com/k8snetworkplumbingwg/whereabouts",
-        ])
-        .current_dir(module)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", host::said(&output));
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    PathBuf::from(answer["Dir"].as_str().unwrap())
-}
 
 /// A container's root with whereabouts' scripts in it, and the host's directories where its manifest mounts them.
 fn container() -> tempfile::TempDir {
@@ -57,7 +39,7 @@ fn container() -> tempfile::TempDir {
             symlink("busybox", at("bin").join(applet)).unwrap();
         }
     }
-    let scripts = whereabouts().join("script");
+    let scripts = Whereabouts::sources().unwrap().join("script");
     for script in ["install-cni.sh", "lib.sh"] {
         fs::copy(scripts.join(script), at(script)).unwrap();
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use berth_testkit::{Node, NodeOptions};
+use berth_testkit::{Node, NodeOptions, Whereabouts, plugin_beside};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -153,19 +153,7 @@ fn entries(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 /// whereabouts as its own manifests and its own installer leave it; the plugin is there already.
 async fn whereabouts(site: &Site) {
-    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/../parts/go/whereabouts");
-    let output = Command::new("go")
-        .args([
-            "mod",
-            "download",
-            "-json",
-            "github.com/k8snetworkplumbingwg/whereabouts",
-        ])
-        .current_dir(module)
-        .output()
-        .unwrap();
-    let answer: Value = serde_json::from_str(&succeeded(output)).unwrap();
-    let manifests = Path::new(answer["Dir"].as_str().unwrap()).join("doc/crds");
+    let manifests = Whereabouts::sources().unwrap().join("doc/crds");
     for entry in fs::read_dir(manifests).unwrap() {
         let text = fs::read_to_string(entry.unwrap().path()).unwrap();
         let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
@@ -192,11 +180,7 @@ async fn whereabouts(site: &Site) {
 
 /// The two programs at the places that the Containerfile gives them, and the libraries that a build for tests needs.
 fn image(node: &Node) {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "berth-plugin"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(built.unwrap().success(), "the plugin does not build");
+    plugin_beside(BERTH).unwrap();
     let root = node.dir().join("berth-image");
     fs::create_dir(&root).unwrap();
     for name in ["berth", "berth-cni"] {

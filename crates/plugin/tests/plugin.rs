@@ -17,6 +17,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use berth_testkit::fed;
 use serde_json::Value;
 
 const CONF: &str =
@@ -67,13 +68,8 @@ impl Node {
             .env("CNI_PATH", "/opt/cni/bin")
             .env("BERTH_SOCKET", self.socket())
             .envs(more.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        // A plugin that answers without reading closes the pipe: that is its right.
-        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-        child.wait_with_output().unwrap()
+        fed(&mut command, stdin).unwrap()
     }
 }
 
@@ -236,20 +232,9 @@ fn a_plugin_taken_for_the_engine_stops_at_once() {
 #[test]
 fn a_configuration_that_is_not_text_is_a_decoding_error() {
     let node = Node::with_plugin_as("berth");
-    let mut child = Command::new(&node.plugin)
-        .env_clear()
-        .env("CNI_COMMAND", "ADD")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(&[0xff, 0xfe])
-        .unwrap();
-    let output = child.wait_with_output().unwrap();
+    let mut command = Command::new(&node.plugin);
+    command.env_clear().env("CNI_COMMAND", "ADD");
+    let output = fed(&mut command, [0xff, 0xfe]).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(json(&output)["code"], 6);
 }

@@ -3,7 +3,6 @@
 //! It enters no network namespace: what is looked at is what it gives and what it writes.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -11,6 +10,8 @@ use anyhow::{Context, Result};
 use berth_parts::Parts;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::programs::fed;
 
 /// whereabouts on one node.
 #[derive(Debug)]
@@ -60,7 +61,8 @@ impl Whereabouts {
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={}",
             who.pod
         );
-        let mut child = Command::new(&self.binary)
+        let mut command = Command::new(&self.binary);
+        command
             .env_clear()
             .env("NODENAME", &self.node)
             .env("CNI_COMMAND", verb)
@@ -69,16 +71,22 @@ impl Whereabouts {
             .env("CNI_NETNS", "/var/run/netns/none")
             .env("CNI_PATH", "/opt/cni/bin")
             .env("CNI_ARGS", pod)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("start whereabouts")?;
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin
-                .write_all(conf.to_string().as_bytes())
-                .context("tell whereabouts its network")?;
-        }
-        child.wait_with_output().context("wait for whereabouts")
+            .stderr(Stdio::null());
+        fed(&mut command, conf.to_string()).context("run whereabouts")
+    }
+
+    /// Where the sources are that it is built from, its manifests and installer among them.
+    pub fn sources() -> Result<PathBuf> {
+        let module = concat!(env!("CARGO_MANIFEST_DIR"), "/../parts/go/whereabouts");
+        let name = "github.com/k8snetworkplumbingwg/whereabouts";
+        let output = Command::new("go")
+            .args(["mod", "download", "-json", name])
+            .current_dir(module)
+            .output()
+            .context("start go")?;
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let dir = answer["Dir"].as_str().filter(|_| output.status.success());
+        let dir = dir.with_context(|| format!("go knows no {name}: {output:?}"))?;
+        Ok(PathBuf::from(dir))
     }
 }

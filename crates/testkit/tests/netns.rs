@@ -1,11 +1,8 @@
 //! Throw-away network namespaces, and a real CNI plugin in one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::io::Write;
-use std::process::Stdio;
-
 use berth_parts::Parts;
-use berth_testkit::Netns;
+use berth_testkit::{Netns, fed};
 use serde_json::{Value, json};
 
 #[test]
@@ -51,21 +48,13 @@ fn a_plugin_puts_an_interface_into_a_namespace() {
             "ranges": [[{ "subnet": "192.0.2.0/24" }]],
         },
     });
-    let mut add = host
-        .command(parts.cni_dir().join("bridge"))
-        .env("CNI_COMMAND", "ADD")
+    let mut add = host.command(parts.cni_dir().join("bridge"));
+    add.env("CNI_COMMAND", "ADD")
         .env("CNI_CONTAINERID", "pod-1")
         .env("CNI_NETNS", pod.path())
         .env("CNI_IFNAME", "net1")
-        .env("CNI_PATH", parts.cni_dir())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = add.stdin.take().unwrap();
-    stdin.write_all(config.to_string().as_bytes()).unwrap();
-    drop(stdin);
-    let output = add.wait_with_output().unwrap();
+        .env("CNI_PATH", parts.cni_dir());
+    let output = fed(&mut add, config.to_string()).unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
     let result: Value = serde_json::from_str(&text).unwrap();

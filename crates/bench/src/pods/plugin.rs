@@ -1,13 +1,13 @@
 //! A CNI plugin, called as a container runtime calls it: a process per call, from its start to its end.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use berth_core::Address;
+use berth_testkit::fed;
 use serde_json::{Value, json};
 
 /// One plugin with one network's configuration.
@@ -106,16 +106,8 @@ pub fn spawn(program: &Path) -> Result<Duration> {
 }
 
 fn timed(command: &mut Command, stdin: &str) -> Result<(Duration, std::process::Output)> {
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+    command.stderr(Stdio::null());
     let began = Instant::now();
-    let mut child = command.spawn()?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // A program that ends without reading tells so by its answer, not by our broken pipe.
-        let _ = pipe.write_all(stdin.as_bytes());
-    }
-    let output = child.wait_with_output()?;
+    let output = fed(command, stdin)?;
     Ok((began.elapsed(), output))
 }

@@ -2,13 +2,12 @@
 //! the plugin gives and frees addresses with it, by itself and through an agent.
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use berth_testkit::{Agent, Cluster};
+use berth_testkit::{Agent, Cluster, fed, plugin_beside};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod, Secret};
 use kube::api::{
@@ -23,16 +22,6 @@ const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 
 struct Installed {
     dir: tempfile::TempDir,
-}
-
-/// The plugin is another package's binary, which cargo does not build for these tests.
-fn plugin() -> PathBuf {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "berth-plugin"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(built.unwrap().success(), "the plugin does not build");
-    Path::new(BERTH).with_file_name("berth-cni")
 }
 
 /// The cluster's CA, as a kubelet mounts it.
@@ -62,7 +51,7 @@ async fn install() -> Installed {
         .arg("--token-file")
         .arg(at("account/token"))
         .env_clear()
-        .env("BERTH_PLUGIN", plugin())
+        .env("BERTH_PLUGIN", plugin_beside(BERTH).unwrap())
         .env("NODENAME", "node-1")
         .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         .env("KUBERNETES_SERVICE_PORT", cluster.port().to_string())
@@ -82,7 +71,8 @@ impl Installed {
         let conf = json!({ "cniVersion": "1.0.0", "name": "net", "type": "macvlan", "ipam": {
             "type": "whereabouts", "range": range, "configuration_path": self.at("net.d/whereabouts.d"),
         }});
-        let mut child = Command::new(self.at("bin/whereabouts"))
+        let mut command = Command::new(self.at("bin/whereabouts"));
+        command
             .env_clear()
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", format!("container-of-{pod}"))
@@ -95,15 +85,8 @@ impl Installed {
             )
             .env("BERTH_SOCKET", self.at("berth.sock"))
             .env("BERTH_DATABASE", self.at("berth.db"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(conf.to_string().as_bytes()).unwrap();
-        drop(stdin);
-        child.wait_with_output().unwrap()
+            .stderr(Stdio::piped());
+        fed(&mut command, conf.to_string()).unwrap()
     }
 
     fn add(&self, pod: &str, range: &str) -> String {

@@ -15,9 +15,7 @@ mod outage;
 mod rights;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use berth_parts::Parts;
 use berth_testkit::{Account, Cluster};
 use tokio::sync::OnceCell;
 
@@ -52,11 +50,7 @@ async fn agent() -> Account {
 
 /// kubectl as administrator; what it printed.
 fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
-    let output = Command::new(Parts::find().unwrap().kubectl())
-        .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
-        .args(arguments)
-        .output()
-        .unwrap();
+    let output = cluster.kubectl(arguments).unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {told}");
     String::from_utf8(output.stdout).unwrap()

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use berth_parts::Parts;
-use berth_testkit::Cluster;
+use berth_testkit::{Cluster, Whereabouts};
 use serde_json::Value;
 
 use crate::{HOME, deploy, deployed, kubectl};
@@ -112,20 +112,7 @@ async fn containers_have_no_more_than_they_need() {
 #[tokio::test]
 async fn whereabouts_own_definitions_and_objects_stay() {
     let cluster = Cluster::start().await.unwrap();
-    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/../parts/go/whereabouts");
-    let output = Command::new("go")
-        .args([
-            "mod",
-            "download",
-            "-json",
-            "github.com/k8snetworkplumbingwg/whereabouts",
-        ])
-        .current_dir(module)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let manifests = Path::new(answer["Dir"].as_str().unwrap()).join("doc/crds");
+    let manifests = Whereabouts::sources().unwrap().join("doc/crds");
     for entry in fs::read_dir(manifests).unwrap() {
         let path = entry.unwrap().path();
         kubectl(&cluster, &["apply", "--filename", path.to_str().unwrap()]);

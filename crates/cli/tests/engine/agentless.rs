@@ -1,33 +1,23 @@
 //! No agent at all: the plugin, called `berth`, runs the engine that lies beside it, on the machine's SQLite file.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use berth_testkit::{Machine, Netns};
+use berth_testkit::{Machine, Netns, fed, plugin_beside};
 use serde_json::{Value, json};
 
-use crate::{BERTH, environment};
+use crate::{BERTH, asked};
 
 /// A directory of plugins as `berth install` leaves it, and a database.
 struct Installed {
     dir: tempfile::TempDir,
 }
 
-/// The plugin is another package's binary, which cargo does not build for these tests.
 fn plugin() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "berth-plugin"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(built.unwrap().success(), "the plugin does not build");
-        Path::new(BERTH).with_file_name("berth-cni")
-    })
+    BUILT.get_or_init(|| plugin_beside(BERTH).unwrap())
 }
 
 impl Installed {
@@ -52,26 +42,9 @@ impl Installed {
     }
 
     fn call(&self, name: &str, verb: &str, pod: &str, conf: &Value) -> (i32, Value) {
-        let asked = environment(verb, pod);
-        let mut child = Command::new(self.dir.path().join(name))
-            .env_clear()
-            .envs(self.variables())
-            .env("CNI_COMMAND", asked.command)
-            .env("CNI_CONTAINERID", asked.container_id)
-            .env("CNI_NETNS", asked.netns)
-            .env("CNI_IFNAME", asked.ifname)
-            .env("CNI_ARGS", asked.args)
-            .env("CNI_PATH", asked.path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let _ = child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(conf.to_string().as_bytes());
-        let output = child.wait_with_output().unwrap();
+        let mut command = asked(self.dir.path().join(name), verb, pod);
+        command.envs(self.variables());
+        let output = fed(&mut command, conf.to_string()).unwrap();
         let body = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
         (output.status.code().unwrap(), body)
     }

@@ -11,7 +11,7 @@
 mod agentless;
 
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use berth_cni::Environment;
 use berth_cni::http::{self, ClientError};
 use berth_cni::wire::{Answer, Request};
+use berth_testkit::fed;
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -53,6 +54,21 @@ fn environment(verb: &str, pod: &str) -> Environment {
     }
 }
 
+/// A program with nothing in its environment but what a runtime puts there.
+fn asked(program: impl AsRef<OsStr>, verb: &str, pod: &str) -> Command {
+    let environment = environment(verb, pod);
+    let mut command = Command::new(program);
+    command
+        .env_clear()
+        .env("CNI_COMMAND", environment.command)
+        .env("CNI_CONTAINERID", environment.container_id)
+        .env("CNI_NETNS", environment.netns)
+        .env("CNI_IFNAME", environment.ifname)
+        .env("CNI_ARGS", environment.args)
+        .env("CNI_PATH", environment.path);
+    command
+}
+
 fn addresses(answer: &Answer) -> Vec<String> {
     assert_eq!(answer.exit, 0, "{}", answer.stdout);
     let result: Value = serde_json::from_str(&answer.stdout).unwrap();
@@ -79,28 +95,12 @@ impl Machine {
 
     /// One call in a process of its own.
     fn cni(&self, verb: &str, pod: &str) -> Answer {
-        let environment = environment(verb, pod);
-        let mut child = Command::new(BERTH)
-            // As the plugin calls it, but for the database.
+        let mut command = asked(BERTH, verb, pod);
+        // As the plugin calls it, but for the database.
+        command
             .args(["cni", "--plugin", "berth", "--database"])
-            .arg(self.database())
-            .env_clear()
-            .env("CNI_COMMAND", environment.command)
-            .env("CNI_CONTAINERID", environment.container_id)
-            .env("CNI_NETNS", environment.netns)
-            .env("CNI_IFNAME", environment.ifname)
-            .env("CNI_ARGS", environment.args)
-            .env("CNI_PATH", environment.path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let _ = child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(conf().to_string().as_bytes());
-        let output = child.wait_with_output().unwrap();
+            .arg(self.database());
+        let output = fed(&mut command, conf().to_string()).unwrap();
         Answer {
             exit: output.status.code().unwrap(),
             stdout: String::from_utf8(output.stdout)

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use berth_testkit::{Account, Node, NodeOptions, Process};
+use berth_testkit::{Account, Node, NodeOptions, Process, plugin_beside};
 use tokio::sync::{Mutex, OnceCell, RwLock};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -39,7 +39,7 @@ impl Site {
     }
 
     async fn start() -> Site {
-        let plugin = plugin();
+        let plugin = plugin_beside(BERTH).unwrap();
         let node = Node::start(NodeOptions::default()).await.unwrap();
         let account = deploy(&node).await;
         install(&node, &account, &plugin).await;
@@ -105,17 +105,6 @@ impl Site {
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         succeeded(self.node.kubectl(arguments).unwrap())
     }
-}
-
-/// The plugin is another package's binary, which cargo does not build for these tests: built here, so that what runs is
-/// never an old one.
-fn plugin() -> PathBuf {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "berth-plugin"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(built.unwrap().success(), "the plugin does not build");
-    Path::new(BERTH).with_file_name("berth-cni")
 }
 
 /// What an administrator applies: the definitions, and the account that Berth acts as with its rights.

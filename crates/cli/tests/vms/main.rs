@@ -9,21 +9,15 @@ mod sizes;
 mod test_vm;
 
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use berth_parts::Parts;
 use berth_testkit::Cluster;
 use manager::Manager;
 use serde_json::Value;
 
 /// kubectl as administrator.
 fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
-    let output = Command::new(Parts::find().unwrap().kubectl())
-        .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
-        .args(arguments)
-        .output()
-        .unwrap();
+    let output = cluster.kubectl(arguments).unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {told}");
     String::from_utf8(output.stdout).unwrap()

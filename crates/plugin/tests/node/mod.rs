@@ -1,14 +1,14 @@
 //! A node under test: the built plugin in a directory of its own, and an agent that it talks to.
 
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use berth_agent::AgentConfig;
+use berth_testkit::fed;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -209,7 +209,8 @@ impl TestNode {
         if !who.args.is_empty() {
             args = format!("{args};{}", who.args);
         }
-        let mut child = Command::new(&self.plugin)
+        let mut command = Command::new(&self.plugin);
+        command
             .env_clear()
             .env("BERTH_SOCKET", self.socket())
             .env("CNI_COMMAND", verb)
@@ -217,18 +218,8 @@ impl TestNode {
             .env("CNI_IFNAME", &who.ifname)
             .env("CNI_NETNS", "/var/run/netns/none")
             .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_ARGS", args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(conf.to_string().as_bytes())
-            .unwrap();
-        Outcome::of(child.wait_with_output().unwrap())
+            .env("CNI_ARGS", args);
+        Outcome::of(fed(&mut command, conf.to_string()).unwrap())
     }
 }
 

@@ -6,6 +6,7 @@
 mod launch;
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -200,6 +201,15 @@ impl Cluster {
     /// The administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir().join("admin.kubeconfig")
+    }
+
+    /// kubectl as administrator.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<Output> {
+        Command::new(self.parts.kubectl())
+            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
+            .args(arguments)
+            .output()
+            .context("run kubectl")
     }
 
     /// Where the API server is.

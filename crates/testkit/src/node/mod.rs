@@ -259,14 +259,7 @@ impl Node {
 
     /// kubectl as administrator, from outside.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<Output> {
-        Command::new(self.parts.kubectl())
-            .arg(format!(
-                "--kubeconfig={}",
-                self.cluster().kubeconfig().display()
-            ))
-            .args(arguments)
-            .output()
-            .context("run kubectl")
+        self.cluster().kubectl(arguments)
     }
 
     /// kill -9 and a new start of containerd; its pods go on running meanwhile.

@@ -1,0 +1,34 @@
+//! Programs that a test runs to their end, and what they need.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Runs a command with this on its stdin, and returns what it printed.
+pub fn fed(command: &mut Command, input: impl AsRef<[u8]>) -> io::Result<Output> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // A program that ends without reading tells so by its answer, not by our broken pipe.
+        let _ = pipe.write_all(input.as_ref());
+    }
+    child.wait_with_output()
+}
+
+/// The plugin, beside the `berth` of a test. It is another package's binary, which cargo does not build for `berth`'s tests:
+/// built here, so that what runs is never an old one.
+pub fn plugin_beside(berth: impl AsRef<Path>) -> Result<PathBuf> {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "berth-plugin"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .context("start cargo")?;
+    if !built.success() {
+        bail!("the plugin does not build");
+    }
+    Ok(berth.as_ref().with_file_name("berth-cni"))
+}

@@ -90,6 +90,18 @@ fn mk_scene(ledger: FaultyLedger) -> (Arc<FaultyLedger>, Desk) {
     (ledger, desk)
 }
 
+/// `a` has asked, and did not wait for the answer. Commits take a while, and these faults befall them.
+async fn left_waiting(faults: impl Into<Vec<Fault>>) -> (Arc<FaultyLedger>, Desk) {
+    let (ledger, desk) = mk_scene(FaultyLedger {
+        delay: Duration::from_millis(400),
+        ..FaultyLedger::failing(faults)
+    });
+    let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
+    let left = tokio::time::timeout(Duration::from_millis(30), request).await;
+    assert!(left.is_err(), "the commit was not under way");
+    (ledger, desk)
+}
+
 fn address(answer: Answer) -> Address {
     match answer {
         Answer::Granted(granted) => granted[0].address,
@@ -248,16 +260,7 @@ async fn a_lost_reply_gives_one_address() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_reply_to_a_caller_who_left_leaves_nothing() {
-    let (ledger, desk) = mk_scene(FaultyLedger {
-        delay: Duration::from_millis(300),
-        ..FaultyLedger::failing([Fault::LostReply])
-    });
-    let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
-    assert!(
-        tokio::time::timeout(Duration::from_millis(30), request)
-            .await
-            .is_err()
-    );
+    let (ledger, _desk) = left_waiting([Fault::LostReply]).await;
     filled(&ledger.inner).await;
     emptied(&ledger.inner).await;
 }
@@ -283,26 +286,14 @@ async fn filled(store: &MemoryLedger) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_heard_is_taken_back_at_the_second_try_though_nobody_asks_again() {
-    let (ledger, desk) = mk_scene(FaultyLedger {
-        delay: Duration::from_millis(400),
-        ..FaultyLedger::failing([Fault::None, Fault::Unavailable])
-    });
-    let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
-    let left = tokio::time::timeout(Duration::from_millis(30), request).await;
-    assert!(left.is_err(), "the commit was not under way");
+    let (ledger, _desk) = left_waiting([Fault::None, Fault::Unavailable]).await;
     filled(&ledger.inner).await;
     emptied(&ledger.inner).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_settled_is_not_under_way() {
-    let (ledger, desk) = mk_scene(FaultyLedger {
-        delay: Duration::from_millis(400),
-        ..FaultyLedger::failing([Fault::None, Fault::Unavailable])
-    });
-    let request = desk.submit(mk_claim("a", "10.0.0.0/24"));
-    let left = tokio::time::timeout(Duration::from_millis(30), request).await;
-    assert!(left.is_err(), "the commit was not under way");
+    let (ledger, desk) = left_waiting([Fault::None, Fault::Unavailable]).await;
     desk.settle(&mk_record("a").handle).await.unwrap();
     assert_eq!(held(&ledger.inner).await, BTreeSet::new());
 }
@@ -311,10 +302,8 @@ async fn what_is_settled_is_not_under_way() {
 /// and a loaded machine holds up a timer by a tenth of a second.
 const IN_DOUBT: Duration = Duration::from_secs(2);
 
-/// A commit that is carried out when its caller has given up and the runtime has asked for the release.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_release_is_not_outrun_by_a_late_commit() {
-    let late = Fault::Late(Duration::from_millis(400));
+/// `a` is refused before its commit is carried out.
+async fn refused_too_early(late: Fault) -> (Arc<FaultyLedger>, Desk) {
     let (ledger, desk) = mk_scene(FaultyLedger {
         in_doubt: IN_DOUBT,
         ..FaultyLedger::failing([vec![late], vec![Fault::Unavailable; 10]].concat())
@@ -324,6 +313,14 @@ async fn a_release_is_not_outrun_by_a_late_commit() {
         .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
         .await;
     refused.expect_err("no commit came through in time");
+    (ledger, desk)
+}
+
+/// A commit that is carried out when its caller has given up and the runtime has asked for the release.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_is_not_outrun_by_a_late_commit() {
+    let late = Fault::Late(Duration::from_millis(400));
+    let (ledger, desk) = refused_too_early(late).await;
     assert!(held(&ledger.inner).await.is_empty(), "it is not late");
     let other = address(desk.submit(mk_claim("b", "10.0.1.0/24")).await.unwrap());
     desk.submit(mk_release("a")).await.unwrap();
@@ -334,15 +331,7 @@ async fn a_release_is_not_outrun_by_a_late_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_commit_is_taken_back_unless_its_owner_got_it_after_all() {
     let late = Fault::Late(Duration::from_millis(200));
-    let (ledger, desk) = mk_scene(FaultyLedger {
-        in_doubt: IN_DOUBT,
-        ..FaultyLedger::failing([vec![late], vec![Fault::Unavailable; 10]].concat())
-    });
-    let limit = Duration::from_millis(30);
-    let refused = desk
-        .submit_within(mk_claim("a", "10.0.0.0/24"), limit)
-        .await;
-    refused.expect_err("no commit came through in time");
+    let (ledger, desk) = refused_too_early(late).await;
     filled(&ledger.inner).await;
     emptied(&ledger.inner).await;
     *ledger.faults.lock().await = vec![late];

@@ -8,6 +8,7 @@
 pub mod assigned;
 pub mod closed;
 pub mod proof;
+pub mod ways;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

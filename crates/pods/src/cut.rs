@@ -125,7 +125,7 @@ async fn claim_plain(store: &Store, pool: &PoolWants, claim: Claim) -> Result<An
             Err(error) if is_moved(&error) && moves < MOVES => moves += 1,
             asked => return Ok(asked?),
         }
-        if let Some(plain) = store.plain.as_ref().filter(|_| !of.checked) {
+        if let Some(plain) = &store.plain {
             plain.open(of).await?;
         }
         if let Some(slices) = store.slices() {

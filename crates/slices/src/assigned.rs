@@ -52,11 +52,12 @@ impl SlicePool {
     /// Takes on what is assigned, loses what is not any more. The gate must be held.
     pub async fn compare_assigned(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         let confirmed = self.is_confirmed();
-        if confirmed && self.is_table_known(of).await? {
+        let untold = self.is_untold(of);
+        if confirmed && !untold && self.is_table_known(of).await? {
             return Ok(());
         }
         let mut assigned = self.world.assigned.load(&of.slice_pool).await?;
-        let news = self.has_news(assigned.as_ref(), confirmed);
+        let news = untold || self.has_news(assigned.as_ref(), confirmed);
         if news {
             self.world.must_be_registered().await?;
             assigned = self.world.assigned.load(&of.slice_pool).await?;
@@ -102,14 +103,21 @@ impl SlicePool {
             let known = held
                 .iter()
                 .find(|holding| holding.slice == slice && holding.is_active());
+            let told = known.is_some_and(|known| known.unreserved);
+            let unreserved = told || !of.checked;
             let same = |known: &Holding| {
-                known.boot == self.world.boot && known.disjoint == self.is_disjoint()
+                known.boot == self.world.boot
+                    && known.disjoint == self.is_disjoint()
+                    && known.unreserved == unreserved
             };
             if known.is_some_and(same) {
                 continue;
             }
             if known.is_none() {
                 self.adopt(of, slice).await?;
+            } else if unreserved && !told {
+                // The plain pool gave beside it, as long as both made reservations.
+                self.adopt_plain(of, slice).await?;
             }
             self.hold(Holding {
                 slice,
@@ -119,6 +127,7 @@ impl SlicePool {
                 boot: self.world.boot.clone(),
                 state: State::Active,
                 disjoint: self.is_disjoint(),
+                unreserved,
             })
             .await?;
         }
@@ -127,10 +136,11 @@ impl SlicePool {
     }
 
     /// Sees to it that slices of this range are given by assignment alone: the plain pool is closed, and then what nodes have
-    /// claimed by themselves goes back to it. With overlap checks on, reservations do the same. The gate must be held.
+    /// claimed by themselves goes back to it. Where both have reservations, these do the same. The gate must be held.
     async fn end_others(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         self.world.plain.close(of).await?;
-        if of.checked {
+        let marks = self.world.cluster.marks(&of.plain()).await?;
+        if !marks.must_leave(of.checked) {
             return Ok(());
         }
         let nodes = self.bring_back(of).await?;

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Mark, MarkState, Walk, usual_size};
+use berth_core::slice::ways::PlainMarks;
 use berth_core::slice::{Cut, Holding as Slot, NodeName, SliceTable};
-use berth_ledger::kube::{PlainMarks, SliceObject};
+use berth_ledger::kube::SliceObject;
 use berth_ledger::{LedgerError, Snapshot};
 use tokio::time::Instant;
 
 use crate::error::SliceError;
+use crate::holdings::Holding;
 use crate::pool::SlicePool;
 use crate::sliced::{Mode, Sliced};
 
@@ -46,16 +48,17 @@ fn wished_size(of: &Sliced) -> u8 {
 }
 
 impl SlicePool {
-    /// The range's mark; made, if there is none.
+    /// The range's mark; made, if there is none that says what this network does.
     pub async fn mark(&self, of: &Arc<Sliced>) -> Result<Mark, SliceError> {
-        if let Some(mark) = self.known_mark() {
+        let says = |mark: &Mark| mark.for_network(of.checked) == *mark;
+        if let Some(mark) = self.known_mark().filter(says) {
             return Ok(mark);
         }
         let size = wished_size(of);
         Cut::new(of.range, size)?;
         // Whoever claims by it looks again after its claim.
         let mut found = self.world.cluster.recent_mark(&of.plain()).await?;
-        if !found.is_some_and(|mark| mark.state == MarkState::Sliced) {
+        if !found.is_some_and(|mark| mark.state == MarkState::Sliced && says(&mark)) {
             found = self.world.cluster.mark(&of.plain()).await?;
         }
         loop {
@@ -65,24 +68,27 @@ impl SlicePool {
                     if self.leaving_for(true) < LEAVING_LIMIT {
                         return Err(SliceError::Leaving { range: of.range });
                     }
-                    let again = Some(Mark::sliced(mark.size));
+                    let again = Some(Mark {
+                        state: MarkState::Sliced,
+                        ..mark
+                    });
                     self.world
                         .cluster
                         .set_mark(&of.plain(), Some(mark), again)
                         .await?;
                 }
-                Some(mark) => {
+                Some(mark) if says(&mark) => {
                     self.leaving_for(false);
                     self.set_mark(Some(mark));
                     return Ok(mark);
                 }
-                None => {
+                known => {
                     // What a controller has assigned is still given from; whoever claims looks again after its claim.
-                    if !of.checked {
-                        self.world.plain.open(of).await?;
-                    }
-                    let mark = Some(Mark::sliced(size));
-                    self.world.cluster.set_mark(&of.plain(), None, mark).await?;
+                    self.world.plain.open(of).await?;
+                    let mark = known.unwrap_or(Mark::sliced(size));
+                    let mark = Some(mark.for_network(of.checked));
+                    let plain = of.plain();
+                    self.world.cluster.set_mark(&plain, known, mark).await?;
                 }
             }
             found = self.world.cluster.mark(&of.plain()).await?;
@@ -216,17 +222,22 @@ impl SlicePool {
     ) -> Result<bool, SliceError> {
         // After the claim: whoever ends slicing has told so before it looks for claims.
         let (mut now, mut plain) = self.look_at_plain(of).await?;
-        if now.sliced.is_none() && self.known_mark().is_none() {
-            // Nobody has sliced the range yet. A claim says nothing to those who give from the plain pool; the mark does,
-            // so the pool is read again after that.
+        let untold = match now.sliced {
+            None => self.known_mark().is_none(),
+            Some(mark) => mark.for_network(of.checked) != mark,
+        };
+        if untold {
+            // Nobody has sliced the range yet, or given from it as this network does. A claim says nothing to those who give
+            // in other ways; the mark does, so the pool is read again after that.
             if let Err(error) = self.mark(of).await {
                 self.drop_claim(object).await?;
                 return Err(error);
             }
             (now, plain) = self.look_at_plain(of).await?;
         }
-        let assigned = now.closed && !of.checked;
-        if assigned || !now.sliced.is_some_and(|mark| mark.confirms(size)) {
+        let assigned = now.bars(of.checked);
+        let fits = |mark: &Mark| mark.confirms(size) && mark.for_network(of.checked) == *mark;
+        let Some(mark) = now.sliced.filter(|mark| !assigned && fits(mark)) else {
             self.set_mark(None);
             self.drop_claim(object).await?;
             if assigned {
@@ -235,8 +246,8 @@ impl SlicePool {
             }
             self.mark(of).await?;
             return Ok(false);
-        }
-        self.set_mark(now.sliced);
+        };
+        self.set_mark(Some(mark));
         // Nothing is lent or passed on while it is not settled what is in use.
         let _donating = self.donating.lock().await;
         self.put_into_use(of, &object.claim).await?;
@@ -245,8 +256,12 @@ impl SlicePool {
                 .await?;
         }
         self.surrender_offers(of, &object.claim).await?;
-        self.hold(self.holding(&object.claim, &object.claim.node_uid))
-            .await?;
+        let holding = self.holding(&object.claim, &object.claim.node_uid);
+        self.hold(Holding {
+            unreserved: mark.unreserved && !now.bars(false),
+            ..holding
+        })
+        .await?;
         Ok(true)
     }
 

@@ -115,7 +115,12 @@ impl SlicePool {
                 continue;
             };
             let holding = self.holding(&object.claim, &uid);
-            if known.is_some() {
+            if let Some(known) = known {
+                let unreserved = known.unreserved;
+                let holding = Holding {
+                    unreserved,
+                    ..holding
+                };
                 self.renew_holding(&holding).await?;
                 continue;
             }
@@ -208,6 +213,7 @@ impl SlicePool {
         })
     }
 
+    /// A claimed slice that may be given from, with reservations.
     pub fn holding(&self, claim: &Claimed, uid: &str) -> Holding {
         Holding {
             slice: claim.range,
@@ -217,6 +223,7 @@ impl SlicePool {
             boot: self.world.boot.clone(),
             state: State::Active,
             disjoint: self.is_disjoint(),
+            unreserved: false,
         }
     }
 

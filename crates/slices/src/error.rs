@@ -43,9 +43,9 @@ pub enum SliceError {
     StillSliced { range: Prefix, nodes: String },
     /// Wait for the pods of slices to go, or go back to the slices.
     #[error(
-        "slices of {range} are assigned to nodes by NodeSlicePool {slice_pool}, and what they gave is not known elsewhere: \
-         without node_slice_size and with enable_overlapping_ranges: false nothing is given of this range while that NodeSlicePool \
-         exists; set node_slice_size again, or wait: the controller deletes it when the last pod with an address of it is gone \
+        "slices of {range} are assigned to nodes by NodeSlicePool {slice_pool}, and what they gave is not known elsewhere, for \
+         enable_overlapping_ranges is false or was when they gave: without node_slice_size nothing is given of this range while \
+         that NodeSlicePool exists; set node_slice_size again, or wait: the controller deletes it when the last pod with an address of it is gone \
          (its annotation berth.dev/conditions names them)"
     )]
     StillAssigned { range: Prefix, slice_pool: String },

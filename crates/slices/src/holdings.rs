@@ -18,6 +18,7 @@ mod attribute {
     pub const STATE: &str = "state";
     pub const NODE: &str = "node";
     pub const DISJOINT: &str = "disjoint";
+    pub const UNRESERVED: &str = "unreserved";
     pub const NETWORK: &str = "network";
     pub const SOURCE: &str = "source";
 }
@@ -50,14 +51,16 @@ pub(crate) async fn range_of(
             (careful, String::new())
         }
     };
+    let mut records = now.pool.records();
+    let unreserved = records.any(|(_, record)| is_set(record, attribute::UNRESERVED));
     Ok(Some(Sliced {
         network: text(attribute::NETWORK),
         slice_pool,
         range,
         usable: Arc::new(Space::list([range.block()])),
         mode,
-        // What was assigned was alone when it was taken on; who claims looks for assignments until a call tells.
-        checked: mode == Mode::Assigned,
+        // As the range was told; a call that gives otherwise tells it first.
+        checked: !unreserved,
     }))
 }
 
@@ -73,6 +76,12 @@ pub struct Holding {
     pub state: State,
     /// No other network overlapped this one when it was last looked at.
     pub disjoint: bool,
+    /// It may be given from without reservations: the range says so where other ways to give look.
+    pub unreserved: bool,
+}
+
+fn is_set(record: &Record, key: &str) -> bool {
+    record.attribute(key) == Some("true")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +114,7 @@ impl Holding {
             .with(attribute::STATE, self.state.text())
             .with(attribute::NODE, self.node.as_str())
             .with(attribute::DISJOINT, self.disjoint.to_string())
+            .with(attribute::UNRESERVED, self.unreserved.to_string())
     }
 
     fn read(record: &Record) -> Option<Self> {
@@ -115,7 +125,8 @@ impl Holding {
             node: NodeName::new(text(attribute::NODE)),
             node_uid: record.handle.as_str().to_owned(),
             boot: text(attribute::BOOT).to_owned(),
-            disjoint: text(attribute::DISJOINT) == "true",
+            disjoint: is_set(record, attribute::DISJOINT),
+            unreserved: is_set(record, attribute::UNRESERVED),
             state: match text(attribute::STATE) {
                 "active" => State::Active,
                 // Whatever a newer Berth may call it: nothing is given from it.
@@ -271,6 +282,7 @@ mod tests {
             boot: "b1".into(),
             state: State::Active,
             disjoint: true,
+            unreserved: false,
         }
     }
 
@@ -325,6 +337,7 @@ mod tests {
         assert_eq!(holdings.put(&holding).await.unwrap(), [holding.clone()]);
         holding.state = State::Lost;
         holding.node_uid = "u2".into();
+        holding.unreserved = true;
         holdings.put(&holding).await.unwrap();
         assert_eq!(holdings.load().await.unwrap(), [holding.clone()]);
         let told = range_of(&ledger, &of.holdings()).await.unwrap().unwrap();
@@ -332,6 +345,7 @@ mod tests {
             (told.network, told.slice_pool),
             ("blue".into(), "blue".into())
         );
+        assert!(!told.checked);
         assert_eq!(holdings.remove(&holding).await.unwrap(), []);
         assert_eq!(holdings.remove(&holding).await.unwrap(), []);
     }

@@ -53,6 +53,7 @@ mod settings;
 pub mod sliced;
 pub mod slices;
 mod surrender;
+mod unreserved;
 
 pub use error::SliceError;
 pub use holdings::{Holding, State};

@@ -1,12 +1,13 @@
 //! The plain pool beside slices that a controller assigns: closed before the first of them is given from, opened when
 //! their tables are gone (I1). How the two keep out of each other's way: [`berth_core::slice::closed`].
 //!
-//! Only claims that no reservation guards are kept out: with overlap checks on, an address that a slice gave is met at its
-//! reservation. Slices that whereabouts' own controller assigns close nothing: nobody would take their tables away.
+//! Where all have overlap checks on, an address that a slice gave is met at its reservation, and only claims without one are
+//! kept out; where slices give without, all claims are ([`berth_core::slice::ways`]). Slices that whereabouts' own controller assigns close nothing: nobody would take their tables away.
 
 use std::sync::Arc;
 
 use berth_core::slice::closed::Closed;
+use berth_core::slice::ways::Bar;
 use berth_ledger::kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError};
@@ -36,9 +37,16 @@ impl PlainPools {
     /// Closes the range's plain pool, after the table was read that a slice is taken on from, and before the pool's
     /// entries are.
     pub async fn close(&self, of: &Sliced) -> Result<(), SliceError> {
+        for bar in Bar::closed_by(of.checked) {
+            self.close_to(of, *bar).await?;
+        }
+        Ok(())
+    }
+
+    async fn close_to(&self, of: &Sliced, bar: Bar) -> Result<(), SliceError> {
         let plain = of.plain();
         for _ in 0..TRIES {
-            let now = match self.cluster.closed(&plain).await {
+            let now = match self.cluster.closed(&plain, bar).await {
                 // Whatever it says, it closes the pool.
                 Err(error @ LedgerError::Unreadable { .. }) => {
                     tracing::warn!(range = %of.range, %error, "the plain pool stays closed");
@@ -49,9 +57,15 @@ impl PlainPools {
             let Some(next) = Closed::by(now.as_ref(), &of.slice_pool) else {
                 return Ok(());
             };
-            let written = self.cluster.set_closed(&plain, now.as_ref(), Some(&next));
+            let written = self
+                .cluster
+                .set_closed(&plain, bar, now.as_ref(), Some(&next));
             if written.await? {
-                tracing::info!(range = %of.range, table = of.slice_pool, "the plain pool is closed to claims without reservations");
+                let to = match bar {
+                    Bar::Assigned => "claims without reservations",
+                    Bar::Unreserved => "all claims: slices give without reservations",
+                };
+                tracing::info!(range = %of.range, table = of.slice_pool, "the plain pool is closed to {to}");
                 return Ok(());
             }
         }
@@ -61,10 +75,17 @@ impl PlainPools {
         }))
     }
 
-    /// Opens the range's plain pool; refused while one of the tables is there that it was closed by.
+    /// Opens the range's plain pool to that network; refused while one of the tables is there that it was closed by.
     pub async fn open(&self, of: &Sliced) -> Result<(), SliceError> {
+        for bar in Bar::before(of.checked) {
+            self.open_from(of, *bar).await?;
+        }
+        Ok(())
+    }
+
+    async fn open_from(&self, of: &Sliced, bar: Bar) -> Result<(), SliceError> {
         let plain = of.plain();
-        let Some(closed) = self.cluster.closed(&plain).await? else {
+        let Some(closed) = self.cluster.closed(&plain, bar).await? else {
             return Ok(());
         };
         // Spares the write where it would be in vain.
@@ -72,13 +93,13 @@ impl PlainPools {
         let opening = closed.opening(format!("{:016x}", rand::rng().random::<u64>()));
         let told = self
             .cluster
-            .set_closed(&plain, Some(&closed), Some(&opening));
+            .set_closed(&plain, bar, Some(&closed), Some(&opening));
         if !told.await? {
             // Somebody else opens it, or closes it anew: the claim that is repeated finds out which.
             return Ok(());
         }
         self.see_no_table(of, &closed).await?;
-        let opened = self.cluster.set_closed(&plain, Some(&opening), None);
+        let opened = self.cluster.set_closed(&plain, bar, Some(&opening), None);
         if opened.await? {
             tracing::info!(range = %of.range, "the plain pool is open: slices of it are not assigned any more");
         }

@@ -24,7 +24,7 @@ use crate::sliced::Sliced;
 /// Asked for by nobody: whoever finds it among the wants of its claim looks at the range's mark.
 pub(crate) const LEAVING: &str = "(leaving)";
 
-/// Commits into the plain pool that met another writer.
+/// Commits into the plain pool, and changes of its mark, that met another writer.
 const TRIES: usize = 20;
 
 impl SlicePool {
@@ -36,32 +36,38 @@ impl SlicePool {
 
     /// The same. The gate must be held.
     pub async fn bring_back(&self, of: &Arc<Sliced>) -> Result<Vec<String>, SliceError> {
-        let world = &self.world;
-        let Some(mark) = world.cluster.mark(&of.plain()).await? else {
-            return Ok(Vec::new());
+        let (world, plain) = (&self.world, of.plain());
+        let mut tries = 0..TRIES;
+        let left = loop {
+            let Some(mark) = world.cluster.mark(&plain).await? else {
+                return Ok(Vec::new());
+            };
+            if tries.next().is_none() {
+                return Err(SliceError::Leaving { range: of.range });
+            }
+            let leaving = Mark {
+                state: MarkState::Leaving,
+                ..mark
+            };
+            if mark != leaving {
+                tracing::info!(range = %of.range, "the range goes back to its plain pool");
+                let turned = world.cluster.set_mark(&plain, Some(mark), Some(leaving));
+                if !turned.await? {
+                    continue;
+                }
+            }
+            self.set_mark(None);
+            self.leave(of).await?;
+            let left = self.all_claims(of).await?;
+            if !left.is_empty() {
+                break left;
+            }
+            // Refused: it is sliced again, or somebody else was faster.
+            if world.cluster.set_mark(&plain, Some(leaving), None).await? {
+                tracing::info!(range = %of.range, "the plain pool gives again");
+                return Ok(Vec::new());
+            }
         };
-        let leaving = Mark {
-            state: MarkState::Leaving,
-            ..mark
-        };
-        if mark != leaving {
-            tracing::info!(range = %of.range, "the range goes back to its plain pool");
-            world
-                .cluster
-                .set_mark(&of.plain(), Some(mark), Some(leaving))
-                .await?;
-        }
-        self.set_mark(None);
-        self.leave(of).await?;
-        let left = self.all_claims(of).await?;
-        if left.is_empty() {
-            world
-                .cluster
-                .set_mark(&of.plain(), Some(leaving), None)
-                .await?;
-            tracing::info!(range = %of.range, "the plain pool gives again");
-            return Ok(Vec::new());
-        }
         for object in &left {
             // Whoever holds it hears of the change and looks at the mark.
             let mut claim = object.claim.clone();

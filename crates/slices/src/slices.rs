@@ -172,6 +172,7 @@ impl Slices {
         loop {
             let active = async {
                 pool.ready().await?;
+                pool.tell_unreserved(of).await?;
                 let active = pool.active();
                 if !active.slices.is_empty() {
                     return Ok(active);
@@ -197,6 +198,14 @@ impl Slices {
     }
 
     async fn extend(&self, of: &Arc<Sliced>, had: &Active) -> Result<Active, SliceError> {
+        self.reach(of, had).await?;
+        let pool = self.pool(of);
+        pool.tell_unreserved(of).await?;
+        Ok(pool.active())
+    }
+
+    /// Gets more slices than `had`, if there are any.
+    async fn reach(&self, of: &Arc<Sliced>, had: &Active) -> Result<(), SliceError> {
         let pool = self.pool(of);
         let world = &self.inner.world;
         match of.mode {
@@ -220,10 +229,10 @@ impl Slices {
                 let _gate = pool.gate.lock().await;
                 let now = pool.active();
                 if now != *had && !now.slices.is_empty() {
-                    return Ok(now);
+                    return Ok(());
                 }
                 if pool.claim_free(of).await? {
-                    return Ok(pool.active());
+                    return Ok(());
                 }
                 let in_vain = if borrow {
                     pool.borrow(of).await?
@@ -239,7 +248,7 @@ impl Slices {
                 }
             }
         }
-        Ok(pool.active())
+        Ok(())
     }
 
     /// Slices that were lost, where the node has none that may be given from: what its ledger says, nobody is asked.

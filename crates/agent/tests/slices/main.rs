@@ -25,5 +25,6 @@ mod race;
 mod returned;
 #[path = "../../../controller/tests/test_controller/mod.rs"]
 mod test_controller;
+mod unreserved;
 mod whereabouts;
 mod world;

@@ -213,6 +213,9 @@ pub struct Mark {
     pub state: MarkState,
     /// The length of every slice of this range, whatever a node's settings say: claims by name never overlap.
     pub size: u8,
+    /// Some of them gave addresses that have no reservation, or may give such.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unreserved: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -229,12 +232,22 @@ impl Mark {
         Self {
             state: MarkState::Sliced,
             size,
+            unreserved: false,
+        }
+    }
+
+    /// What has to be there before a network gives from slices, with overlap checks or without.
+    #[must_use]
+    pub fn for_network(self, checked: bool) -> Self {
+        Self {
+            unreserved: self.unreserved || !checked,
+            ..self
         }
     }
 
     /// Whether a claim that was made before this was read may stand.
     pub fn confirms(self, size: u8) -> bool {
-        self == Self::sliced(size)
+        self.state == MarkState::Sliced && self.size == size
     }
 }
 

@@ -7,6 +7,7 @@
 //! would not find it. All of it follows from the state alone, so equal versions are equal states.
 
 use berth_core::Change;
+use berth_core::slice::ways::Bar;
 use serde_json::Value;
 
 use crate::Version;
@@ -19,6 +20,17 @@ pub(super) const SLICED: &str = "berth.dev/sliced";
 
 /// The annotation of a pool of whose range a controller assigns slices: nothing is claimed in it that no reservation guards.
 pub(super) const ASSIGNED: &str = "berth.dev/assigned";
+
+/// The annotation of a pool of whose range assigned slices gave without reservations: nothing is claimed in it.
+pub(super) const UNRESERVED: &str = "berth.dev/unreserved";
+
+/// The annotation that closes a pool so.
+pub(super) const fn annotation(bar: Bar) -> &'static str {
+    match bar {
+        Bar::Assigned => ASSIGNED,
+        Bar::Unreserved => UNRESERVED,
+    }
+}
 
 /// The attribute of a record that is claimed without a reservation. No object keeps it.
 pub const UNCHECKED: &str = "unchecked";
@@ -45,6 +57,8 @@ pub(super) struct Stamp {
     pub sliced: bool,
     /// Slices of the range are assigned.
     pub assigned: bool,
+    /// They gave without reservations.
+    pub unreserved: bool,
 }
 
 /// The annotations that must not be there when the changes are made.
@@ -57,9 +71,8 @@ pub(super) fn barriers(changes: &[Change]) -> impl Iterator<Item = &'static str>
     let unchecked = claimed
         .clone()
         .any(|one| one.attribute(UNCHECKED).is_some());
-    [(any, SLICED), (unchecked, ASSIGNED)]
-        .into_iter()
-        .filter_map(|(applies, mark)| applies.then_some(mark))
+    let bars = Bar::before(!unchecked).iter().copied().map(annotation);
+    std::iter::once(SLICED).chain(bars).filter(move |_| any)
 }
 
 /// What the object's annotations say about resting addresses.
@@ -100,6 +113,7 @@ impl Stamp {
             odd: false,
             sliced: metadata["annotations"].get(SLICED).is_some(),
             assigned: metadata["annotations"].get(ASSIGNED).is_some(),
+            unreserved: metadata["annotations"].get(UNRESERVED).is_some(),
         })
     }
 
@@ -112,6 +126,7 @@ impl Stamp {
         match mark {
             SLICED => self.sliced,
             ASSIGNED => self.assigned,
+            UNRESERVED => self.unreserved,
             _ => false,
         }
     }
@@ -134,6 +149,7 @@ impl From<&Base> for Version {
                     (stamp.odd, "odd"),
                     (stamp.sliced, "sliced"),
                     (stamp.assigned, "assigned"),
+                    (stamp.unreserved, "unreserved"),
                 ];
                 let set: Vec<&str> = set.iter().filter(|(on, _)| *on).map(|(_, n)| *n).collect();
                 let flags = if set.is_empty() {
@@ -180,6 +196,7 @@ impl From<&Version> for Base {
             odd: flags.split('+').any(|flag| flag == "odd"),
             sliced: flags.split('+').any(|flag| flag == "sliced"),
             assigned: flags.split('+').any(|flag| flag == "assigned"),
+            unreserved: flags.split('+').any(|flag| flag == "unreserved"),
         })
     }
 }
@@ -206,6 +223,7 @@ mod tests {
                     odd,
                     sliced: odd != tracked,
                     assigned: odd,
+                    unreserved: tracked,
                 });
                 assert_eq!(Base::from(&Version::from(&base)), base);
                 assert_eq!(Base::from(&Version::from(&base).merged()), base);

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 
 use berth_core::slice::closed::Closed;
 use berth_core::slice::elastic::Mark;
+use berth_core::slice::ways::{Bar, PlainMarks};
 use kube::api::Patch;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::base::{ASSIGNED, SLICED};
+use super::base::{SLICED, annotation};
 use super::resource::POOLS;
 use super::status::{Failure, Verb};
 use super::{KubeLedger, PAGE, snapshot};
@@ -20,15 +21,6 @@ pub const PUBLISHED: &str = "berth.dev/published-by";
 
 /// Writes that met another writer, before the caller has to look again.
 const TRIES: usize = 5;
-
-/// What a plain pool says about its range's slices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PlainMarks {
-    /// Nodes claim them.
-    pub sliced: Option<Mark>,
-    /// A controller assigns them.
-    pub closed: bool,
-}
 
 impl KubeLedger {
     /// What a plain pool says about slices that nodes claim.
@@ -47,7 +39,7 @@ impl KubeLedger {
         }
     }
 
-    /// Both of a plain pool's marks.
+    /// All that a plain pool says about slices.
     pub async fn marks(&self, pool: &PoolKey) -> Result<PlainMarks, LedgerError> {
         match self.wire.get_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.marks_of(pool, &found.object),
@@ -66,16 +58,18 @@ impl KubeLedger {
     }
 
     fn marks_of(&self, pool: &PoolKey, object: &Value) -> Result<PlainMarks, LedgerError> {
+        let has = |bar| !object["metadata"]["annotations"][annotation(bar)].is_null();
         Ok(PlainMarks {
             sliced: self.mark_of(pool, object)?,
-            closed: !object["metadata"]["annotations"][ASSIGNED].is_null(),
+            assigned: has(Bar::Assigned),
+            unreserved: has(Bar::Unreserved),
         })
     }
 
-    /// Whether a plain pool is closed to claims without reservations, and by which tables.
-    pub async fn closed(&self, pool: &PoolKey) -> Result<Option<Closed>, LedgerError> {
+    /// Whether a plain pool is closed so, and by which tables.
+    pub async fn closed(&self, pool: &PoolKey, bar: Bar) -> Result<Option<Closed>, LedgerError> {
         match self.wire.get_metadata(&POOLS, &pool.name).await? {
-            Some(found) => self.read_mark(pool, &found.object, ASSIGNED),
+            Some(found) => self.read_mark(pool, &found.object, annotation(bar)),
             None => Ok(None),
         }
     }
@@ -118,14 +112,15 @@ impl KubeLedger {
         self.write_mark(pool, SLICED, from, to).await
     }
 
-    /// Closes a plain pool, opens it, or says that it is about to be opened: the same for the other mark.
+    /// Closes a plain pool, opens it, or says that it is about to be opened: the same for the other marks.
     pub async fn set_closed(
         &self,
         pool: &PoolKey,
+        bar: Bar,
         from: Option<&Closed>,
         to: Option<&Closed>,
     ) -> Result<bool, LedgerError> {
-        self.write_mark(pool, ASSIGNED, from, to).await
+        self.write_mark(pool, annotation(bar), from, to).await
     }
 
     async fn write_mark<T: Serialize>(

@@ -48,7 +48,7 @@ pub use base::UNCHECKED;
 pub use claims::attribute;
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use leftovers::GIVEN_BACK;
-pub use marks::{PUBLISHED, PlainMarks};
+pub use marks::PUBLISHED;
 pub use slices::SliceObject;
 
 use base::Base;

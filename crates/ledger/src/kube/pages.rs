@@ -445,6 +445,7 @@ mod tests {
                 odd: false,
                 sliced: false,
                 assigned: false,
+                unreserved: false,
             })
         };
         let bases = BTreeMap::from([

@@ -184,6 +184,7 @@ mod tests {
             odd: false,
             sliced: false,
             assigned: false,
+            unreserved: false,
         }
     }
 
@@ -324,7 +325,11 @@ mod tests {
             record: mk_record("c2", "ns/q", "net1").with(UNCHECKED, "true"),
         };
         let assigned = |changes: &[Change]| tested_for("assigned", Notes::Without, changes);
-        assert!(assigned(&[claim("10.0.0.5"), unchecked]));
+        assert!(assigned(&[claim("10.0.0.5"), unchecked.clone()]));
         assert!(!assigned(&[claim("10.0.0.5")]), "its reservation guards it");
+        // What slices gave without reservations is met at none.
+        for change in [claim("10.0.0.5"), unchecked] {
+            assert!(tested_for("unreserved", Notes::Without, &[change]));
+        }
     }
 }

@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Mark, MarkState, Walk, usual_size};
-use berth_core::slice::ways::PlainMarks;
 use berth_core::slice::{Cut, Holding as Slot, NodeName, SliceTable};
 use berth_ledger::kube::SliceObject;
-use berth_ledger::{LedgerError, Snapshot};
 use tokio::time::Instant;
 
 use crate::error::SliceError;
@@ -221,7 +219,8 @@ impl SlicePool {
         size: u8,
     ) -> Result<bool, SliceError> {
         // After the claim: whoever ends slicing has told so before it looks for claims.
-        let (mut now, mut plain) = self.look_at_plain(of).await?;
+        let (cluster, pool) = (&self.world.cluster, of.plain());
+        let (mut now, mut plain) = cluster.marked(&pool).await?;
         let untold = match now.sliced {
             None => self.known_mark().is_none(),
             Some(mark) => mark.for_network(of.checked) != mark,
@@ -229,11 +228,12 @@ impl SlicePool {
         if untold {
             // Nobody has sliced the range yet, or given from it as this network does. A claim says nothing to those who give
             // in other ways; the mark does, so the pool is read again after that.
+            self.set_mark(None);
             if let Err(error) = self.mark(of).await {
                 self.drop_claim(object).await?;
                 return Err(error);
             }
-            (now, plain) = self.look_at_plain(of).await?;
+            (now, plain) = cluster.marked(&pool).await?;
         }
         let assigned = now.bars(of.checked);
         let fits = |mark: &Mark| mark.confirms(size) && mark.for_network(of.checked) == *mark;
@@ -251,10 +251,8 @@ impl SlicePool {
         // Nothing is lent or passed on while it is not settled what is in use.
         let _donating = self.donating.lock().await;
         self.put_into_use(of, &object.claim).await?;
-        if let Some(plain) = plain {
-            self.adopt_entries(of, object.claim.range, &plain.pool)
-                .await?;
-        }
+        self.adopt_entries(of, object.claim.range, &plain.pool)
+            .await?;
         self.surrender_offers(of, &object.claim).await?;
         let holding = self.holding(&object.claim, &object.claim.node_uid);
         self.hold(Holding {
@@ -263,17 +261,5 @@ impl SlicePool {
         })
         .await?;
         Ok(true)
-    }
-
-    /// The plain pool's marks, and what it holds, unless that is known to be nothing.
-    async fn look_at_plain(
-        &self,
-        of: &Sliced,
-    ) -> Result<(PlainMarks, Option<Snapshot>), LedgerError> {
-        if self.plain_is_empty() {
-            return Ok((self.world.cluster.marks(&of.plain()).await?, None));
-        }
-        let (now, plain) = self.world.cluster.marked(&of.plain()).await?;
-        Ok((now, Some(plain)))
     }
 }

@@ -110,7 +110,8 @@ pub(crate) struct SlicePool {
     /// There may be a claim in this node's name that this process does not know: a CREATE without an answer, a question
     /// whose answer came too late.
     unsure: AtomicBool,
-    /// The plain pool was empty after the mark was set: nothing comes into it any more.
+    /// The plain pool was empty after the mark was set: nothing comes into it while that stands. Spares a DEL its look;
+    /// nothing is given by it, for the range may have gone back and been sliced again since.
     plain_is_empty: AtomicBool,
     /// The controller has proved that no other network overlaps this one.
     disjoint: AtomicBool,

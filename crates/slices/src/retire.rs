@@ -114,6 +114,7 @@ impl SlicePool {
             let mut publisher = self.publisher.lock().await;
             self.publish_slice(&mut publisher, holding.slice).await?;
         }
+        self.set_plain_is_empty(false);
         self.copy_to_plain(of).await?;
         for holding in held.iter() {
             let _closed = self.giving.write().await;

@@ -95,6 +95,31 @@ async fn there_and_back_without_a_pod_that_notices() {
     given.published(&site).await;
 }
 
+/// The plain pool was empty when the range was sliced first, and is not when it is sliced again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_came_back_from_slices_is_not_given_by_slices_again() {
+    let site = Site::shared().await;
+    let (a, b) = (
+        Machine::start(&site, "again-a").await,
+        Machine::start(&site, "again-b").await,
+    );
+    let plain = json!({ "range": "10.67.0.0/26", "enable_overlapping_ranges": false });
+    let mut sliced = plain.clone();
+    sliced["fast_ipam"] = json!(true);
+    sliced["slice_size"] = json!("/28");
+    let mut given = Given(BTreeMap::new());
+    for n in 0..6 {
+        given.add(&a, &format!("a{n}"), &sliced).await;
+        given.add(&b, &format!("b{n}"), &sliced).await;
+    }
+    given.add(&a, "back", &plain).await;
+    for n in 0..20 {
+        given.add(&a, &format!("again-a{n}"), &sliced).await;
+        given.add(&b, &format!("again-b{n}"), &sliced).await;
+    }
+    given.published(&site).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_in_slice_mode_and_berth_take_each_others_nodes_on() {
     let site = Site::shared().await;

@@ -25,6 +25,7 @@ mod conformance;
 mod faults;
 mod foreign;
 mod limits;
+mod marks;
 mod pages;
 mod refusals;
 mod slicepools;

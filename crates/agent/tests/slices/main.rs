@@ -22,6 +22,7 @@ mod moves;
 mod plain;
 mod precautions;
 mod race;
+mod requests;
 mod returned;
 #[path = "../../../controller/tests/test_controller/mod.rs"]
 mod test_controller;

@@ -164,6 +164,9 @@ async fn nodes_claim_nothing_with_checks_where_assigned_slices_gave_without() {
     world.define("sixty-four", &claimed).await;
     given.fill(&c, &world, "c4", &claimed).await;
     assert!(given.0.len() > 10, "{:?}", given.0);
+    // Without them, one of the two does.
+    let why = refused(&c, &world, "late", &with_checks(&claimed, false)).await;
+    assert!(why.contains("NodeSlicePool sixty-four"), "{why}");
     world.stop().await;
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Mark, MarkState, Walk, usual_size};
 use berth_core::slice::{Cut, Holding as Slot, NodeName, SliceTable};
+use berth_ledger::LedgerError;
 use berth_ledger::kube::SliceObject;
 use tokio::time::Instant;
 
@@ -25,6 +26,8 @@ const LISTED: usize = 64;
 const LEAVING_LIMIT: Duration = Duration::from_secs(30);
 /// How often a range may turn out to be cut otherwise during one claim.
 const CUTS: usize = 3;
+/// Marks that somebody else wrote at the same time, or that nobody here can write over.
+const TRIES: usize = 20;
 /// What became of a slot that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
@@ -59,7 +62,7 @@ impl SlicePool {
         if !found.is_some_and(|mark| mark.state == MarkState::Sliced && says(&mark)) {
             found = self.world.cluster.mark(&of.plain()).await?;
         }
-        loop {
+        for _ in 0..TRIES {
             match found {
                 Some(mark) if mark.state == MarkState::Leaving => {
                     // Nobody finished going back: the network is sliced again.
@@ -91,6 +94,10 @@ impl SlicePool {
             }
             found = self.world.cluster.mark(&of.plain()).await?;
         }
+        Err(SliceError::Store(LedgerError::Conflict {
+            pool: of.plain().name,
+            held: Vec::new(),
+        }))
     }
 
     /// Claims one more slice, if one is free. The gate must be held.

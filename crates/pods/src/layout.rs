@@ -131,6 +131,8 @@ fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
         .iter()
         .position(|range| range.spec.prefix == prefix)?;
     let further = (place > 0).then_some(prefix);
+    // A reservation that follows is none to those who give in another way meanwhile.
+    let may_be_late = network.is_sliced() && network.settings.reserve_later;
     let mode = match network.node_slice_size {
         Some(_) => Mode::Assigned,
         None => Mode::Elastic {
@@ -155,7 +157,7 @@ fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
         range: prefix,
         usable: Arc::clone(&network.ranges.get(place)?.space),
         mode,
-        checked: network.overlap_checks,
+        checked: network.overlap_checks && !may_be_late,
     })
 }
 

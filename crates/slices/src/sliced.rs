@@ -24,7 +24,7 @@ pub struct Sliced {
     /// What may be given of the whole range.
     pub usable: Arc<Space>,
     pub mode: Mode,
-    /// Whether every address of it has a reservation (overlap checks are on).
+    /// Whether every address of it has a reservation when it is given (overlap checks are on, and none may be late).
     pub checked: bool,
 }
 

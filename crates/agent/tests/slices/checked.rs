@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use berth_api::whereabouts::OverlappingRangeIPReservation;
+use berth_api::whereabouts::{IPPool, OverlappingRangeIPReservation};
 use berth_testkit::{Cluster, Part};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -79,6 +79,12 @@ async fn elastic_slices_without_the_api_server_say_that_the_check_can_not_be_mad
     let unproved = json!({ "range": "10.19.0.0/24", "fast_ipam": true, "reserve_later": true });
     let first = machine.add("first", &later).await;
     machine.add("second", &unproved).await;
+    let pool = site.api::<IPPool>().get("10.18.0.0-24").await.unwrap();
+    let mark = &pool.metadata.annotations.unwrap()["berth.dev/sliced"];
+    assert!(
+        mark.contains(r#""unreserved":true"#),
+        "a reservation may be late, and others have to know: {mark}"
+    );
     // Killed, not paused: a request that waits in a server which goes on would be carried out after all, and leave the
     // refused pod's reservation on the address that the other gets, until a collector finds it.
     cluster.kill(Part::ApiServer).unwrap();

@@ -71,11 +71,14 @@ impl SlicePool {
             });
         }
         let tells = assigned.as_ref().is_some_and(StoredSlicePool::tells);
-        let alone = if news && tells {
+        // A table that was whereabouts' closed nothing, and was given from.
+        let taken_over = tells && !self.has_closed() && !self.active().slices.is_empty();
+        let alone = if tells && (news || taken_over) {
             self.end_others(of).await
         } else {
             Ok(())
         };
+        self.set_closed(tells && alone.is_ok() && (news || taken_over || self.has_closed()));
         self.set_disjoint(assigned.as_ref().is_some_and(|one| one.pool.marks.disjoint));
         let table = assigned.as_ref().map(|one| &one.pool.table);
         let is_recalled = |slice| table.is_some_and(|table| table.is_recalled(slice));
@@ -110,13 +113,13 @@ impl SlicePool {
                     && known.disjoint == self.is_disjoint()
                     && known.unreserved == unreserved
             };
-            if known.is_some_and(same) {
+            if known.is_some_and(same) && !taken_over {
                 continue;
             }
             if known.is_none() {
                 self.adopt(of, slice).await?;
-            } else if unreserved && !told {
-                // The plain pool gave beside it, as long as both made reservations.
+            } else if taken_over || unreserved && !told {
+                // The plain pool gave beside it: as long as both made reservations, or as nobody closed it.
                 self.adopt_plain(of, slice).await?;
             }
             self.hold(Holding {
@@ -173,14 +176,17 @@ impl SlicePool {
         lines.any(|line| line.node == self.world.node && !known(line.slice))
     }
 
-    /// Whether what a watch shows of the table concerns this node: its slice changes hands, it has none yet, or what is
-    /// proved of the range is other than it was.
+    /// Whether what a watch shows of the table concerns this node: its slice changes hands, it has none yet, what is proved
+    /// of the range is other than it was, or the table is Berth's where it was whereabouts'.
     pub fn is_told_by(&self, head: &Head) -> bool {
         let of = self.of();
         if of.mode != Mode::Assigned || of.slice_pool != head.pool() {
             return false;
         }
         if head.page_of.is_none() && head.disjoint != self.is_disjoint() {
+            return true;
+        }
+        if head.tells_of_hands() && !self.has_closed() {
             return true;
         }
         let held = self.held();

@@ -2,7 +2,8 @@
 //! their tables are gone (I1). How the two keep out of each other's way: [`berth_core::slice::closed`].
 //!
 //! Where all have overlap checks on, an address that a slice gave is met at its reservation, and only claims without one are
-//! kept out; where slices give without, all claims are ([`berth_core::slice::ways`]). Slices that whereabouts' own controller assigns close nothing: nobody would take their tables away.
+//! kept out; where slices give without, all claims are ([`berth_core::slice::ways`]). Slices that whereabouts' own
+//! controller assigns close nothing, until Berth's tends their tables: nobody would take these away.
 
 use std::sync::Arc;
 

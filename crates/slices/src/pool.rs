@@ -113,6 +113,8 @@ pub(crate) struct SlicePool {
     /// The plain pool was empty after the mark was set: nothing comes into it while that stands. Spares a DEL its look;
     /// nothing is given by it, for the range may have gone back and been sliced again since.
     plain_is_empty: AtomicBool,
+    /// The plain pool was closed by this process, for slices of a table that Berth's controller tends.
+    closed: AtomicBool,
     /// The controller has proved that no other network overlaps this one.
     disjoint: AtomicBool,
     changed: Mutex<Option<Instant>>,
@@ -162,6 +164,7 @@ impl SlicePool {
             suspect: AtomicBool::new(false),
             unsure: AtomicBool::new(false),
             plain_is_empty: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             disjoint: AtomicBool::new(false),
             confirmation: Mutex::new(Confirmation::Unknown),
             changed: Mutex::default(),
@@ -270,6 +273,14 @@ impl SlicePool {
 
     pub fn set_mark(&self, mark: Option<Mark>) {
         *locked(&self.mark) = mark;
+    }
+
+    pub fn has_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub fn set_closed(&self, closed: bool) {
+        self.closed.store(closed, Ordering::Release);
     }
 
     pub fn is_disjoint(&self) -> bool {

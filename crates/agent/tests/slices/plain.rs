@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use berth_api::whereabouts::NodeSlicePool;
+use berth_api::slices::NETWORKS;
+use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::Cluster;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::call::bare;
@@ -167,4 +169,46 @@ async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_given_twice() 
     assert_eq!(code, 11, "{why}");
     assert!(why.contains("NodeSlicePool twenty"), "{why}");
     world.stop().await;
+}
+
+/// Tables that whereabouts' controller made: nobody would take them away, so they close nothing, until Berth's controller
+/// tends them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_berth_takes_over_closes_the_plain_pool() {
+    let site = Site::shared().await;
+    let slices = [("taken-over", "10.70.0.0/26"), ("", "10.70.0.64/26")];
+    site.assign("seventy", "10.70.0.0/24", "/26", &slices).await;
+    let machine = Machine::start(&site, "taken-over").await;
+    let sliced = json!({ "range": "10.70.0.0/24", "network_name": "seventy", "node_slice_size": "/26",
+        "enable_overlapping_ranges": false });
+    let plain = without_size(&sliced);
+    let given = machine.add("one", &sliced).await;
+    // What the plain pool gives beside it is its own affair, as with whereabouts alone.
+    let pools = site.api::<IPPool>();
+    let closed = async || {
+        let pool = pools.get_opt("seventy-10.70.0.0-24").await.unwrap();
+        let marks = pool.and_then(|pool| pool.metadata.annotations);
+        let marks = marks.unwrap_or_default();
+        ["berth.dev/assigned", "berth.dev/unreserved"]
+            .iter()
+            .all(|mark| marks.contains_key(*mark))
+    };
+    assert!(!closed().await);
+    let taken = json!({ "metadata": { "annotations": { NETWORKS: r#"["ns/seventy"]"# } } });
+    let tables = site.api::<NodeSlicePool>();
+    let params = PatchParams::default();
+    tables
+        .patch("seventy", &params, &Patch::Merge(taken))
+        .await
+        .unwrap();
+    until("the plain pool is closed", async || {
+        closed()
+            .await
+            .then_some(())
+            .ok_or_else(|| "it is open".to_owned())
+    })
+    .await;
+    let (code, why) = machine.try_add("two", &plain).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+    assert_ne!(machine.add("three", &sliced).await, given);
 }

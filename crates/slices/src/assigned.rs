@@ -18,8 +18,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::SliceError;
 use crate::holdings::{Holding, State};
-use crate::pool::{Active, SlicePool, World};
+use crate::pool::{Active, SlicePool};
 use crate::sliced::{Mode, Sliced};
+use crate::world::World;
 
 /// Between two looks for an assignment that is about to come.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -5,10 +5,12 @@
 //! what it costs is lost in what is asked anyway; and for no longer than a limit, because the objects are what users see
 //! and what a lost ledger is rebuilt from.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::world::locked;
 
 /// A server that has nothing else to do answers a claim in a few milliseconds.
 const SLOW: Duration = Duration::from_millis(200);
@@ -24,13 +26,13 @@ pub(crate) struct Busy(Mutex<Option<(Instant, Duration)>>);
 impl Busy {
     /// A claim was asked for, and now answered or given up.
     pub fn felt(&self, asked: Instant, now: Instant) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = locked(&self.0);
         *last = Some((now, now - asked));
     }
 
     /// How long something that nobody waits for should be put off.
     pub fn stand_back(&self, now: Instant, most: Duration) -> Duration {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *locked(&self.0);
         match last {
             Some((at, took)) if took >= SLOW && now - at < FRESH => (took * CLAIMS).min(most),
             _ => Duration::ZERO,

@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use crate::error::SliceError;
 use crate::holdings::{Holding, State};
-use crate::pool::{SlicePool, World};
+use crate::pool::SlicePool;
 use crate::sliced::{Mode, Sliced};
 use crate::surrender::parent_of;
+use crate::world::World;
 
 /// The first epoch of a slice that is claimed by name: whoever has the name has it.
 const FIRST: Epoch = Epoch(1);

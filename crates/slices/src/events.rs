@@ -2,7 +2,7 @@
 
 use berth_ledger::kube::events::{Events, Tone, of_node};
 
-use crate::pool::World;
+use crate::world::World;
 
 const LOST: &str = "SliceLost";
 

@@ -12,7 +12,9 @@
 //! | [`slices`] | what the front asks: which slices may be given from, and more of them |
 //! | `ledger` | pools of slices in the node's file, everything else in the cluster |
 //! | `holdings` | which slices are held, durably |
+//! | `world` | what all ranges of a node share |
 //! | `pool` | one range on this node: its state |
+//! | `confirm` | whether that is confirmed |
 //! | `keep` | the one task that keeps it |
 //! | `patience` | how long a call waits for what may pass |
 //! | `busy` | how the API server bears what is asked of it |
@@ -22,7 +24,7 @@
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
-//! | `plain` | the plain pool beside slices that are assigned |
+//! | `plain`, `unreserved` | the plain pool beside slices that are assigned, and what it has to be told |
 //! | `publish` | the view of it in the cluster |
 //! | `proofs` | which networks overlap no other |
 //! | `events` | what its administrator is told |
@@ -34,6 +36,7 @@ mod assigned;
 mod borrow;
 mod busy;
 mod claim;
+mod confirm;
 mod donate;
 mod elastic;
 mod error;
@@ -54,6 +57,7 @@ pub mod sliced;
 pub mod slices;
 mod surrender;
 mod unreserved;
+mod world;
 
 pub use error::SliceError;
 pub use holdings::{Holding, State};

@@ -1,14 +1,13 @@
 //! Reservations of addresses that were given while the API server was away: noted in the node's ledger, made when it is back.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use berth_core::Record;
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError};
 use tokio::time::Instant;
 
-use crate::pool::World;
+use crate::world::{World, locked};
 
 /// What the names of the notes begin with, among the claims of the node's ledger.
 const NOTES: &str = "pending/";
@@ -62,8 +61,4 @@ impl World {
         self.pending.store(contested, Ordering::Release);
         Ok(())
     }
-}
-
-fn locked(contested: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
-    contested.lock().unwrap_or_else(PoisonError::into_inner)
 }

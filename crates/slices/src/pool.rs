@@ -2,91 +2,25 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Mark;
-use berth_core::{Change, Pool, Prefix};
-use berth_ledger::kube::slicepools::{SlicePools, StoredSlicePool, Versions};
-use berth_ledger::kube::{Connection, SliceObject};
-use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
-use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell, RwLock};
-use tokio::time::{Instant, timeout};
+use berth_core::{Change, Prefix};
+use berth_ledger::kube::slicepools::{StoredSlicePool, Versions};
+use berth_ledger::{LedgerError, SharedLedger};
+use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock};
+use tokio::time::Instant;
 
-use crate::busy::Busy;
+use crate::confirm::Confirmation;
 use crate::error::SliceError;
 use crate::holdings::{Holding, Holdings, State};
-use crate::metrics::{OfRange, SliceMetrics};
-use crate::plain::PlainPools;
-use crate::proofs::Ranges;
+use crate::metrics::OfRange;
 use crate::publish::Publisher;
 use crate::retire::LEAVING;
-use crate::settings::SliceSettings;
-use crate::sliced::{Mode, Sliced};
-
-/// How long a node that has slices of this boot waits for the API server's word about them.
-const CONFIRM_LIMIT: Duration = Duration::from_secs(5);
-
-/// What all ranges of a node share.
-pub(crate) struct World {
-    pub node: NodeName,
-    pub boot: String,
-    pub local: SharedLedger,
-    pub cluster: Arc<KubeLedger>,
-    /// Writes the pools that this node publishes, and says so on them.
-    pub views: KubeLedger,
-    /// What a controller assigns, and the plain pools beside it.
-    pub assigned: SlicePools,
-    pub plain: PlainPools,
-    /// Whether a reservation may be waiting for the API server.
-    pub pending: AtomicBool,
-    /// Since when one of them is another's.
-    pub contested: Mutex<Option<Instant>>,
-    /// Brings entries back into plain pools.
-    pub moves: KubeLedger,
-    pub connection: Connection,
-    pub settings: SliceSettings,
-    pub metrics: SliceMetrics,
-    pub node_uid: OnceCell<String>,
-    /// How the API server bears what is asked of it.
-    pub busy: Busy,
-    /// Ranges of elastic slices that overlap no other network's, once somebody asked.
-    pub proved: Mutex<Option<Arc<Ranges>>>,
-    /// What was claimed in this node's name when this process began: one list, whatever the number of its networks.
-    pub found: OnceCell<Vec<SliceObject>>,
-}
-
-impl World {
-    /// Changes a pool of the node's own ledger by what `plan` makes of it, until nobody comes in between.
-    pub async fn amend(
-        &self,
-        key: &PoolKey,
-        plan: impl Fn(&Pool) -> Vec<Change>,
-    ) -> Result<Vec<Change>, LedgerError> {
-        loop {
-            let now = self.local.load(key).await?;
-            let changes = plan(&now.pool);
-            if changes.is_empty() {
-                return Ok(changes);
-            }
-            match self.local.commit(key, &now.version, &changes).await {
-                Ok(_) => return Ok(changes),
-                Err(error) if error.needs_reload() => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-/// Whether the API server has confirmed what this node holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Confirmation {
-    Unknown,
-    /// It can't be reached: slices of this boot are given from all the same.
-    Awaited,
-    Confirmed,
-}
+use crate::sliced::Sliced;
+use crate::world::{World, locked};
 
 pub(crate) struct SlicePool {
     pub world: Arc<World>,
@@ -104,7 +38,7 @@ pub(crate) struct SlicePool {
     leaving: Mutex<Option<Instant>>,
     /// Since when a slice is empty, or an offer not taken.
     idle: Mutex<HashMap<Prefix, Instant>>,
-    confirmation: Mutex<Confirmation>,
+    pub confirmation: Mutex<Confirmation>,
     /// Something was seen that what is held does not fit.
     pub(crate) suspect: AtomicBool,
     /// There may be a claim in this node's name that this process does not know: a CREATE without an answer, a question
@@ -141,10 +75,6 @@ pub struct Active {
 struct Held {
     all: Arc<Vec<Holding>>,
     generation: u64,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SlicePool {
@@ -387,10 +317,6 @@ impl SlicePool {
         self.unsure.load(Ordering::Acquire)
     }
 
-    pub fn is_confirmed(&self) -> bool {
-        *locked(&self.confirmation) == Confirmation::Confirmed
-    }
-
     /// Something was changed that has to be published.
     pub fn touch(&self) {
         locked(&self.changed).get_or_insert_with(Instant::now);
@@ -406,57 +332,6 @@ impl SlicePool {
             let mut changed = locked(&self.changed);
             *changed = Some(changed.map_or(since, |now| now.min(since)));
         }
-    }
-
-    /// Returns when it is known what this node holds; without the API server, when slices of this boot are there.
-    pub async fn ready(&self) -> Result<(), SliceError> {
-        if *locked(&self.confirmation) != Confirmation::Unknown {
-            return Ok(());
-        }
-        let _gate = self.gate.lock().await;
-        if *locked(&self.confirmation) != Confirmation::Unknown {
-            return Ok(());
-        }
-        {
-            let _closed = self.giving.write().await;
-            self.set_held(self.holdings.load().await?);
-        }
-        for holding in self.held().iter() {
-            self.learn(&self.of(), holding.slice).await?;
-        }
-        // As it was when it was last seen: the file outlives the agent.
-        self.set_disjoint(self.held().iter().any(|holding| holding.disjoint));
-        let in_this_boot = !self.active().slices.is_empty();
-        let compared = if in_this_boot {
-            let limited = timeout(CONFIRM_LIMIT, self.compare()).await;
-            limited.unwrap_or_else(|_| Err(SliceError::Store(silent())))
-        } else {
-            self.compare().await
-        };
-        match compared {
-            Ok(()) => Ok(()),
-            Err(SliceError::Store(error)) if in_this_boot && is_away(&error) => {
-                tracing::warn!(range = %self.of().range, %error, "slices are given from as this boot left them");
-                *locked(&self.confirmation) = Confirmation::Awaited;
-                Ok(())
-            }
-            Err(SliceError::Store(source)) => Err(SliceError::Unconfirmed {
-                range: self.of().range,
-                source,
-            }),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Compares what is held with the cluster's objects. The gate must be held.
-    pub async fn compare(&self) -> Result<(), SliceError> {
-        let of = self.of();
-        match of.mode {
-            Mode::Assigned => self.compare_assigned(&of).await?,
-            Mode::Elastic { .. } => self.compare_claims(&of).await?,
-        }
-        *locked(&self.confirmation) = Confirmation::Confirmed;
-        Ok(())
     }
 
     /// Stops giving from a slice: written first, told second (I8).
@@ -521,21 +396,5 @@ impl SlicePool {
         let _closed = self.giving.write().await;
         self.set_held(self.holdings.renew(holding).await?);
         Ok(())
-    }
-}
-
-/// Whether the store could not be asked, in contrast to what it said.
-pub(crate) fn is_away(error: &LedgerError) -> bool {
-    matches!(
-        error,
-        LedgerError::Unavailable { .. } | LedgerError::Uncertain { .. }
-    )
-}
-
-fn silent() -> LedgerError {
-    LedgerError::Unavailable {
-        target: "the API server".into(),
-        why: format!("no answer within {} s", CONFIRM_LIMIT.as_secs()),
-        retry_after: None,
     }
 }

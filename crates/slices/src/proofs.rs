@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::runtime::{WatchStreamExt, watcher};
 
-use crate::pool::World;
+use crate::world::World;
 
 pub(crate) type Ranges = BTreeMap<String, Prefix>;
 

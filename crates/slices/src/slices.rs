@@ -5,7 +5,7 @@ mod hear;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use berth_core::slice::NodeName;
@@ -26,10 +26,11 @@ use crate::ledger::NodeLedger;
 use crate::metrics::SliceMetrics;
 use crate::patience::Patience;
 use crate::plain::PlainPools;
-use crate::pool::{Active, SlicePool, World};
+use crate::pool::{Active, SlicePool};
 use crate::proofs::Ranges;
 use crate::settings::SliceSettings;
 use crate::sliced::{self, Mode, Sliced};
+use crate::world::{World, locked};
 
 /// How long an ADD that finds no slice at all waits for an API server that is busy or away.
 const PASSING_LIMIT: Duration = Duration::from_secs(8);
@@ -408,8 +409,4 @@ impl Slices {
         pools.insert(of.key().name, Arc::clone(&pool));
         pool
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -318,7 +318,8 @@ async fn an_agent_killed_in_the_middle_of_adds_gives_no_address_twice() {
         if now == expected {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(30), "{now:?}");
+        // On a slow machine publications stand back for a minute.
+        assert!(began.elapsed() < Duration::from_secs(120), "{now:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

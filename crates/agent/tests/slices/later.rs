@@ -53,7 +53,15 @@ async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
         ours.then_some(()).ok_or(format!("{podref:?}"))
     })
     .await;
-    let tries = node.made(RESERVATIONS);
+    // The answer comes here a moment after the object is there.
+    let tries = until("answered", async || {
+        let tries = node.made(RESERVATIONS);
+        match tries.iter().all(|(_, code)| code.is_some()) {
+            true => Ok(tries),
+            false => Err(format!("{tries:?}")),
+        }
+    })
+    .await;
     let codes: Vec<u16> = tries.iter().filter_map(|(_, code)| *code).collect();
     let (last, refused) = codes.split_last().unwrap();
     assert_eq!(

@@ -35,7 +35,7 @@ const NONE: &[&str] = &[];
 const AGENT: &[Right] = &[
     Right(
         "whereabouts.cni.cncf.io/ippools",
-        &["get", "list", "watch", "create", "patch"],
+        &["get", "list", "watch", "create", "update", "patch"],
         NONE,
     ),
     Right(
@@ -104,7 +104,9 @@ const AGENT: &[Right] = &[
 const CONTROLLER: &[Right] = &[
     Right(
         "whereabouts.cni.cncf.io/ippools",
-        &["get", "list", "watch", "create", "patch", "delete"],
+        &[
+            "get", "list", "watch", "create", "update", "patch", "delete",
+        ],
         NONE,
     ),
     Right(

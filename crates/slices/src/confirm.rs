@@ -43,6 +43,10 @@ impl SlicePool {
         for holding in self.held().iter() {
             self.learn(&self.of(), holding.slice).await?;
         }
+        if !self.held().is_empty() {
+            // What the last process did and had not published when it was killed.
+            self.kick.notify_one();
+        }
         // As it was when it was last seen: the file outlives the agent.
         self.set_disjoint(self.held().iter().any(|holding| holding.disjoint));
         let in_this_boot = !self.active().slices.is_empty();

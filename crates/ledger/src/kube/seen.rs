@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hyper::body::Bytes;
+use serde_json::Value;
 
 use super::base::Stamp;
 
@@ -22,8 +23,19 @@ pub(super) struct Seen(Mutex<BTreeMap<String, Sight>>);
 #[derive(Debug, Default)]
 struct Sight {
     size: usize,
-    text: Option<(String, Bytes)>,
+    text: Option<Text>,
     stand_back: u32,
+}
+
+/// An object's text.
+#[derive(Clone, Debug)]
+pub(super) struct Text {
+    /// The version that it is of.
+    version: String,
+    pub bytes: Bytes,
+    /// The object's metadata, where the text has that of an older version: others may have changed it without a change of
+    /// the entries.
+    pub metadata: Option<Value>,
 }
 
 impl Seen {
@@ -40,19 +52,22 @@ impl Seen {
         size.saturating_add_signed(isize::try_from(growth).unwrap_or(isize::MAX))
     }
 
-    /// That is what the object is at that version, but for the version itself.
-    pub fn keep(&self, name: &str, stamp: &Stamp, text: &Bytes) {
+    /// That is what the object is at that version; its metadata too, unless there is another.
+    pub fn keep(&self, name: &str, stamp: &Stamp, bytes: &Bytes, metadata: Option<Value>) {
         let mut sights = self.sights();
         let sight = sights.entry(name.to_owned()).or_default();
-        let kept = || (stamp.resource_version.clone(), text.clone());
-        sight.text = (text.len() >= LARGE).then(kept);
+        sight.text = (bytes.len() >= LARGE).then(|| Text {
+            version: stamp.resource_version.clone(),
+            bytes: bytes.clone(),
+            metadata,
+        });
     }
 
     /// The object's text, if that is its version.
-    pub fn text(&self, name: &str, stamp: &Stamp) -> Option<Bytes> {
+    pub fn text(&self, name: &str, stamp: &Stamp) -> Option<Text> {
         let sights = self.sights();
-        let (version, text) = sights.get(name)?.text.as_ref()?;
-        (*version == stamp.resource_version).then(|| text.clone())
+        let text = sights.get(name)?.text.as_ref()?;
+        (text.version == stamp.resource_version).then(|| text.clone())
     }
 
     /// Whether the object may be written whole now.
@@ -96,19 +111,24 @@ mod tests {
         let seen = Seen::default();
         assert!(!seen.may_replace("a"));
         let large = Bytes::from(vec![b' '; LARGE]);
-        seen.keep("a", &mk_stamp("1"), &large);
+        seen.keep("a", &mk_stamp("1"), &large, None);
         assert!(seen.may_replace("a"));
-        assert_eq!(seen.text("a", &mk_stamp("1")), Some(large));
-        assert_eq!(seen.text("a", &mk_stamp("2")), None);
-        assert_eq!(seen.text("b", &mk_stamp("1")), None);
-        seen.keep("a", &mk_stamp("3"), &Bytes::from("{}"));
+        let text = |name: &str, version: &str| {
+            let text = seen.text(name, &mk_stamp(version));
+            text.map(|text| text.bytes)
+        };
+        assert_eq!(text("a", "1"), Some(large));
+        assert_eq!(text("a", "2"), None);
+        assert_eq!(text("b", "1"), None);
+        seen.keep("a", &mk_stamp("3"), &Bytes::from("{}"), None);
         assert!(!seen.may_replace("a"));
     }
 
     #[test]
     fn after_another_writer_some_writes_are_patches_again() {
         let seen = Seen::default();
-        seen.keep("a", &mk_stamp("1"), &Bytes::from(vec![b' '; LARGE]));
+        let large = Bytes::from(vec![b' '; LARGE]);
+        seen.keep("a", &mk_stamp("1"), &large, None);
         seen.met_another("a");
         let patches = (0..100).take_while(|_| !seen.may_replace("a")).count();
         assert_eq!(patches, 8);

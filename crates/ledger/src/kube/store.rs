@@ -80,7 +80,7 @@ impl Store<'_> {
         })?;
         self.seen.note(self.name, object.size + ENVELOPE);
         if let Some(text) = text {
-            self.seen.keep(self.name, &object.stamp, &text);
+            self.seen.keep(self.name, &object.stamp, &text, None);
         }
         Ok(object)
     }
@@ -193,7 +193,7 @@ impl Store<'_> {
                 let expected = stamp.generation + i64::from(alters(changes));
                 let merged = now.generation != expected;
                 if !merged {
-                    self.follow(stamp, changes, &now);
+                    self.follow(stamp, changes, &now, &patched);
                 }
                 Ok(Written { merged, stamp: now })
             }

@@ -17,6 +17,13 @@ use super::store::{ENVELOPE, Store, Written};
 use super::wire::Fetched;
 use crate::LedgerError;
 
+/// The whole object once some changes are made.
+struct Rewritten {
+    text: Bytes,
+    size: usize,
+    uid: Value,
+}
+
 impl Store<'_> {
     /// The changes made on the object as it was seen last; none, if that has to be done by a patch.
     pub(super) async fn replace(
@@ -27,7 +34,7 @@ impl Store<'_> {
         if !self.seen.may_replace(self.name) {
             return Ok(None);
         }
-        let Some((text, size)) = self.rewritten(stamp, changes) else {
+        let Some(Rewritten { text, size, uid }) = self.rewritten(stamp, changes) else {
             return Ok(None);
         };
         if self.check(size).is_err() {
@@ -37,7 +44,7 @@ impl Store<'_> {
             Ok(replaced) => {
                 self.seen.note(self.name, size);
                 let stamp = self.stamp(Verb::Update, &replaced)?;
-                self.seen.keep(self.name, &stamp, &text);
+                self.keep(&stamp, &text, &uid, &replaced);
                 Ok(Some(Written {
                     stamp,
                     merged: false,
@@ -59,18 +66,38 @@ impl Store<'_> {
         }
     }
 
-    /// A patch on that state has made these changes, and nobody else any: what was seen follows.
-    pub(super) fn follow(&self, before: &Stamp, changes: &[Change], after: &Stamp) {
-        if let Some((text, _)) = self.rewritten(before, changes) {
-            self.seen.keep(self.name, after, &text);
+    /// A patch on that state has made these changes, and nobody else any of the entries: what was seen follows.
+    pub(super) fn follow(
+        &self,
+        before: &Stamp,
+        changes: &[Change],
+        after: &Stamp,
+        patched: &Value,
+    ) {
+        if let Some(Rewritten { text, uid, .. }) = self.rewritten(before, changes) {
+            self.keep(after, &text, &uid, patched);
         }
     }
 
-    /// The whole object once the changes are made, and its size; none, if it is not known at that state.
-    fn rewritten(&self, stamp: &Stamp, changes: &[Change]) -> Option<(Bytes, usize)> {
+    /// The entries are those of the text, everything else is as the answer says: marks are set by others, and the
+    /// generation does not count them. An object that was made anew has entries of its own.
+    fn keep(&self, stamp: &Stamp, text: &Bytes, uid: &Value, answer: &Value) {
+        let metadata = &answer["metadata"];
+        if metadata["uid"] == *uid {
+            let metadata = Some(metadata.clone());
+            self.seen.keep(self.name, stamp, text, metadata);
+        }
+    }
+
+    /// None, if the object is not known at that state.
+    fn rewritten(&self, stamp: &Stamp, changes: &[Change]) -> Option<Rewritten> {
         let text = self.seen.text(self.name, stamp)?;
-        let object = serde_json::from_slice(&text).ok()?;
-        let size = text.len();
+        let size = text.bytes.len();
+        let mut object: Value = serde_json::from_slice(&text.bytes).ok()?;
+        if let Some(metadata) = text.metadata {
+            object["metadata"] = metadata;
+        }
+        let uid = object["metadata"]["uid"].clone();
         let fetched = Fetched {
             object,
             size,
@@ -97,7 +124,7 @@ impl Store<'_> {
                 None => annotations.remove(RESTING),
             };
         }
-        let text = serde_json::to_vec(&whole).ok()?;
-        Some((text.into(), size))
+        let text = serde_json::to_vec(&whole).ok()?.into();
+        Some(Rewritten { text, size, uid })
     }
 }

@@ -151,6 +151,32 @@ async fn another_writer_in_between_costs_the_attempt_and_nothing_else() {
     assert_eq!(large.held().await, COUNT as usize + 12);
 }
 
+/// The generation counts what the spec went through: a mark that another sets meanwhile does not show in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_annotation_that_another_sets_in_between_stays() {
+    let large = Large::new("annotated").await;
+    let mut version = large.base().await;
+    version = large.commit(&version, &[claim(1, "a")]).await;
+    let patch = json!({ "metadata": { "annotations": { "theirs": "set" }, "labels": null } });
+    large.bed.merge(patch).await;
+    let mut next = claim(2, "b");
+    for n in 0..10 {
+        version = large.commit(&version, &[next]).await;
+        assert!(!version.is_merged(), "no entry is other than was thought");
+        next = match n % 2 {
+            0 => release(2, "b"),
+            _ => claim(2, "b"),
+        };
+    }
+    let writes = large.writes();
+    assert_eq!(writes[..3], ["PUT 200", "PUT 409", "PATCH 200"]);
+    assert_eq!(writes.last().unwrap(), "PUT 200");
+    let metadata = &large.bed.raw().await["metadata"];
+    let annotations = json!({ "note": "kept", "theirs": "set" });
+    assert_eq!(metadata["annotations"], annotations);
+    assert_eq!(metadata.get("labels"), None);
+}
+
 /// A role of before large objects were written whole.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_may_only_patch_patches() {

@@ -32,7 +32,7 @@ pub(crate) struct Publisher {
 struct View {
     object: Snapshot,
     /// What was put there by this node, as far as this process knows.
-    ours: BTreeMap<Address, Record>,
+    ours: Ours,
     /// Addresses that somebody else has put there and that are held here too: theirs stay as they are (I7).
     disputed: BTreeSet<Address>,
     /// The object says that this node publishes it.
@@ -41,12 +41,42 @@ struct View {
     seen: bool,
 }
 
+/// Entries that a node has put into an object, or may have: a write whose answer was lost replaced the one before, or did not.
+#[derive(Clone, Debug, Default)]
+struct Ours(BTreeMap<Address, Vec<Record>>);
+
+impl Ours {
+    fn of(entries: &BTreeMap<Address, Record>) -> Self {
+        let mut ours = Self::default();
+        ours.add(entries);
+        ours
+    }
+
+    fn add(&mut self, entries: &BTreeMap<Address, Record>) {
+        for (address, record) in entries {
+            if !self.has(*address, record) {
+                let records = self.0.entry(*address).or_default();
+                records.push(record.clone());
+            }
+        }
+    }
+
+    fn has(&self, address: Address, record: &Record) -> bool {
+        let mut records = self.0.get(&address).into_iter().flatten();
+        records.any(|ours| ours.same_holder(record))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl Publisher {
     /// What the ledger had before anything could be freed: in the object it is ours, and goes with it.
-    pub fn learn(&mut self, slice: Prefix, ours: BTreeMap<Address, Record>) {
+    pub fn learn(&mut self, slice: Prefix, ours: &BTreeMap<Address, Record>) {
         self.views.entry(slice).or_insert(View {
             object: Snapshot::default(),
-            ours,
+            ours: Ours::of(ours),
             disputed: BTreeSet::new(),
             marked: false,
             seen: false,
@@ -57,7 +87,7 @@ impl Publisher {
     pub fn expect_none(&mut self, slice: Prefix) {
         self.views.entry(slice).or_insert(View {
             object: KubeLedger::absent(),
-            ours: BTreeMap::new(),
+            ours: Ours::default(),
             disputed: BTreeSet::new(),
             marked: false,
             seen: false,
@@ -73,8 +103,7 @@ impl Publisher {
 
 impl View {
     fn has_put(&self, address: Address, record: &Record) -> bool {
-        let ours = self.ours.get(&address);
-        ours.is_some_and(|ours| ours.same_holder(record))
+        self.ours.has(address, record)
     }
 }
 
@@ -154,7 +183,8 @@ impl SlicePool {
             }
             // Before it is sent: an answer that is lost may be that of a write that was made, and whoever goes before the next
             // look would be taken for somebody else's there.
-            view.ours.extend(wanted.clone());
+            let before = view.ours.clone();
+            view.ours.add(&wanted);
             let label = self.label();
             self.world.metrics.publishes.get_or_create(&label).inc();
             match self
@@ -164,7 +194,7 @@ impl SlicePool {
                 .await
             {
                 Ok(version) => {
-                    view.ours = wanted;
+                    view.ours = Ours::of(&wanted);
                     view.seen = true;
                     if version.is_merged() {
                         view.object = Snapshot::default();
@@ -177,8 +207,15 @@ impl SlicePool {
                     }
                     return Ok(());
                 }
-                Err(error) if error.needs_reload() => view.object = Snapshot::default(),
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    if !matches!(error, LedgerError::Uncertain { .. }) {
+                        view.ours = before;
+                    }
+                    if !error.needs_reload() {
+                        return Err(error.into());
+                    }
+                    view.object = Snapshot::default();
+                }
             }
         }
         Err(SliceError::Store(LedgerError::Conflict {
@@ -247,7 +284,7 @@ impl SlicePool {
     pub async fn learn(&self, of: &Sliced, slice: Prefix) -> Result<(), LedgerError> {
         let local = self.world.local.load(&of.key()).await?;
         let ours = publishable(&local.pool, slice);
-        self.publisher.lock().await.learn(slice, ours);
+        self.publisher.lock().await.learn(slice, &ours);
         Ok(())
     }
 
@@ -281,7 +318,7 @@ impl SlicePool {
             let mine = known.is_some_and(|view| view.has_put(address, record));
             match local.get(address) {
                 Some(held) if held.same_holder(record) => {
-                    ours.insert(address, record.clone());
+                    ours.add(&BTreeMap::from([(address, record.clone())]));
                 }
                 _ if mine => {}
                 // A container that was made again.

@@ -65,3 +65,40 @@ async fn what_was_published_without_an_answer_is_taken_off() {
         site.shows("others are published", &stay).await;
     }
 }
+
+/// An address changes hands while nothing can be written: what the object still shows there is this node's of before, at
+/// whichever look.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_not_be_replaced_is_not_taken_for_anothers() {
+    let site = Site::shared().await;
+    let ipam = fast("10.36.0.0/24");
+    let node = Bare::start(&site, "unchanged", quick()).await;
+    let address = node.add("before", &ipam).await;
+    let shown = |pod: &str| BTreeMap::from([(address.clone(), format!("ns/{pod}"))]);
+    site.shows("it is there", &shown("before")).await;
+    let name = node.name.clone();
+    node.relay.rule(
+        move |asked| match is_of_view(asked, &name) && asked.method == "PATCH" {
+            true => Fate::Refuse {
+                code: 409,
+                retry_after: None,
+            },
+            false => Fate::Pass,
+        },
+    );
+    let before = node.relay.seen().len();
+    node.del("before", &ipam).await;
+    assert_eq!(node.add("after", &ipam).await, address);
+    until("looked at after a write in vain", async || {
+        let mut seen = node.relay.seen();
+        seen.drain(..before);
+        seen.retain(|(asked, _)| is_of_view(asked, &node.name));
+        let written = seen.iter().position(|(_, code)| *code == Some(409));
+        let later = seen.iter().skip(written.unwrap_or(seen.len()));
+        let mut looks = later.filter(|(asked, code)| asked.method == "GET" && *code == Some(200));
+        looks.next().map(|_| ()).ok_or(format!("{seen:?}"))
+    })
+    .await;
+    node.relay.rule(|_| Fate::Pass);
+    site.shows("it is replaced", &shown("after")).await;
+}

@@ -164,7 +164,7 @@ pub async fn until<T>(what: &str, mut check: impl AsyncFnMut() -> Result<T, Stri
     loop {
         match check().await {
             Ok(done) => return done,
-            Err(why) => assert!(began.elapsed() < Duration::from_secs(60), "{what}: {why}"),
+            Err(why) => assert!(began.elapsed() < Duration::from_secs(180), "{what}: {why}"),
         }
         tokio::time::sleep(Duration::from_millis(30)).await;
     }

@@ -25,7 +25,7 @@
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
 //! | `plain`, `unreserved` | the plain pool beside slices that are assigned, and what it has to be told |
-//! | `publish` | the view of it in the cluster |
+//! | `publish`, `ours` | the view of it in the cluster, and what of that is this node's |
 //! | `proofs` | which networks overlap no other |
 //! | `events` | what its administrator is told |
 //! | `pending` | reservations that wait for the API server |
@@ -45,6 +45,7 @@ mod holdings;
 mod keep;
 mod ledger;
 mod metrics;
+mod ours;
 mod patience;
 mod pending;
 mod plain;

@@ -11,6 +11,7 @@ use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot};
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
+use crate::ours::Ours;
 use crate::pool::SlicePool;
 use crate::sliced::Sliced;
 
@@ -39,36 +40,6 @@ struct View {
     marked: bool,
     /// This process has read or written the object: what comes into it from then on is not its own of before.
     seen: bool,
-}
-
-/// Entries that a node has put into an object, or may have: a write whose answer was lost replaced the one before, or did not.
-#[derive(Clone, Debug, Default)]
-struct Ours(BTreeMap<Address, Vec<Record>>);
-
-impl Ours {
-    fn of(entries: &BTreeMap<Address, Record>) -> Self {
-        let mut ours = Self::default();
-        ours.add(entries);
-        ours
-    }
-
-    fn add(&mut self, entries: &BTreeMap<Address, Record>) {
-        for (address, record) in entries {
-            if !self.has(*address, record) {
-                let records = self.0.entry(*address).or_default();
-                records.push(record.clone());
-            }
-        }
-    }
-
-    fn has(&self, address: Address, record: &Record) -> bool {
-        let mut records = self.0.get(&address).into_iter().flatten();
-        records.any(|ours| ours.same_holder(record))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 impl Publisher {

@@ -35,3 +35,10 @@ pub fn fast_cut(range: &str, size: &str) -> Value {
 pub fn bare(address: &str) -> String {
     address.split('/').next().unwrap().to_owned()
 }
+
+/// The same network, not sliced by a controller.
+pub fn without_size(ipam: &Value) -> Value {
+    let mut ipam = ipam.clone();
+    ipam.as_object_mut().unwrap().remove("node_slice_size");
+    ipam
+}

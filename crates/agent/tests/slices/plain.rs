@@ -8,15 +8,9 @@ use berth_testkit::Cluster;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::call::bare;
+use crate::call::{bare, without_size};
 use crate::machine::{Machine, Site, quick, until};
 use crate::world::World;
-
-fn without_size(ipam: &Value) -> Value {
-    let mut ipam = ipam.clone();
-    ipam.as_object_mut().unwrap().remove("node_slice_size");
-    ipam
-}
 
 /// The first pod of a network: its slices are not assigned yet.
 async fn first(machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) -> Vec<String> {

@@ -7,6 +7,7 @@ use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::{Cluster, Part};
 use serde_json::{Value, json};
 
+use crate::call::{bare, without_size};
 use crate::machine::{Machine, Site, until};
 use crate::world::World;
 
@@ -14,16 +15,6 @@ fn with_checks(ipam: &Value, on: bool) -> Value {
     let mut ipam = ipam.clone();
     ipam["enable_overlapping_ranges"] = json!(on);
     ipam
-}
-
-fn without_size(ipam: &Value) -> Value {
-    let mut ipam = ipam.clone();
-    ipam.as_object_mut().unwrap().remove("node_slice_size");
-    ipam
-}
-
-fn bare(address: &str) -> String {
-    address.split('/').next().unwrap().to_owned()
 }
 
 /// Who was given what: nobody what another has.

@@ -1,7 +1,7 @@
 //! A large object is written whole, where this process knows exactly what it is.
 //!
-//! The API server applies a patch to the object's text and then reads that again: of a pool with 10,000 entries a quarter
-//! of what the write costs. So whoever has seen the object sends all of it, on exactly that version. Somebody else's write
+//! The API server applies a patch to the object's text and then reads that again: of a pool with 10,000 entries a sixth
+//! to a fifth of what the write costs (docs/decisions/0012). So whoever has seen the object sends all of it, on exactly that version. Somebody else's write
 //! in between loses nothing but the attempt: the patch, which does not mind other addresses, follows.
 
 use berth_core::Change;

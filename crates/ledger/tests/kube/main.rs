@@ -303,17 +303,7 @@ async fn nobody_gets_an_address_that_was_put_to_rest_meanwhile() {
     let bed = Bed::new("resting").await;
     bed.write(&[claim(1, "a")]).await.unwrap();
     let base = bed.ledger.load(&mk_pool()).await.unwrap().version;
-    let now = jiff_now();
-    let rest = berth_core::Rest {
-        since: now,
-        until: now.plus(Duration::from_secs(600)),
-        owner: mk_record("b").owner,
-    };
-    let to_rest = Change::Release {
-        address: mk_address(2),
-        expected: mk_record("b"),
-        rest: Some(rest),
-    };
+    let to_rest = put_to_rest(2, "b");
     bed.write(&[claim(2, "b"), to_rest]).await.unwrap();
     // The base knows nothing of it: 2 was free and fresh.
     let early = bed.commit(&base, &[claim(2, "c")]).await;
@@ -327,6 +317,21 @@ async fn nobody_gets_an_address_that_was_put_to_rest_meanwhile() {
     bed.commit(&base, &[claim(2, "b")]).await.unwrap();
     let annotations = &bed.raw().await["metadata"]["annotations"];
     assert_eq!(annotations.get("berth.dev/resting"), None, "{annotations}");
+}
+
+/// A release after which the address rests for ten minutes.
+fn put_to_rest(n: u32, name: &str) -> Change {
+    let now = jiff_now();
+    let rest = berth_core::Rest {
+        since: now,
+        until: now.plus(Duration::from_secs(600)),
+        owner: mk_record(name).owner,
+    };
+    Change::Release {
+        address: mk_address(n),
+        expected: mk_record(name),
+        rest: Some(rest),
+    }
 }
 
 fn jiff_now() -> berth_core::Moment {

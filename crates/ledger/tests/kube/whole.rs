@@ -85,17 +85,7 @@ async fn a_large_pool_is_written_whole_and_all_of_it_stays() {
         expected: mk_record("a"),
         record: Record::new(mk_record("a").owner, Handle::new("second")),
     };
-    let now = jiff_now();
-    let rest = berth_core::Rest {
-        since: now,
-        until: now.plus(Duration::from_secs(600)),
-        owner: mk_record("b").owner,
-    };
-    let to_rest = Change::Release {
-        address: mk_address(2),
-        expected: mk_record("b"),
-        rest: Some(rest),
-    };
+    let to_rest = put_to_rest(2, "b");
     version = large.commit(&version, &[again, to_rest]).await;
     assert_eq!(large.writes(), ["PUT 200", "PUT 200"]);
     assert!(!version.is_merged());

@@ -12,6 +12,7 @@ mod chain;
 mod controller;
 mod manifests;
 mod outage;
+mod policy;
 mod rights;
 
 use std::path::{Path, PathBuf};

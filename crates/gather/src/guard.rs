@@ -1,8 +1,9 @@
 //! Whom the leader serves: service accounts that could write the pools themselves, each for its own node.
 //!
 //! The API server decides both: TokenReview says who it is and which node its token is bound to, SubjectAccessReview
-//! whether it may. So a leader grants no right that the caller does not have, and a token stolen from one node speaks
-//! for that node only. Yes is remembered for a while, no is not.
+//! whether it may. So a leader grants no right that the caller does not have, and a token that is shown for another node
+//! than its own is refused. Which addresses it may claim or release is not looked at: an account that may write pools
+//! may write all of them. Yes is remembered for a while, no is not.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! A ledger that hands most calls on to another one.
 //!
 //! Promises: whoever implements [`Layer`] writes down only the calls that differ, and no call is forgotten: what a ledger
-//! answers of itself (`refresh`, `turn`, `news`, `views`) is asked of the one below too, not of the trait's defaults.
+//! answers of itself (`refresh`, `turn`, `news`, `fits`, `views`) is asked of the one below too, not of the trait's defaults.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -64,6 +64,10 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
         self.below(Some(pool)).watch(pool).await
+    }
+
+    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
+        self.below(Some(pool)).fits(pool, claims)
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
@@ -138,6 +142,10 @@ impl<L: Layer> Ledger for L {
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
         Layer::watch(self, pool).await
+    }
+
+    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
+        Layer::fits(self, pool, claims)
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {

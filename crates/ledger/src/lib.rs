@@ -236,6 +236,11 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         Ok(snapshots.map(version).boxed())
     }
 
+    /// Whether what keeps the pool has room for these claims, as far as that is known without a look: the reason, if not.
+    fn fits(&self, _pool: &PoolKey, _claims: &[Change]) -> Result<(), LedgerError> {
+        Ok(())
+    }
+
     /// Every pool that is kept here.
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError>;
 

@@ -80,8 +80,9 @@ impl PodError {
     /// Whether the same call may succeed if it is simply put again.
     pub fn is_passing(&self) -> bool {
         let passing = |error: &LedgerError| {
-            let moved = matches!(error, LedgerError::Moved { .. });
-            error.is_passing() || error.needs_reload() || moved || is_forbidden(error)
+            // Room is made by whoever goes, as addresses are.
+            let later = matches!(error, LedgerError::Moved { .. } | LedgerError::Full { .. });
+            error.is_passing() || error.needs_reload() || later || is_forbidden(error)
         };
         match self {
             PodError::Slice(SliceError::Cut(_)) => false,

@@ -2,7 +2,7 @@
 //!
 //! | code | when |
 //! |---|---|
-//! | 50 | the store can't be read, or a range has no address for another pod: held, resting, or reserved elsewhere |
+//! | 50 | the store can't be read, or a range has no address for another pod: held, resting, or reserved elsewhere; or its object is full |
 //! | 51 | the same, and two containers of the network hold one address: those that run reach it by chance |
 //!
 //! Two holders alone are no reason to refuse pods: an ADD is served, so STATUS succeeds.
@@ -12,7 +12,8 @@ use std::time::SystemTime;
 
 use berth_cni::{CniError, Code};
 use berth_core::{
-    Address, Answer, Claim, Granted, Handle, Moment, Owner, Pool, Record, Request, Want, plan,
+    Address, Answer, Change, Claim, Granted, Handle, Moment, Owner, Pool, Record, Request, Want,
+    plan,
 };
 use berth_ledger::LedgerError;
 use berth_slices::Mode;
@@ -85,6 +86,9 @@ async fn trial(
             Answer::Refused(refusal) => return Ok(Some(format!("exhausted: {refusal}"))),
             Answer::Released(_) | Answer::Reowned => return Ok(None),
         };
+        if let Some(why) = crowded(store, wants, &granted) {
+            return Ok(Some(why));
+        }
         if !network.overlap_checks {
             return Ok(None);
         }
@@ -106,6 +110,24 @@ async fn trial(
     }
 }
 
+/// Why what keeps the pool has no room for another pod's entries, though addresses are free.
+fn crowded(store: &Store, wants: &PoolWants, granted: &[Granted]) -> Option<String> {
+    // As large as those of a pod are: a container's id is a SHA-256.
+    let pod = Record::new(
+        Owner::new("namespace/pod", "net1"),
+        Handle::new("0".repeat(64)),
+    );
+    let claims: Vec<Change> = granted
+        .iter()
+        .map(|one| Change::Claim {
+            address: one.address,
+            record: pod.clone(),
+        })
+        .collect();
+    let room = store.ledger().fits(&wants.key, &claims);
+    room.err().map(|error| error.to_string())
+}
+
 fn ask(pool: &mut Pool, nobody: &Owner, wants: &PoolWants, avoid: &[Address]) -> Answer {
     // An address that is asked for by name is its pod's business.
     let free = wants.wants.iter().filter(|(_, want)| want.exact.is_none());
@@ -124,7 +146,7 @@ fn ask(pool: &mut Pool, nobody: &Owner, wants: &PoolWants, avoid: &[Address]) ->
 
 fn give_back(pool: &mut Pool, nobody: &Owner, granted: &[Granted]) {
     for one in granted {
-        let _ = pool.apply(&berth_core::Change::Release {
+        let _ = pool.apply(&Change::Release {
             address: one.address,
             expected: Record::new(nobody.clone(), Handle::default()),
             rest: None,

@@ -6,7 +6,7 @@ use berth_core::slice::NodeName;
 use kube::api::ListParams;
 
 use super::KubeLedger;
-use super::pages::label;
+use super::label::label;
 use super::resource::SLICES;
 use super::slices::NODE;
 use super::status::Verb;

@@ -13,11 +13,11 @@ mod claimants;
 mod claims;
 mod connect;
 pub mod events;
+mod label;
 mod leftovers;
 mod marks;
 mod news;
 mod object;
-mod pages;
 mod patch;
 pub(crate) mod resource;
 mod resting;
@@ -38,7 +38,6 @@ use std::time::Duration;
 use ::kube::api::Preconditions;
 use async_trait::async_trait;
 use berth_core::{Change, Pool, Record};
-use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde_json::{Value, json};
 
@@ -53,7 +52,6 @@ pub use slices::SliceObject;
 
 use base::Base;
 use object::Object;
-use pages::Place;
 use resource::POOLS;
 use seen::Seen;
 use status::Verb;
@@ -79,7 +77,6 @@ pub struct KubeLedger {
     limit: usize,
     seen: Seen,
     turns: Turns,
-    paged: bool,
     moves: bool,
     /// Labels and annotations of new pools.
     new_pools: Value,
@@ -104,7 +101,6 @@ impl KubeLedger {
             limit: ETCD_REQUEST_LIMIT,
             seen: Seen::default(),
             turns: Turns::default(),
-            paged: false,
             moves: false,
             new_pools: json!({}),
         }
@@ -122,14 +118,6 @@ impl KubeLedger {
     #[must_use]
     pub const fn into_marked_pools(mut self) -> Self {
         self.moves = true;
-        self
-    }
-
-    /// Keeps each pool in pages, which bear any number of entries: see [`pages`]. Only for pools that
-    /// nothing but Berth writes; one that exists already is brought there by [`KubeLedger::spread`].
-    #[must_use]
-    pub const fn in_pages(mut self) -> Self {
-        self.paged = true;
         self
     }
 
@@ -171,7 +159,6 @@ impl KubeLedger {
             limit: self.limit,
             name: &pool.name,
             network: pool.network,
-            place: Place::Whole,
             marks: self.new_pools.clone(),
             moves: self.moves,
         }
@@ -204,9 +191,6 @@ fn snapshot(object: Option<&Object>) -> Snapshot {
 #[async_trait]
 impl Ledger for KubeLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
-        if self.paged {
-            return self.load_pages(pool).await;
-        }
         let object = self.store(pool).read().await?;
         Ok(snapshot(object.as_ref()))
     }
@@ -217,11 +201,7 @@ impl Ledger for KubeLedger {
         base: &Version,
     ) -> Result<Option<Snapshot>, LedgerError> {
         let known = Base::from(base);
-        if !self.paged
-            && !base.is_merged()
-            && known != Base::Unknown
-            && self.store(pool).is_at(&known).await?
-        {
+        if !base.is_merged() && known != Base::Unknown && self.store(pool).is_at(&known).await? {
             return Ok(None);
         }
         let now = self.load(pool).await?;
@@ -236,14 +216,6 @@ impl Ledger for KubeLedger {
     ) -> Result<Version, LedgerError> {
         if changes.is_empty() {
             return Ok(base.clone());
-        }
-        if self.paged {
-            let (version, merged) = self.commit_pages(pool, base, changes).await?;
-            return Ok(if merged || base.is_merged() {
-                version.merged()
-            } else {
-                version
-            });
         }
         let written = self.store(pool).commit(&base.into(), changes).await;
         if is_met(&written) {
@@ -265,27 +237,18 @@ impl Ledger for KubeLedger {
     ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
         // Errors that will not pass (no permission, no definition) are the caller's at once.
         let now = self.load(pool).await?;
-        let view = watch::View {
-            pool: pool.clone(),
-            paged: self.paged,
-        };
-        Ok(watch::watch(self.wire.clone(), view, now))
+        Ok(watch::watch(self.wire.clone(), pool.clone(), now))
     }
 
     async fn news(
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
-        if self.paged {
-            let snapshots = self.watch(pool).await?;
-            return Ok(snapshots.map(|seen| seen.map(|seen| seen.version)).boxed());
-        }
         Ok(news::news(self.wire.clone(), &pool.name))
     }
 
-    /// Pages are written by one process.
     async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        if self.paged || !self.turns.take(&self.wire, &pool.name).await {
+        if !self.turns.take(&self.wire, &pool.name).await {
             return Turn::default();
         }
         // Whoever had the turn before us has written, most likely.
@@ -306,6 +269,10 @@ impl Ledger for KubeLedger {
         self.wire.timeout + ETCD_PATIENCE
     }
 
+    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
+        self.store(pool).fits(claims)
+    }
+
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
         let key = |object: &Value| {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
@@ -316,8 +283,7 @@ impl Ledger for KubeLedger {
             }
         };
         let objects = self.wire.list(&POOLS, "", PAGE).await?;
-        let first = objects.iter().filter(|object| pages::is_first(object));
-        Ok(first.map(key).collect())
+        Ok(objects.iter().map(key).collect())
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {

@@ -9,7 +9,6 @@ use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use serde_json::{Map, Value, json};
 
 use super::base::Stamp;
-use super::pages::{PAGE_MARK, Place};
 use super::resting::Resting;
 use super::wire::Fetched;
 
@@ -76,16 +75,9 @@ fn range(text: &str) -> Option<Prefix> {
 
 impl Object {
     /// Reads an object, or says why it can't be read.
-    pub fn read(
-        network: Option<Prefix>,
-        place: Place,
-        mut fetched: Fetched,
-    ) -> Result<Self, String> {
+    pub fn read(network: Option<Prefix>, mut fetched: Fetched) -> Result<Self, String> {
         let mut stamp = Stamp::read(&fetched.object)?;
         let resting = Resting::read(&stamp.notes)?;
-        let page = fetched.object["metadata"]["annotations"]
-            .get(PAGE_MARK)
-            .cloned();
         let tracked = fetched.object["metadata"]
             .get("managedFields")
             .map_or(0, |fields| fields.to_string().len());
@@ -111,8 +103,6 @@ impl Object {
             Some(Value::Object(allocations)) => allocations,
             Some(_) => return Err("spec.allocations is no map".into()),
         };
-        let offsets = allocations.keys().filter_map(|key| key.parse().ok());
-        place.check(page.as_ref(), offsets)?;
         let mut odd: BTreeMap<Address, Vec<String>> = BTreeMap::new();
         for name in allocations.keys() {
             if let Some(address) = address(found, name)

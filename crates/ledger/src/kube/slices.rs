@@ -13,7 +13,7 @@ use rand::RngExt;
 use serde_json::{Value, json};
 
 use super::KubeLedger;
-use super::pages::label;
+use super::label::label;
 use super::resource::SLICES;
 use super::status::{Failure, Verb};
 use crate::LedgerError;

@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 
 use super::base::{Base, RESTING, Stamp};
 use super::object::{Draft, Object, entry, key, weight};
-use super::pages::Place;
 use super::patch::{MOST_OPERATIONS, alters, by_address};
 use super::resource::POOLS;
 use super::resting::{Resting, now};
@@ -33,7 +32,6 @@ pub(super) struct Store<'a> {
     pub limit: usize,
     pub name: &'a str,
     pub network: Option<Prefix>,
-    pub place: Place,
     /// Labels and annotations of a new object.
     pub marks: Value,
     /// Whether entries are brought into a pool whose range is given from node slices.
@@ -72,12 +70,11 @@ impl Store<'_> {
 
     pub fn parse(&self, mut fetched: Fetched) -> Result<Object, LedgerError> {
         let text = fetched.text.take();
-        let object = Object::read(self.network, self.place, fetched).map_err(|why| {
-            LedgerError::Unreadable {
+        let object =
+            Object::read(self.network, fetched).map_err(|why| LedgerError::Unreadable {
                 target: self.target(),
                 why,
-            }
-        })?;
+            })?;
         self.seen.note(self.name, object.size + ENVELOPE);
         if let Some(text) = text {
             self.seen.keep(self.name, &object.stamp, &text, None);
@@ -275,6 +272,24 @@ impl Store<'_> {
         })
     }
 
+    /// Whether the object, as it was seen last, has room for these claims.
+    pub fn fits(&self, claims: &[Change]) -> Result<(), LedgerError> {
+        let growth: usize = claims.iter().map(|claim| self.growth(claim)).sum();
+        let growth = i64::try_from(growth).unwrap_or(i64::MAX);
+        self.check(self.seen.size_after(self.name, growth))
+    }
+
+    fn growth(&self, change: &Change) -> usize {
+        let Change::Claim { address, record } = change else {
+            return 0;
+        };
+        let key = self.network.and_then(|network| key(network, *address));
+        weight(
+            &key.unwrap_or_default(),
+            &Value::Object(entry(record)).to_string(),
+        )
+    }
+
     pub(super) fn check(&self, size: usize) -> Result<(), LedgerError> {
         if size > self.limit {
             return Err(self.full(size));
@@ -288,7 +303,7 @@ impl Store<'_> {
             size,
             // The server has the last word, and may take less than was thought.
             limit: self.limit.min(size),
-            hint: "release what is not used, cut the network into node slices, or let Berth page the pool".into(),
+            hint: "release what is not used, or give the network node slices (`fast_ipam: true`), which have no such limit".into(),
         }
     }
 

@@ -103,7 +103,7 @@ impl Store<'_> {
             size,
             text: None,
         };
-        let object = Object::read(self.network, self.place, fetched).ok()?;
+        let object = Object::read(self.network, fetched).ok()?;
         let rests = object.resting.after(object.network, changes, now());
         let draft = Draft::of(&object, changes).ok()?;
         let size = draft.size() + ENVELOPE;

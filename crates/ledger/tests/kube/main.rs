@@ -26,7 +26,6 @@ mod faults;
 mod foreign;
 mod limits;
 mod marks;
-mod pages;
 mod refusals;
 mod slicepools;
 mod turns;

@@ -73,7 +73,8 @@ impl Home {
 
     pub fn create(&self, kind: &str, name: &str, spec: Value) {
         let object = json!({"apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": kind,
-            "metadata": {"name": name}, "spec": spec});
+            // Untracked: what a server remembers of a large object would not fit into etcd beside it.
+            "metadata": {"name": name, "managedFields": [{}]}, "spec": spec});
         let object = serde_json::from_value(object).unwrap();
         let api = self.objects(kind);
         runtime()

@@ -32,6 +32,47 @@ fn addresses_that_overlapping_pools_have_reserved_are_not_available() {
     assert_eq!(home.specs("IPPool"), []);
 }
 
+/// whereabouts' ADD succeeds there, unrecorded.
+#[test]
+fn an_object_that_takes_no_more_entries_is_said_by_add_and_status() {
+    let home = home();
+    // 1.5 MiB is what etcd takes in one request; a few hundred bytes are left.
+    let entry = |n: u32, bytes: usize| json!({"id": "c", "podref": format!("other/{n:0>bytes$}"), "ifname": "net1"});
+    let mut allocations: serde_json::Map<String, Value> = (1..=155)
+        .map(|n| (n.to_string(), entry(n, 10_000)))
+        .collect();
+    let size = json!(allocations).to_string().len();
+    allocations.insert("156".to_owned(), entry(156, 1_571_000 - size));
+    let spec = json!({"range": "10.0.0.0/16", "allocations": allocations});
+    home.create("IPPool", "10.0.0.0-16", spec);
+    let node = home.node();
+    let ipam = json!({"range": "10.0.0.0/16"});
+    status(&node, ipam.clone()).succeeded();
+    let mut given = 0;
+    let (code, message) = loop {
+        let name = format!("p{given}");
+        let outcome = node.run("ADD", &pod(&name), &node.conf("1.1.0", ipam.clone()));
+        if outcome.exit != 0 {
+            break outcome.error();
+        }
+        given += 1;
+        assert!(given < 40, "it never filled up");
+    };
+    assert_eq!(code, 11, "{message}");
+    assert!(message.contains("is full"), "{message}");
+    assert!(message.contains("fast_ipam"), "{message}");
+    let (code, message) = status(&node, ipam.clone()).error();
+    assert_eq!(code, 50);
+    assert!(message.contains("is full"), "{message}");
+    let recorded = &home.specs("IPPool")[0].1["allocations"];
+    assert_eq!(
+        recorded.as_object().unwrap().len(),
+        156 + given,
+        "all of it recorded (I2)"
+    );
+    assert_eq!(home.specs("OverlappingRangeIPReservation").len(), given);
+}
+
 #[test]
 fn two_holders_of_one_address_limit_connectivity_where_no_pod_can_be_served() {
     let home = home();

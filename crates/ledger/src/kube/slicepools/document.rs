@@ -16,7 +16,7 @@ use berth_core::slice::assigned::Assignments;
 use berth_core::slice::{Cut, Epoch, NodeName};
 use serde_json::{Map, Value, json};
 
-use super::super::pages::label;
+use super::super::label::label;
 use super::super::resource::SLICE_POOLS;
 use super::{Marks, SlicePool, StoredSlicePool};
 

@@ -21,6 +21,8 @@ use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+/// As the cluster has it: slices are claimed under the name of a Node only.
+const NODE: &str = "node-1";
 
 struct Machine {
     dir: tempfile::TempDir,
@@ -44,6 +46,8 @@ async fn machine() -> Machine {
     for crd in berth_api::crds().unwrap() {
         cluster.apply_object(crd).await.unwrap();
     }
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+    cluster.apply_object(node).await.unwrap();
     let namespace = cluster.namespace("engine").await.unwrap();
     let verbs = ["get", "list", "watch", "create", "patch", "delete"];
     let rules = json!([
@@ -77,6 +81,7 @@ impl Machine {
                 format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
             )
             .env("CNI_PATH", "/opt/cni/bin")
+            .env("NODENAME", NODE)
             .env("BERTH_DATABASE", self.dir.path().join("berth.db"));
         command
     }
@@ -150,7 +155,7 @@ async fn an_agent_is_ready_when_its_cluster_answers() {
         .args([
             "agent",
             "--node",
-            "node-1",
+            NODE,
             "--listen",
             &listen.to_string(),
             "--kubeconfig",
@@ -203,7 +208,7 @@ impl Machine {
             .command("", "")
             // However slow this machine is, what is published is looked at.
             .args(["agent", "--slice-publish-within=0", setting])
-            .args(["--node", "node-1", "--kubeconfig"])
+            .args(["--node", NODE, "--kubeconfig"])
             .arg(&self.kubeconfig)
             .arg("--socket")
             .arg(self.dir.path().join("berth.sock"))

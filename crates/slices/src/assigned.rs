@@ -13,6 +13,7 @@ use berth_core::slice::assigned::Assignments;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::slicepools::{Head, StoredSlicePool};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use tokio::time::{Instant, sleep};
 
@@ -27,12 +28,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 
 impl World {
-    /// Sees that this node's Node object is there, now.
-    async fn must_be_registered(&self) -> Result<(), SliceError> {
+    /// Sees that this node's Node object is there, now; what is told of it.
+    pub async fn registered(&self) -> Result<ObjectMeta, SliceError> {
         let nodes: Api<Node> = Api::all(self.connection.client.clone());
         let asked = nodes.get_metadata_opt(self.node.as_str());
         let why = match tokio::time::timeout(self.connection.timeout, asked).await {
-            Ok(Ok(Some(_))) => return Ok(()),
+            Ok(Ok(Some(node))) => return Ok(node.metadata),
             Ok(Ok(None)) => {
                 return Err(SliceError::Unregistered {
                     node: self.node.clone(),
@@ -60,7 +61,7 @@ impl SlicePool {
         let mut assigned = self.world.assigned.load(&of.slice_pool).await?;
         let news = untold || self.has_news(assigned.as_ref(), confirmed);
         if news {
-            self.world.must_be_registered().await?;
+            self.world.registered().await?;
             assigned = self.world.assigned.load(&of.slice_pool).await?;
         }
         let found = assigned.as_ref().map(|one| one.pool.table.cut().range());

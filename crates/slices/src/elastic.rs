@@ -8,8 +8,6 @@ use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Pool, Prefix};
 use berth_ledger::LedgerError;
 use berth_ledger::kube::SliceObject;
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
 use tokio::time::Instant;
 
 use crate::error::SliceError;
@@ -23,21 +21,13 @@ use crate::world::World;
 const FIRST: Epoch = Epoch(1);
 
 impl World {
-    /// The UID of this node's object: a node made again under the name is another one. Empty if there is none.
-    pub async fn node_uid(&self) -> Result<String, LedgerError> {
+    /// The UID of this node's object: a node made again under the name is another one. Without one nothing is claimed or
+    /// taken on (I8): a controller takes claims whose node does not exist, whoever gives from them. Known once it was
+    /// found; until then every call looks, for a node may be registered a moment later.
+    pub async fn node_uid(&self) -> Result<String, SliceError> {
         let ask = async || {
-            let nodes: Api<Node> = Api::all(self.connection.client.clone());
-            let found = nodes.get_opt(self.node.as_str());
-            let unseen = |why: String| LedgerError::Unavailable {
-                target: format!("Node {}", self.node),
-                why,
-                retry_after: None,
-            };
-            match tokio::time::timeout(self.connection.timeout, found).await {
-                Ok(Ok(node)) => Ok(node.and_then(|node| node.metadata.uid).unwrap_or_default()),
-                Ok(Err(error)) => Err(unseen(error.to_string())),
-                Err(_) => Err(unseen("no answer".to_owned())),
-            }
+            let node = self.registered().await?;
+            Ok::<_, SliceError>(node.uid.unwrap_or_default())
         };
         self.node_uid.get_or_try_init(ask).await.cloned()
     }
@@ -74,7 +64,6 @@ impl SlicePool {
     /// Takes on what is claimed in this node's name, loses what is not any more. The gate must be held.
     pub async fn compare_claims(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         let world = &self.world;
-        let uid = world.node_uid().await?;
         let mut mine = self.claims_of_ours(of).await?;
         let find = |slice: Prefix| mine.iter().find(|object| object.claim.range == slice);
         for holding in self.held().iter().filter(|holding| holding.is_active()) {
@@ -89,6 +78,8 @@ impl SlicePool {
                 self.lose(holding, &to).await?;
             }
         }
+        // What is lost is lost, whether the node is registered or not.
+        let uid = world.node_uid().await?;
         if self.settle_surrenders(of).await? {
             mine = self.claims_of_ours(of).await?;
         }

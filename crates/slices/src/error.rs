@@ -18,8 +18,11 @@ pub enum SliceError {
         range: Prefix,
         slice_pool: String,
     },
-    /// Wait for the kubelet to register the node.
-    #[error("there is no Node {node}: slices that are assigned to it are not given from")]
+    /// Wait for the kubelet to register the node, or give the agent its name.
+    #[error(
+        "there is no Node {node}: a controller takes the slices of nodes that do not exist, so none is claimed or given from under \
+         this name; set --node (NODENAME) to the name that this node has in the cluster, or wait until it is registered"
+    )]
     Unregistered { node: NodeName },
     /// The controller cuts another range than the network has.
     #[error("NodeSlicePool {slice_pool} is of {found}, and the network's range is {range}")]

@@ -173,6 +173,30 @@ async fn a_claim_that_is_gone_is_not_given_from() {
     );
 }
 
+/// A controller takes the claims of nodes that do not exist: under a name that no Node has nothing is claimed, and nothing that
+/// was claimed before taken up.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_node_object_nothing_is_claimed() {
+    let site = Site::shared().await;
+    let left = "10.88.0.0/28";
+    claim(&site, left, left, "nameless", 1, json!([])).await;
+    let machine = Machine::start(&site, "nameless").await;
+    let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(site.client.clone());
+    let deleted = nodes.delete("nameless", &DeleteParams::default()).await;
+    deleted.unwrap();
+    for ipam in [fast("10.87.0.0/24"), fast_cut(left, "/28")] {
+        let (code, why) = machine.try_add("a", &ipam).await.unwrap_err();
+        assert_eq!(code, 11);
+        assert!(why.contains("no Node nameless"), "{why}");
+        assert!(why.contains("--node") && why.contains("NODENAME"), "{why}");
+    }
+    let holders = site.holders().await;
+    assert_eq!(holders.into_keys().collect::<Vec<_>>(), [left]);
+    site.register("nameless").await;
+    machine.add("a", &fast("10.87.0.0/24")).await;
+    machine.add("a", &fast_cut(left, "/28")).await;
+}
+
 /// What a controller leaves of a node that is gone while parts of its slice are others' (docs/decisions/0006-slices.md,
 /// "Loss").
 #[tokio::test(flavor = "multi_thread")]

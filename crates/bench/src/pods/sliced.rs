@@ -34,7 +34,11 @@ pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
         {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]},
     ]);
     let (ours, theirs) = (bed.home_with(&rules).await?, bed.home().await?);
-    let node = bed.node("node-0").await?;
+    let name = "node-0";
+    // Slices are claimed under the name of a Node only.
+    let object = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+    bed.cluster.apply_object(object).await?;
+    let node = bed.node(name).await?;
     let sliced = |network: &str, range: &str| {
         bed.berth_in(&node, &ours)
             .with("fast_ipam", true)

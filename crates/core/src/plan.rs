@@ -110,7 +110,13 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum Refusal {
     #[error("no free address: all {capacity} of {space} are held or resting")]
-    Exhausted { space: String, capacity: u128 },
+    Exhausted {
+        space: String,
+        capacity: u128,
+        /// Which want of the claim it is, counted from 0.
+        #[serde(default)]
+        want: usize,
+    },
     #[error("{address} is held by {by}")]
     Held { address: Address, by: Owner },
     #[error("{address} is not held by {expected}")]
@@ -172,11 +178,11 @@ fn plan_claim(pool: &Pool, claim: &Claim, now: Moment) -> Planned {
         .collect();
     let mut fresh = Vec::new();
     let mut granted = Vec::with_capacity(claim.wants.len());
-    for (want, held) in claim.wants.iter().zip(held) {
+    for (place, (want, held)) in claim.wants.iter().zip(held).enumerate() {
         let address = match held {
             Some(address) => address,
             None => {
-                let address = choice::choose(pool, want, &fresh, owner, now)?;
+                let address = choice::choose(pool, (place, want), &fresh, owner, now)?;
                 changes.push(Change::Claim {
                     address,
                     record: claim.record.clone(),

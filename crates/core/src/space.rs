@@ -5,6 +5,7 @@
 //! logarithm of the number of blocks. Knows nothing of what is taken.
 
 pub(crate) mod form;
+mod join;
 
 use crate::dialect::{Bounds, Dialect, Numbering, Tiny, VM_LIST};
 use crate::offset::{bits_without_octet_ends, ordinal_without_octet_ends};

@@ -22,9 +22,10 @@ pub(crate) async fn to_slices(store: &Store, layout: &mut Layout) -> Result<(), 
         let Some((slices, of)) = sliced(store, pool) else {
             continue;
         };
-        let (of, active) = (Arc::clone(of), slices.active(of).await?);
+        let active = slices.active(of).await?;
+        let cut = Cut::of(slices, of, active.slices);
         for (_, want) in &mut pool.wants {
-            *want = clip(want, &of, &active.slices)?;
+            *want = cut.clip(want)?;
         }
     }
     Ok(())
@@ -56,7 +57,7 @@ pub(crate) async fn claim(
         if !active.lost.is_empty() {
             within.extend(kept(store, pool, &claim, &active.lost).await?);
         }
-        let clipped = clipped(&claim, of, &within)?;
+        let clipped = Cut::of(slices, of, within).clipped(&claim)?;
         let answer = match store.ask(&pool.key, Request::Claim(clipped)).await {
             // A slice was lost or given back between the look and the commit.
             Err(error) if is_moved(&error) && moves < MOVES => {
@@ -66,10 +67,12 @@ pub(crate) async fn claim(
             }
             asked => asked?,
         };
-        if !matches!(answer, Answer::Refused(Refusal::Exhausted { .. })) {
+        let Answer::Refused(Refusal::Exhausted { want, .. }) = answer else {
             return Ok(answer);
-        }
-        match slices.more(of, &active).await {
+        };
+        // Of several ranges of one CIDR this one needs more: a slice that only another one gives from is none.
+        let space = claim.wants.get(want).map_or(&of.usable, |want| &want.space);
+        match slices.more(&of.wanting(space), &active).await {
             Ok(now) if now == active => return Ok(answer),
             Ok(now) => active = now,
             // All of the range is in use: that is what the user has to know.
@@ -98,7 +101,8 @@ async fn given_before(
     }
     let kept = kept(store, pool, claim, &lost).await?;
     // Without what it asks for by name it has to wait for a slice like everybody.
-    let (false, Ok(again)) = (kept.is_empty(), clipped(claim, of, &kept)) else {
+    let is_none = kept.is_empty();
+    let (false, Ok(again)) = (is_none, Cut::of(slices, of, kept).clipped(claim)) else {
         return Ok(None);
     };
     match store.ask(&pool.key, Request::Claim(again)).await? {
@@ -171,32 +175,49 @@ fn sliced<'a>(store: &'a Store, pool: &'a PoolWants) -> Option<(&'a Slices, &'a 
     Some((store.slices()?, pool.sliced.as_ref()?))
 }
 
-/// A claim within slices.
-fn clipped(claim: &Claim, of: &Sliced, within: &[Prefix]) -> Result<Claim, PodError> {
-    let wants = claim.wants.iter().map(|want| clip(want, of, within));
-    Ok(Claim {
-        record: claim.record.clone(),
-        wants: wants.collect::<Result<Vec<Want>, PodError>>()?,
-    })
+/// What may be taken of a range: its slices that are given from.
+struct Cut {
+    range: Prefix,
+    within: Vec<Prefix>,
+    /// What some network of the range gives by choice.
+    by_choice: Arc<Space>,
 }
 
-/// A want within slices. An address that is asked for by name must be in one, unless nobody gives it by choice.
-fn clip(want: &Want, of: &Sliced, active: &[Prefix]) -> Result<Want, PodError> {
-    let space = match want.exact {
-        None => want.space.clipped_to(active),
-        Some(address) => {
-            let ours = active.iter().any(|slice| slice.contains(address));
-            if of.usable.contains(address) && !ours {
-                return Err(PodError::Named {
-                    address,
-                    why: format!("it is in no slice of {} that this node has", of.range),
-                });
-            }
-            Space::only(address)
+impl Cut {
+    fn of(slices: &Slices, of: &Arc<Sliced>, within: Vec<Prefix>) -> Self {
+        Self {
+            by_choice: slices.by_choice(of),
+            range: of.range,
+            within,
         }
-    };
-    Ok(Want {
-        space: Arc::new(space),
-        ..want.clone()
-    })
+    }
+
+    fn clipped(&self, claim: &Claim) -> Result<Claim, PodError> {
+        let wants = claim.wants.iter().map(|want| self.clip(want));
+        Ok(Claim {
+            record: claim.record.clone(),
+            wants: wants.collect::<Result<Vec<Want>, PodError>>()?,
+        })
+    }
+
+    /// A want within slices. An address that is asked for by name must be in one, unless nobody gives it by choice.
+    fn clip(&self, want: &Want) -> Result<Want, PodError> {
+        let space = match want.exact {
+            None => want.space.clipped_to(&self.within),
+            Some(address) => {
+                let ours = self.within.iter().any(|slice| slice.contains(address));
+                if self.by_choice.contains(address) && !ours {
+                    return Err(PodError::Named {
+                        address,
+                        why: format!("it is in no slice of {} that this node has", self.range),
+                    });
+                }
+                Space::only(address)
+            }
+        };
+        Ok(Want {
+            space: Arc::new(space),
+            ..want.clone()
+        })
+    }
 }

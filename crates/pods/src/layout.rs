@@ -126,10 +126,14 @@ impl Layout {
 
 /// The range of that network. A static address may be of none.
 fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
-    let place = network
-        .ranges
-        .iter()
-        .position(|range| range.spec.prefix == prefix)?;
+    let is_of = |range: &&RangeConfig| range.spec.prefix == prefix;
+    let place = network.ranges.iter().position(|range| is_of(&range))?;
+    let mut spaces = network.ranges.iter().filter(is_of);
+    let first = Arc::clone(&spaces.next()?.space);
+    let usable = spaces.fold(first, |all, range| match all.covers(&range.space) {
+        true => all,
+        false => Arc::new(all.joined(&range.space)),
+    });
     let further = (place > 0).then_some(prefix);
     // A reservation that follows is none to those who give in another way meanwhile.
     let may_be_late = network.is_sliced() && network.settings.reserve_later;
@@ -155,7 +159,7 @@ fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
         network: network.network_name.clone(),
         slice_pool: names::slice_pool(&network.network_name, &network.name, further),
         range: prefix,
-        usable: Arc::clone(&network.ranges.get(place)?.space),
+        usable,
         mode,
         checked: network.overlap_checks && !may_be_late,
     })

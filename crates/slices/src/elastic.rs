@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Known, Standing, standing, wanted};
 use berth_core::slice::{Epoch, NodeName};
-use berth_core::{Pool, Prefix};
 use berth_ledger::LedgerError;
 use berth_ledger::kube::SliceObject;
 use tokio::time::Instant;
@@ -230,13 +230,9 @@ impl SlicePool {
         let active = self.active();
         let local = self.world.local.load(&of.key()).await?;
         let space = of.usable.clipped_to(&active.slices);
-        let used = |pool: &Pool, within: &[Prefix]| {
-            let inside = |address| within.iter().any(|slice| slice.contains(address));
-            pool.records()
-                .filter(|(address, _)| inside(*address))
-                .count() as u128
-        };
-        let (capacity, used_now) = (space.count(), used(&local.pool, &active.slices));
+        let records = local.pool.records();
+        let given = records.filter(|(address, _)| space.contains(*address));
+        let (capacity, used_now) = (space.count(), given.count() as u128);
         let free = i64::try_from(capacity.saturating_sub(used_now)).unwrap_or(i64::MAX);
         self.world
             .metrics
@@ -271,11 +267,9 @@ impl SlicePool {
             .map(|one| one.slice)
         {
             let part = of.usable.clipped(slice);
-            let rests = local
-                .pool
-                .rests()
-                .any(|(address, _)| slice.contains(address));
-            let idle = used(&local.pool, &[slice]) == 0 && !rests;
+            let held = local.pool.records().map(|(address, _)| address);
+            let rests = local.pool.rests().map(|(address, _)| address);
+            let idle = !held.chain(rests).any(|address| slice.contains(address));
             let since = self.idle_since(slice, idle.then_some(now));
             let spare = capacity.saturating_sub(part.count()) >= target;
             if since.is_some_and(|since| now - since >= self.world.settings.idle) && spare {

@@ -5,12 +5,10 @@
 //! before that is told to anybody.
 
 use berth_core::slice::{Epoch, NodeName};
-use std::sync::Arc;
-
-use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record, Space};
+use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger};
 
-use crate::sliced::{Mode, Sliced};
+use crate::sliced::{Mode, Sliced, untold};
 
 mod attribute {
     pub const EPOCH: &str = "epoch";
@@ -57,7 +55,7 @@ pub(crate) async fn range_of(
         network: text(attribute::NETWORK),
         slice_pool,
         range,
-        usable: Arc::new(Space::list([range.block()])),
+        usable: untold(range),
         mode,
         // As the range was told; a call that gives otherwise tells it first.
         checked: !unreserved,
@@ -257,6 +255,8 @@ fn place(pool: &Pool, slice: Prefix) -> Option<Address> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use berth_ledger::MemoryLedger;
 
     use super::*;
@@ -267,7 +267,7 @@ mod tests {
             network: "blue".into(),
             slice_pool: "blue".into(),
             range,
-            usable: Arc::new(Space::list([range.block()])),
+            usable: untold(range),
             mode: Mode::Assigned,
             checked: false,
         }

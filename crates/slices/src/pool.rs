@@ -111,7 +111,8 @@ impl SlicePool {
 
     /// Takes in the network as the newest call has it.
     pub fn renew(&self, of: &Arc<Sliced>) {
-        *locked(&self.of) = Arc::clone(of);
+        let mut now = locked(&self.of);
+        *now = now.renewed(of);
     }
 
     pub fn label(&self) -> OfRange {
@@ -367,7 +368,7 @@ impl SlicePool {
             .filter(|one| one.is_active())
             .map(|one| one.slice);
         let mut claimed = changes.iter().filter_map(|change| match change {
-            // What nobody gives by choice may be asked for by name, slice or not.
+            // What no network of the range gives by choice may be asked for by name, slice or not.
             Change::Claim { address, .. } if of.usable.contains(*address) => Some(*address),
             _ => None,
         });

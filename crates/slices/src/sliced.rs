@@ -21,7 +21,7 @@ pub struct Sliced {
     /// The NodeSlicePool that a controller assigns it by.
     pub slice_pool: String,
     pub range: Prefix,
-    /// What may be given of the whole range.
+    /// What may be given of the whole range by choice: by one claim, by a network, or by all networks that were called for.
     pub usable: Arc<Space>,
     pub mode: Mode,
     /// Whether every address of it has a reservation when it is given (overlap checks are on, and none may be late).
@@ -42,7 +42,38 @@ pub enum Mode {
     },
 }
 
+/// What may be given of a range, before a call tells.
+pub(crate) fn untold(range: Prefix) -> Arc<Space> {
+    Arc::new(Space::list([range.block()]))
+}
+
 impl Sliced {
+    /// The range as a later call has it. Networks that share it may give different parts of it: what one of them may give by
+    /// choice is given from slices, whichever of them was called for last (I1).
+    pub fn renewed(&self, by: &Arc<Self>) -> Arc<Self> {
+        let known = &self.usable;
+        if known == &by.usable || *known == untold(self.range) {
+            return Arc::clone(by);
+        }
+        let usable = match known.covers(&by.usable) {
+            true => Arc::clone(known),
+            false => Arc::new(known.joined(&by.usable)),
+        };
+        Arc::new(Sliced {
+            usable,
+            ..Sliced::clone(by)
+        })
+    }
+
+    /// The same range, where only those addresses help.
+    #[must_use]
+    pub fn wanting(&self, usable: &Arc<Space>) -> Arc<Self> {
+        Arc::new(Self {
+            usable: Arc::clone(usable),
+            ..self.clone()
+        })
+    }
+
     /// The pool in the node's ledger.
     pub fn key(&self) -> PoolKey {
         key(&self.network, self.range)

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use berth_core::slice::NodeName;
-use berth_core::{Prefix, Record};
+use berth_core::{Prefix, Record, Space};
 use berth_ledger::kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
@@ -187,7 +187,7 @@ impl Slices {
         }
     }
 
-    /// More than `had`, which turned out to be full. The same again, if there is no more.
+    /// More than `had`, in which nothing is free of what `of` wants. The same again, if there is no more.
     pub async fn more(&self, of: &Arc<Sliced>, had: &Active) -> Result<Active, SliceError> {
         let mut patience = Patience::new(Duration::ZERO);
         loop {
@@ -250,6 +250,11 @@ impl Slices {
             }
         }
         Ok(())
+    }
+
+    /// What networks of this range give by choice, as far as this node was called for them.
+    pub fn by_choice(&self, of: &Arc<Sliced>) -> Arc<Space> {
+        Arc::clone(&self.pool(of).of().usable)
     }
 
     /// Slices that were lost, where the node has none that may be given from: what its ledger says, nobody is asked.

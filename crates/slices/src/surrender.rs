@@ -35,6 +35,12 @@ fn part_of(record: &Record) -> Option<Prefix> {
         .flatten()
 }
 
+/// All of a part, as far as it may have rows: what this network does not give of it, another one of the range may.
+fn addresses(part: Prefix) -> impl Iterator<Item = Address> {
+    let count = part.block().count().min(MOST);
+    (0..count).filter_map(move |n| part.network().plus(n))
+}
+
 /// The claim that a part was split off.
 pub(crate) fn parent_of(part: Prefix, claims: &[SliceObject]) -> Option<&SliceObject> {
     claims
@@ -51,11 +57,10 @@ impl SlicePool {
         part: Prefix,
         to: &NodeName,
     ) -> Result<bool, SliceError> {
-        let space = of.usable.clipped(part);
-        if space.count() > MOST {
+        if part.block().count() > MOST {
             return Ok(false);
         }
-        let addresses: Vec<_> = (0..space.count()).filter_map(|n| space.nth(n)).collect();
+        let addresses: Vec<Address> = addresses(part).collect();
         let record = record(part, to);
         let rows = |pool: &Pool| -> Vec<Change> {
             if addresses.iter().any(|address| pool.is_held(*address)) {
@@ -151,13 +156,11 @@ impl SlicePool {
         claim: &Claimed,
     ) -> Result<(), SliceError> {
         for offer in &claim.offers {
-            let space = of.usable.clipped(offer.range);
             let mut nested = self.active_inside(offer.range);
             let held = self.held();
             let itself = held.iter().filter(|one| one.slice == offer.range);
             nested.extend(itself.filter(|one| one.is_active()).map(|one| one.slice));
-            let addresses: Vec<_> = (0..space.count().min(MOST))
-                .filter_map(|n| space.nth(n))
+            let addresses: Vec<Address> = addresses(offer.range)
                 .filter(|address| !nested.iter().any(|slice| slice.contains(*address)))
                 .collect();
             let record = record(offer.range, &offer.node);

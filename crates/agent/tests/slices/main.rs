@@ -16,6 +16,7 @@ mod garbage;
 mod hands;
 mod later;
 mod leftovers;
+mod limits;
 mod lost;
 mod machine;
 mod moves;

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use berth_api::berth::{SliceCall, SliceClaim};
-use berth_core::{Change, Prefix, Record};
+use berth_core::{Address, Block, Change, Prefix, Record, Space};
 use berth_desk::DeskMetrics;
 use berth_ledger::{
     Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Snapshot, Version,
 };
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
-use berth_slices::{SliceMetrics, Slices, sliced};
+use berth_slices::{Mode, SliceMetrics, Sliced, Slices, sliced};
 use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::call::{fast, request};
 use crate::machine::{Site, quick};
-
-const RANGE: &str = "10.21.0.0/24";
 
 #[derive(Debug, Default)]
 enum Trap {
@@ -41,7 +39,10 @@ struct Node {
     claims: Api<SliceClaim>,
     calls: Api<SliceCall>,
     name: String,
+    range: Prefix,
     trap: Mutex<Trap>,
+    /// Another network of the range that is called for while the desk is held.
+    meanwhile: Mutex<Option<(Slices, Arc<Sliced>)>>,
 }
 
 impl Node {
@@ -58,9 +59,8 @@ impl Node {
     }
 
     async fn await_loss(&self) {
-        let range: Prefix = RANGE.parse().unwrap();
-        let plain = berth_api::names::pool("", "", range);
-        let holdings = PoolKey::of_network(format!("{}{plain}", sliced::HOLDINGS), range);
+        let plain = berth_api::names::pool("", "", self.range);
+        let holdings = PoolKey::of_network(format!("{}{plain}", sliced::HOLDINGS), self.range);
         let began = Instant::now();
         loop {
             let now = self.below.load(&holdings).await.unwrap();
@@ -88,6 +88,9 @@ impl Layer for Node {
         };
         if held {
             self.await_loss().await;
+            if let Some((slices, of)) = &*self.meanwhile.lock().unwrap() {
+                slices.is_disjoint(of);
+            }
             *self.trap.lock().unwrap() = Trap::Done;
         }
         self.below.load(pool).await
@@ -121,30 +124,56 @@ impl Layer for Node {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_given() {
+    give_while_lost("racer", "10.21.0.0/24", None).await;
+}
+
+/// Neither while a network of the same range is called for that would not give that address.
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_is_one_that_another_network_of_the_range_does_not_give() {
+    let range: Prefix = "10.89.0.0/24".parse().unwrap();
+    let last: Address = "10.89.0.254".parse().unwrap();
+    let narrow = Sliced {
+        network: String::new(),
+        slice_pool: "net".to_owned(),
+        range,
+        usable: Arc::new(Space::list([Block::single(last)])),
+        mode: Mode::Elastic {
+            size: None,
+            borrow: true,
+        },
+        checked: false,
+    };
+    give_while_lost("racer-beside", "10.89.0.0/24", Some(narrow)).await;
+}
+
+async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     let site = Site::shared().await;
-    site.register("racer").await;
+    site.register(name).await;
     let node = Arc::new(Node {
         below: Arc::new(MemoryLedger::new()),
         claims: site.api(),
         calls: site.api(),
-        name: "racer".to_owned(),
+        name: name.to_owned(),
+        range: range.parse().unwrap(),
         trap: Mutex::default(),
+        meanwhile: Mutex::default(),
     });
     let stop = CancellationToken::new();
     let slices = Slices::new(Setup {
         connection: site.connect(10).open().await.unwrap(),
         local: Arc::clone(&node) as SharedLedger,
-        node: "racer".to_owned(),
+        node: name.to_owned(),
         boot: "b".to_owned(),
         settings: quick(),
         metrics: SliceMetrics::default(),
         daemon: Some((TaskTracker::new(), stop.clone())),
     });
     slices.open().await.unwrap();
+    *node.meanwhile.lock().unwrap() = beside.map(|of| (slices.clone(), Arc::new(of)));
     let store = Store::cluster(slices.ledger(), DeskMetrics::default()).with_slices(slices);
     let stores: Arc<dyn Stores> = Arc::new(Arc::new(store));
-    let front = Front::new(stores, "racer").with_flat_places(Vec::new());
-    let ipam = fast(RANGE);
+    let front = Front::new(stores, name).with_flat_places(Vec::new());
+    let ipam = fast(range);
     let add = async |pod: &str| -> String {
         let call = request("ADD", "ns", pod, &format!("{pod}-container"), &ipam);
         let answer = front.answer(&call).await;

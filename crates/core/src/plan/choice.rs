@@ -15,7 +15,7 @@ use crate::{Address, Block, Moment, Order, Owner, Pool, Space};
 
 pub(super) fn choose(
     pool: &Pool,
-    want: &Want,
+    (place, want): (usize, &Want),
     chosen: &[Address],
     owner: &Owner,
     now: Moment,
@@ -40,6 +40,7 @@ pub(super) fn choose(
     found.ok_or_else(|| Refusal::Exhausted {
         space: describe(&want.space),
         capacity: want.space.count(),
+        want: place,
     })
 }
 

@@ -18,7 +18,7 @@ use kube::Api;
 use tokio::time::{Instant, sleep};
 
 use crate::error::SliceError;
-use crate::holdings::{Holding, State};
+use crate::holdings::{Holding, Source, State};
 use crate::pool::{Active, SlicePool};
 use crate::sliced::{Mode, Sliced};
 use crate::world::World;
@@ -110,10 +110,14 @@ impl SlicePool {
                 .find(|holding| holding.slice == slice && holding.is_active());
             let told = known.is_some_and(|known| known.unreserved);
             let unreserved = told || !of.checked;
+            let source = Source::Assigned {
+                slice_pool: of.slice_pool.clone(),
+            };
             let same = |known: &Holding| {
                 known.boot == self.world.boot
                     && known.disjoint == self.is_disjoint()
                     && known.unreserved == unreserved
+                    && known.source == source
             };
             if known.is_some_and(same) && !taken_over {
                 continue;
@@ -133,6 +137,7 @@ impl SlicePool {
                 state: State::Active,
                 disjoint: self.is_disjoint(),
                 unreserved,
+                source,
             })
             .await?;
         }

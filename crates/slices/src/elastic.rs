@@ -11,7 +11,7 @@ use berth_ledger::kube::SliceObject;
 use tokio::time::Instant;
 
 use crate::error::SliceError;
-use crate::holdings::{Holding, State};
+use crate::holdings::{Holding, Source, State};
 use crate::pool::SlicePool;
 use crate::sliced::{Mode, Sliced};
 use crate::surrender::parent_of;
@@ -216,6 +216,7 @@ impl SlicePool {
             state: State::Active,
             disjoint: self.is_disjoint(),
             unreserved: false,
+            source: Source::Claimed,
         }
     }
 

@@ -30,17 +30,19 @@ pub(crate) async fn range_of(
     key: &PoolKey,
 ) -> Result<Option<Sliced>, LedgerError> {
     let now = ledger.load(key).await?;
-    let Some((_, record)) = now.pool.records().next() else {
+    let is_lost = |record: &Record| Holding::read(record).is_none_or(|one| !one.is_active());
+    let records = now.pool.records().map(|(_, record)| record);
+    // What is lost may be of another kind: of before the network turned.
+    let Some(record) = records.min_by_key(|record| is_lost(record)) else {
         return Ok(None);
     };
     let text = |key: &str| record.attribute(key).unwrap_or_default().to_owned();
-    let source = text(attribute::SOURCE);
     let Some(range) = key.network else {
         return Ok(None);
     };
-    let (mode, slice_pool) = match source.strip_prefix(ASSIGNED) {
-        Some(name) => (Mode::Assigned, name.to_owned()),
-        None => {
+    let (mode, slice_pool) = match Source::read(&text(attribute::SOURCE)) {
+        Source::Assigned { slice_pool } => (Mode::Assigned, slice_pool),
+        Source::Claimed => {
             // Until a call tells what the network's configuration has.
             let careful = Mode::Elastic {
                 size: None,
@@ -76,6 +78,32 @@ pub struct Holding {
     pub disjoint: bool,
     /// It may be given from without reservations: the range says so where other ways to give look.
     pub unreserved: bool,
+    pub source: Source,
+}
+
+/// Where a slice came from. What a network asks for now does not tell: it may have turned since.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    Claimed,
+    Assigned { slice_pool: String },
+}
+
+impl Source {
+    fn read(text: &str) -> Self {
+        match text.strip_prefix(ASSIGNED) {
+            Some(name) => Self::Assigned {
+                slice_pool: name.to_owned(),
+            },
+            None => Self::Claimed,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Claimed => ELASTIC.to_owned(),
+            Self::Assigned { slice_pool } => format!("{ASSIGNED}{slice_pool}"),
+        }
+    }
 }
 
 fn is_set(record: &Record, key: &str) -> bool {
@@ -113,6 +141,7 @@ impl Holding {
             .with(attribute::NODE, self.node.as_str())
             .with(attribute::DISJOINT, self.disjoint.to_string())
             .with(attribute::UNRESERVED, self.unreserved.to_string())
+            .with(attribute::SOURCE, self.source.text())
     }
 
     fn read(record: &Record) -> Option<Self> {
@@ -125,6 +154,7 @@ impl Holding {
             boot: text(attribute::BOOT).to_owned(),
             disjoint: is_set(record, attribute::DISJOINT),
             unreserved: is_set(record, attribute::UNRESERVED),
+            source: Source::read(text(attribute::SOURCE)),
             state: match text(attribute::STATE) {
                 "active" => State::Active,
                 // Whatever a newer Berth may call it: nothing is given from it.
@@ -139,7 +169,6 @@ pub(crate) struct Holdings {
     ledger: SharedLedger,
     key: PoolKey,
     network: String,
-    source: String,
 }
 
 impl Holdings {
@@ -148,10 +177,6 @@ impl Holdings {
             ledger,
             key: of.holdings(),
             network: of.network.clone(),
-            source: match of.mode {
-                Mode::Assigned => format!("{ASSIGNED}{}", of.slice_pool),
-                Mode::Elastic { .. } => ELASTIC.to_owned(),
-            },
         }
     }
 
@@ -188,10 +213,7 @@ impl Holdings {
     }
 
     fn record(&self, holding: &Holding) -> Record {
-        holding
-            .record()
-            .with(attribute::NETWORK, &self.network)
-            .with(attribute::SOURCE, &self.source)
+        holding.record().with(attribute::NETWORK, &self.network)
     }
 
     async fn change(
@@ -283,6 +305,9 @@ mod tests {
             state: State::Active,
             disjoint: true,
             unreserved: false,
+            source: Source::Assigned {
+                slice_pool: "blue".into(),
+            },
         }
     }
 
@@ -346,6 +371,17 @@ mod tests {
             ("blue".into(), "blue".into())
         );
         assert!(!told.checked);
+        // It is lost, and the network turned: what is given from now tells.
+        let claimed = Holding {
+            slice: "10.0.0.32/28".parse().unwrap(),
+            source: Source::Claimed,
+            state: State::Active,
+            ..holding.clone()
+        };
+        holdings.put(&claimed).await.unwrap();
+        let told = range_of(&ledger, &of.holdings()).await.unwrap().unwrap();
+        assert!(matches!(told.mode, Mode::Elastic { .. }), "{told:?}");
+        assert_eq!(holdings.remove(&claimed).await.unwrap(), [holding.clone()]);
         assert_eq!(holdings.remove(&holding).await.unwrap(), []);
         assert_eq!(holdings.remove(&holding).await.unwrap(), []);
     }

@@ -61,7 +61,7 @@ mod unreserved;
 mod world;
 
 pub use error::SliceError;
-pub use holdings::{Holding, State};
+pub use holdings::{Holding, Source, State};
 pub use metrics::SliceMetrics;
 pub use plain::PlainPools;
 pub use pool::Active;

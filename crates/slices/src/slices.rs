@@ -4,7 +4,7 @@ mod hear;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -385,6 +385,13 @@ impl Slices {
     }
 
     fn pool(&self, of: &Arc<Sliced>) -> Arc<SlicePool> {
+        let pool = self.pool_as_called(of);
+        // Whenever it is called for: a network may turn to slices of another kind under a node that runs.
+        self.hear(of.mode);
+        pool
+    }
+
+    fn pool_as_called(&self, of: &Arc<Sliced>) -> Arc<SlicePool> {
         let mut pools = locked(&self.inner.pools);
         if let Some(pool) = pools.get(&of.key().name) {
             pool.renew(of);
@@ -396,20 +403,6 @@ impl Slices {
         ));
         if let Some((tasks, stop)) = &self.inner.daemon {
             tasks.spawn(Arc::clone(&pool).keep(stop.clone()));
-            let first = match of.mode {
-                Mode::Elastic { .. } => &self.inner.watching,
-                Mode::Assigned => &self.inner.following,
-            };
-            if !first.swap(true, Ordering::AcqRel) {
-                match of.mode {
-                    Mode::Elastic { .. } => {
-                        self.background(|slices| async move { slices.listen().await });
-                    }
-                    Mode::Assigned => {
-                        self.background(|slices| async move { slices.follow().await });
-                    }
-                }
-            }
         }
         pools.insert(of.key().name, Arc::clone(&pool));
         pool

@@ -14,7 +14,7 @@ use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, Slices, sliced};
 use berth_testkit::{Cluster, Relay};
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -256,6 +256,33 @@ pub async fn write(site: &Site, range: &str, patch: Value, holder: &str) {
     claims.patch(&name, &params, &patch).await.unwrap();
     let call = json!({ "metadata": { "name": holder }, "spec": { "call": range } });
     site.create::<SliceCall>(call).await;
+}
+
+/// Takes all claims of a node away and calls it, as a controller does that found it gone; returns when it has lost them.
+pub async fn take_claims(site: &Site, node: &str) {
+    let claims = site.api::<SliceClaim>();
+    for range in site.holders().await.into_keys() {
+        let name = range.replace('/', "-");
+        claims
+            .delete(&name, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+    let call = json!({ "apiVersion": "berth.dev/v1alpha1", "kind": "SliceCall",
+        "metadata": { "name": node }, "spec": { "call": "taken" } });
+    let params = PatchParams::apply("test").force();
+    let calls = site.api::<SliceCall>();
+    calls
+        .patch(node, &params, &Patch::Apply(call))
+        .await
+        .unwrap();
+    until("the loss is told", async || {
+        let events = site.node_events(node).await;
+        let mut reasons = events.iter().map(|(reason, _)| reason);
+        let told = reasons.any(|reason| reason == "SliceLost");
+        told.then_some(()).ok_or(format!("{events:?}"))
+    })
+    .await;
 }
 
 /// Ranges and nodes of a claim's offers, once nobody wants a part of it any more.

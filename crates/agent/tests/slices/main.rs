@@ -14,6 +14,7 @@ mod checked;
 mod elastic;
 mod garbage;
 mod hands;
+mod kinds;
 mod later;
 mod leftovers;
 mod limits;

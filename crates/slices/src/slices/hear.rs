@@ -2,6 +2,7 @@
 //! recalled; which networks overlap no other.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use berth_ledger::LedgerError;
 use berth_ledger::kube::slicepools::HeadEvent;
@@ -12,6 +13,23 @@ use crate::pool::SlicePool;
 use crate::sliced::Mode;
 
 impl Slices {
+    /// Hears from now on what concerns slices of that kind.
+    pub(super) fn hear(&self, mode: Mode) {
+        let begun = match mode {
+            Mode::Elastic { .. } => &self.inner.watching,
+            Mode::Assigned => &self.inner.following,
+        };
+        if begun.load(Ordering::Acquire) || begun.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        match mode {
+            Mode::Elastic { .. } => {
+                self.background(|slices| async move { slices.listen().await });
+            }
+            Mode::Assigned => self.background(|slices| async move { slices.follow().await }),
+        }
+    }
+
     /// Hears that somebody has written on a claim of this node: a request for a part, or that it is another's.
     pub(super) async fn listen(&self) {
         let world = &self.inner.world;

@@ -121,7 +121,7 @@ impl SlicePool {
         self.claim_listed(of).await
     }
 
-    /// Tries the slots at this node's own places.
+    /// Tries the slots at this node's own places, but for those that it has lost while pods hold addresses there.
     async fn walk(&self, of: &Arc<Sliced>, cut: Cut) -> Result<Attempt, SliceError> {
         let fits = |slot: &Prefix| {
             let held = self.held();
@@ -150,7 +150,8 @@ impl SlicePool {
                 epoch: object.claim.epoch,
             });
         }
-        for holding in self.held().iter() {
+        // One that was lost is as free as any, if nobody has claimed it: what pods of this node hold in it is in its pool.
+        for holding in self.held().iter().filter(|one| one.is_active()) {
             table.restore(Slot {
                 slice: holding.slice,
                 node: world.node.clone(),

@@ -228,6 +228,7 @@ impl SlicePool {
     /// One more slice before the last is full, and one less when one was empty for a while. Never asks other nodes.
     pub async fn balance(&self) -> Result<(), SliceError> {
         let of = self.of();
+        self.forget_lost(&of).await?;
         let active = self.active();
         let local = self.world.local.load(&of.key()).await?;
         let space = of.usable.clipped_to(&active.slices);

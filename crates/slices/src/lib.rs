@@ -22,6 +22,7 @@
 //! | `claim` | one slice claimed by name: the claim, the look after it, the holding |
 //! | `elastic` | slices of the node's own: compared with their claims, refilled and given back |
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
+//! | `forget` | slices that were lost, until their last pod is gone |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
 //! | `plain`, `unreserved` | the plain pool beside slices that are assigned, and what it has to be told |
@@ -41,6 +42,7 @@ mod donate;
 mod elastic;
 mod error;
 mod events;
+mod forget;
 mod holdings;
 mod keep;
 mod ledger;

@@ -153,8 +153,10 @@ impl SlicePool {
             })
             .map(|holding| holding.slice)
             .collect();
+        let given_again = |slice: &Prefix| given_from.iter().any(|other| other.covers(*slice));
         let lost = held.all.iter().filter(|one| !one.is_active());
-        let lost = lost.map(|one| one.slice).collect();
+        let lost = lost.map(|one| one.slice);
+        let lost = lost.filter(|slice| !given_again(slice)).collect();
         let nested = |slice: &Prefix| {
             let around = |other: &Prefix| other != slice && other.covers(*slice);
             given_from.iter().any(around)

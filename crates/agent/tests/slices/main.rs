@@ -6,6 +6,7 @@
     clippy::indexing_slicing
 )]
 
+mod again;
 mod assigned;
 mod bare;
 mod busy;

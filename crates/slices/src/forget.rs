@@ -1,0 +1,47 @@
+//! Slices that were lost: what pods hold of one stays until they go, and then nothing of it is left here. Until then it is
+//! published like any other, and its name may be claimed again where nothing else is free.
+
+use std::sync::Arc;
+
+use berth_core::{Pool, Prefix, Record};
+
+use crate::adopt::{ORIGIN, PLAIN};
+use crate::error::SliceError;
+use crate::holdings::Holding;
+use crate::pool::SlicePool;
+use crate::publish::SURRENDERED;
+use crate::sliced::Sliced;
+
+/// Whether somebody has an address of a slice by this node's word.
+fn is_used(pool: &Pool, slice: Prefix) -> bool {
+    let given = |record: &Record| {
+        record.owner.subject != SURRENDERED && record.attribute(ORIGIN) != Some(PLAIN)
+    };
+    let mut records = pool.records();
+    records.any(|(address, record)| slice.contains(address) && given(record))
+}
+
+impl SlicePool {
+    /// Forgets lost slices whose last pod is gone: a name that nobody has is claimed again as if it had never been held.
+    pub async fn forget_lost(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        if self.held().iter().all(Holding::is_active) {
+            return Ok(());
+        }
+        // Whoever takes one on again has it when this looks, or finds nothing of it.
+        let _gate = self.gate.lock().await;
+        let local = self.world.local.load(&of.key()).await?;
+        for holding in self.held().iter().filter(|one| !one.is_active()) {
+            let slice = holding.slice;
+            if is_used(&local.pool, slice) {
+                continue;
+            }
+            {
+                let _closed = self.giving.write().await;
+                self.set_held(self.holdings.remove(holding).await?);
+            }
+            self.let_go(of, slice).await?;
+            tracing::info!(%slice, node = %self.world.node, "a lost slice has no pod any more, and is forgotten");
+        }
+        Ok(())
+    }
+}

@@ -142,7 +142,7 @@ impl Wishes {
 /// The size is a length of the first range's family. A range of the other family gets slices with as many
 /// addresses: /26 of IPv4 is /122 of IPv6.
 fn cut(first: Prefix, range: Prefix, size: u8) -> Result<Cut, String> {
-    let refused = |error: &dyn std::fmt::Display| error.to_string();
+    let refused = |error: &dyn std::fmt::Display| format!("node_slice_size: {error}");
     if first.family() == range.family() {
         return Cut::new(range, size).map_err(|error| refused(&error));
     }

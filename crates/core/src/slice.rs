@@ -58,7 +58,8 @@ pub struct Holding {
 /// Why a slice can't be had or given back.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SliceError {
-    #[error("node_slice_size: /{size} does not cut {range}; give a length from /{} to /{max}", .range.length())]
+    /// Whoever asked for it knows which field it is of.
+    #[error("/{size} does not cut {range}; give a length from /{} to /{max}", .range.length())]
     Size { range: Prefix, size: u8, max: u8 },
     #[error("all slices /{size} of {range} are assigned; {node} gets none")]
     Exhausted {

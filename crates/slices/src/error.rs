@@ -53,7 +53,7 @@ pub enum SliceError {
     )]
     StillAssigned { range: Prefix, slice_pool: String },
     /// The network's slices do not fit its range.
-    #[error(transparent)]
+    #[error("slice_size: {0}")]
     Cut(#[from] berth_core::slice::SliceError),
     #[error("slices of {range} can't be confirmed: {source}")]
     Unconfirmed { range: Prefix, source: LedgerError },
@@ -91,5 +91,19 @@ fn asked(donors: usize) -> String {
     match donors {
         0 => String::new(),
         many => format!("; {many} other slices were asked for a part"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::slice::Cut;
+
+    use super::*;
+
+    #[test]
+    fn a_size_that_does_not_cut_is_named_as_claimed_slices_have_it() {
+        let cut = Cut::new("10.0.0.0/24".parse().unwrap(), 16);
+        let error = SliceError::from(cut.unwrap_err()).to_string();
+        assert!(error.starts_with("slice_size: /16 "), "{error}");
     }
 }

@@ -178,7 +178,7 @@ impl Page {
         let length: u8 = digits
             .parse()
             .map_err(|_| format!("spec.sliceSize {size:?} is not a prefix length"))?;
-        Cut::new(prefix, length).map_err(|error| error.to_string())
+        Cut::new(prefix, length).map_err(|error| format!("spec.sliceSize: {error}"))
     }
 
     fn epochs(&self) -> Result<BTreeMap<Prefix, Epoch>, String> {

@@ -139,7 +139,7 @@ impl SlicePool {
     }
 }
 
-fn entries(pool: &Pool, slice: Prefix) -> Vec<(Address, Record)> {
+pub(crate) fn entries(pool: &Pool, slice: Prefix) -> Vec<(Address, Record)> {
     pool.records()
         .chain(pool.rivals())
         .filter(|(address, _)| slice.contains(*address))

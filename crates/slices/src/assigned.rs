@@ -66,6 +66,8 @@ impl SlicePool {
         }
         let found = assigned.as_ref().map(|one| one.pool.table.cut().range());
         if let Some(found) = found.filter(|found| *found != of.range) {
+            // What it takes away counts, whatever range it is of.
+            self.lose_taken(assigned.as_ref()).await?;
             return Err(SliceError::OtherRange {
                 slice_pool: of.slice_pool.clone(),
                 found,
@@ -82,28 +84,18 @@ impl SlicePool {
         };
         self.set_closed(tells && alone.is_ok() && (news || taken_over || self.has_closed()));
         self.set_disjoint(assigned.as_ref().is_some_and(|one| one.pool.marks.disjoint));
+        self.lose_taken(assigned.as_ref()).await?;
+        // What is lost is lost whatever comes of the rest.
+        alone?;
         let table = assigned.as_ref().map(|one| &one.pool.table);
         let is_recalled = |slice| table.is_some_and(|table| table.is_recalled(slice));
         let lines = table.into_iter().flat_map(Assignments::holdings);
-        let holders: BTreeMap<Prefix, (String, Epoch)> = lines
-            .map(|line| (line.slice, (line.node.to_string(), line.epoch)))
-            .collect();
-        let me = self.world.node.as_str();
-        for holding in self.held().iter().filter(|holding| holding.is_active()) {
-            match holders.get(&holding.slice) {
-                Some(_) if is_recalled(holding.slice) => self.lose(holding, "recalled").await?,
-                Some((node, epoch)) if node == me && *epoch == holding.epoch => {}
-                Some((node, _)) if node == me => self.lose(holding, "ours anew").await?,
-                Some((node, _)) => self.lose(holding, &format!("{node}'s")).await?,
-                None => self.lose(holding, "nobody's").await?,
-            }
-        }
-        // What is lost is lost whatever comes of the rest.
-        alone?;
-        for (slice, (node, epoch)) in holders {
-            if node != me || is_recalled(slice) {
+        for line in lines.filter(|line| line.node == self.world.node) {
+            let (slice, epoch) = (line.slice, line.epoch);
+            if is_recalled(slice) {
                 continue;
             }
+            let _alone = self.world.assigning.lock().await;
             let held = self.held();
             let known = held
                 .iter()
@@ -123,6 +115,7 @@ impl SlicePool {
                 continue;
             }
             if known.is_none() {
+                self.take_from_others(of, slice).await?;
                 self.adopt(of, slice).await?;
             } else if taken_over || unreserved && !told {
                 // The plain pool gave beside it: as long as both made reservations, or as nobody closed it.
@@ -142,6 +135,27 @@ impl SlicePool {
             .await?;
         }
         self.note_table(assigned.as_ref());
+        Ok(())
+    }
+
+    /// Stops giving from what the table says is recalled, or not this node's any more.
+    async fn lose_taken(&self, assigned: Option<&StoredSlicePool>) -> Result<(), SliceError> {
+        let table = assigned.map(|one| &one.pool.table);
+        let is_recalled = |slice| table.is_some_and(|table| table.is_recalled(slice));
+        let lines = table.into_iter().flat_map(Assignments::holdings);
+        let holders: BTreeMap<Prefix, (String, Epoch)> = lines
+            .map(|line| (line.slice, (line.node.to_string(), line.epoch)))
+            .collect();
+        let me = self.world.node.as_str();
+        for holding in self.held().iter().filter(|holding| holding.is_active()) {
+            match holders.get(&holding.slice) {
+                Some(_) if is_recalled(holding.slice) => self.lose(holding, "recalled").await?,
+                Some((node, epoch)) if node == me && *epoch == holding.epoch => {}
+                Some((node, _)) if node == me => self.lose(holding, "ours anew").await?,
+                Some((node, _)) => self.lose(holding, &format!("{node}'s")).await?,
+                None => self.lose(holding, "nobody's").await?,
+            }
+        }
         Ok(())
     }
 

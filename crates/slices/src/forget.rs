@@ -7,7 +7,7 @@ use berth_core::{Pool, Prefix, Record};
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
-use crate::holdings::Holding;
+use crate::holdings::{Holding, State};
 use crate::pool::SlicePool;
 use crate::publish::SURRENDERED;
 use crate::sliced::Sliced;
@@ -39,8 +39,11 @@ impl SlicePool {
                 let _closed = self.giving.write().await;
                 self.set_held(self.holdings.remove(holding).await?);
             }
-            self.let_go(of, slice).await?;
-            tracing::info!(%slice, node = %self.world.node, "a lost slice has no pod any more, and is forgotten");
+            tracing::info!(%slice, node = %self.world.node, "a slice that is not given from any more has no pod, and is forgotten");
+            // The pool of one that has moved is published still.
+            if holding.state == State::Lost {
+                self.let_go(of, slice).await?;
+            }
         }
         Ok(())
     }

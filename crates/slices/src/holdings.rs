@@ -116,6 +116,8 @@ pub enum State {
     Active,
     /// It is another's, or nobody's: nothing is given, what pods hold stays until they go.
     Lost,
+    /// It is this node's, as part of another range: the same, and that one publishes it.
+    Moved,
 }
 
 impl State {
@@ -123,6 +125,7 @@ impl State {
         match self {
             Self::Active => "active",
             Self::Lost => "lost",
+            Self::Moved => "moved",
         }
     }
 }
@@ -157,6 +160,7 @@ impl Holding {
             source: Source::read(text(attribute::SOURCE)),
             state: match text(attribute::STATE) {
                 "active" => State::Active,
+                "moved" => State::Moved,
                 // Whatever a newer Berth may call it: nothing is given from it.
                 _ => State::Lost,
             },

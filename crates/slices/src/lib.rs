@@ -22,6 +22,7 @@
 //! | `claim` | one slice claimed by name: the claim, the look after it, the holding |
 //! | `elastic` | slices of the node's own: compared with their claims, refilled and given back |
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
+//! | `moved` | a slice that is of another range by now |
 //! | `forget` | slices that were lost, until their last pod is gone |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
@@ -47,6 +48,7 @@ mod holdings;
 mod keep;
 mod ledger;
 mod metrics;
+mod moved;
 mod ours;
 mod patience;
 mod pending;

@@ -11,6 +11,7 @@ use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot};
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
+use crate::holdings::State;
 use crate::ours::Ours;
 use crate::pool::SlicePool;
 use crate::sliced::Sliced;
@@ -84,7 +85,8 @@ impl SlicePool {
         let since = self.take_changed();
         let mut publisher = self.publisher.lock().await;
         let mut outcome = Ok(());
-        for holding in self.held().iter() {
+        let held = self.held();
+        for holding in held.iter().filter(|one| one.state != State::Moved) {
             if anew && let Some(view) = publisher.views.get_mut(&holding.slice) {
                 view.object = Snapshot::default();
             }

@@ -14,7 +14,7 @@ use berth_ledger::kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::future::join_all;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -118,6 +118,8 @@ impl Slices {
             settings,
             metrics,
             node_uid: OnceCell::new(),
+            pools: Mutex::default(),
+            assigning: AsyncMutex::default(),
             busy: Busy::default(),
             proved: Mutex::default(),
             found: OnceCell::new(),
@@ -404,6 +406,7 @@ impl Slices {
         if let Some((tasks, stop)) = &self.inner.daemon {
             tasks.spawn(Arc::clone(&pool).keep(stop.clone()));
         }
+        locked(&self.inner.world.pools).push(Arc::downgrade(&pool));
         pools.insert(of.key().name, Arc::clone(&pool));
         pool
     }

@@ -1,19 +1,20 @@
 //! What all ranges of a node share: its name and boot, its own ledger, the ways to the cluster's objects.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use berth_core::slice::NodeName;
 use berth_core::{Change, Pool};
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::kube::{Connection, SliceObject};
 use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::time::Instant;
 
 use crate::busy::Busy;
 use crate::metrics::SliceMetrics;
 use crate::plain::PlainPools;
+use crate::pool::SlicePool;
 use crate::proofs::Ranges;
 use crate::settings::SliceSettings;
 
@@ -37,6 +38,10 @@ pub(crate) struct World {
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
     pub node_uid: OnceCell<String>,
+    /// What this node keeps of each range.
+    pub pools: Mutex<Vec<Weak<SlicePool>>>,
+    /// Held by whoever takes on a slice that is assigned: by one range at a time.
+    pub assigning: AsyncMutex<()>,
     /// How the API server bears what is asked of it.
     pub busy: Busy,
     /// Ranges of elastic slices that overlap no other network's, once somebody asked.

@@ -14,6 +14,7 @@ mod call;
 mod checked;
 mod elastic;
 mod garbage;
+mod grown;
 mod hands;
 mod kinds;
 mod later;

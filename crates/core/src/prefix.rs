@@ -66,6 +66,13 @@ impl Prefix {
         self.network.plus(host).unwrap_or(self.network)
     }
 
+    /// Which one it is of all prefixes of its length.
+    pub fn ordinal(self) -> u128 {
+        let bits = self.network.bits();
+        bits.checked_shr(self.host_bits().into())
+            .unwrap_or_default()
+    }
+
     pub fn block(self) -> Block {
         Block::new(self.network, self.last())
     }

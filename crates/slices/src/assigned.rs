@@ -13,7 +13,6 @@ use berth_core::slice::assigned::Assignments;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::slicepools::{Head, StoredSlicePool};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use tokio::time::{Instant, sleep};
 
@@ -21,7 +20,7 @@ use crate::error::SliceError;
 use crate::holdings::{Holding, Source, State};
 use crate::pool::{Active, SlicePool};
 use crate::sliced::{Mode, Sliced};
-use crate::world::World;
+use crate::world::{Registration, World};
 
 /// Between two looks for an assignment that is about to come.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -29,11 +28,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 
 impl World {
     /// Sees that this node's Node object is there, now; what is told of it.
-    pub async fn registered(&self) -> Result<ObjectMeta, SliceError> {
+    pub async fn registered(&self) -> Result<Registration, SliceError> {
         let nodes: Api<Node> = Api::all(self.connection.client.clone());
-        let asked = nodes.get_metadata_opt(self.node.as_str());
+        let asked = nodes.get_opt(self.node.as_str());
         let why = match tokio::time::timeout(self.connection.timeout, asked).await {
-            Ok(Ok(Some(node))) => return Ok(node.metadata),
+            Ok(Ok(Some(node))) => return Ok(Registration::read(&node)),
             Ok(Ok(None)) => {
                 return Err(SliceError::Unregistered {
                     node: self.node.clone(),

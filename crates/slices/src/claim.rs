@@ -128,7 +128,8 @@ impl SlicePool {
             !of.usable.clipped(*slot).is_empty()
                 && !held.iter().any(|one| one.slice.overlaps(*slot))
         };
-        let walk = Walk::of(cut, &self.world.node, &of.network).take(4 * WALKED);
+        let number = self.world.registration().await?.number;
+        let walk = Walk::of(cut, &self.world.node, &of.network, number).take(4 * WALKED);
         for slot in walk.filter(fits).take(WALKED) {
             match self.claim_slot(of, slot).await? {
                 Attempt::Taken => {}

@@ -15,21 +15,22 @@ use crate::holdings::{Holding, Source, State};
 use crate::pool::SlicePool;
 use crate::sliced::{Mode, Sliced};
 use crate::surrender::parent_of;
-use crate::world::World;
+use crate::world::{Registration, World};
 
 /// The first epoch of a slice that is claimed by name: whoever has the name has it.
 const FIRST: Epoch = Epoch(1);
 
 impl World {
-    /// The UID of this node's object: a node made again under the name is another one. Without one nothing is claimed or
+    /// What this node's object says: a node made again under the name has another UID. Without an object nothing is claimed or
     /// taken on (I8): a controller takes claims whose node does not exist, whoever gives from them. Known once it was
     /// found; until then every call looks, for a node may be registered a moment later.
+    pub async fn registration(&self) -> Result<&Registration, SliceError> {
+        let ask = async || self.registered().await;
+        self.registration.get_or_try_init(ask).await
+    }
+
     pub async fn node_uid(&self) -> Result<String, SliceError> {
-        let ask = async || {
-            let node = self.registered().await?;
-            Ok::<_, SliceError>(node.uid.unwrap_or_default())
-        };
-        self.node_uid.get_or_try_init(ask).await.cloned()
+        Ok(self.registration().await?.uid.clone())
     }
 
     /// What was claimed in this node's name when this process began.

@@ -117,7 +117,7 @@ impl Slices {
             connection,
             settings,
             metrics,
-            node_uid: OnceCell::new(),
+            registration: OnceCell::new(),
             pools: Mutex::default(),
             assigning: AsyncMutex::default(),
             busy: Busy::default(),

@@ -4,10 +4,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use berth_core::slice::NodeName;
-use berth_core::{Change, Pool};
+use berth_core::{Change, Pool, Prefix};
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::kube::{Connection, SliceObject};
 use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
+use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::time::Instant;
 
@@ -37,7 +38,7 @@ pub(crate) struct World {
     pub connection: Connection,
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
-    pub node_uid: OnceCell<String>,
+    pub registration: OnceCell<Registration>,
     /// What this node keeps of each range.
     pub pools: Mutex<Vec<Weak<SlicePool>>>,
     /// Held by whoever takes on a slice that is assigned: by one range at a time.
@@ -48,6 +49,25 @@ pub(crate) struct World {
     pub proved: Mutex<Option<Arc<Ranges>>>,
     /// What was claimed in this node's name when this process began: one list, whatever the number of its networks.
     pub found: OnceCell<Vec<SliceObject>>,
+}
+
+/// What a node's own object says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registration {
+    pub uid: String,
+    /// The place of its pod CIDR among all such: where a cluster cuts one for each node, no two nodes have the same.
+    pub number: Option<u128>,
+}
+
+impl Registration {
+    pub fn read(node: &Node) -> Self {
+        let cidr = node.spec.as_ref().and_then(|spec| spec.pod_cidr.as_deref());
+        let cidr: Option<Prefix> = cidr.and_then(|cidr| cidr.parse().ok());
+        Self {
+            uid: node.metadata.uid.clone().unwrap_or_default(),
+            number: cidr.map(Prefix::ordinal),
+        }
+    }
 }
 
 impl World {
@@ -75,4 +95,27 @@ impl World {
 /// What a panic left behind is as good as before: no lock here is held over a step that can fail halfway.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_cidr_numbers_its_node() {
+        let read = |spec| {
+            let node = json!({ "metadata": { "name": "a", "uid": "u" }, "spec": spec });
+            let node: Node = serde_json::from_value(node).unwrap();
+            Registration::read(&node).number
+        };
+        let (first, next) = (
+            read(json!({ "podCIDR": "10.244.0.0/24" })),
+            read(json!({ "podCIDR": "10.244.1.0/24" })),
+        );
+        assert_eq!(next, first.map(|number| number + 1));
+        assert_eq!(read(json!({})), None);
+        assert_eq!(read(json!({ "podCIDR": "none" })), None);
+    }
 }

@@ -226,12 +226,14 @@ impl Simulate {
         format!("node-{n:05}")
     }
 
-    /// The nodes' objects: a slice names its node's UID.
+    /// The nodes' objects: a slice names its node's UID. Each has a pod CIDR, as a controller manager cuts one for every node.
     async fn make_nodes(&self, admin: &Client) -> Result<()> {
         let api: Api<NodeObject> = Api::all(admin.clone());
         crew::each("nodes are made", self.nodes, HANDS, async |n| {
             let name = Self::node_name(n);
-            let node = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
+            let cidr = format!("100.{}.{}.0/24", 64 + n / 256, n % 256);
+            let node = json!({ "metadata": { "name": name }, "spec": { "podCIDR": cidr, "podCIDRs": [cidr] } });
+            let node = serde_json::from_value(node)?;
             api.create(&PostParams::default(), &node).await?;
             Ok(())
         })

@@ -92,7 +92,8 @@ pub fn standing(me: &NodeName, known: &Known, claim: Option<&Claimed>) -> Standi
 }
 
 /// The slots of a cut in the order in which one node tries them: each once, from a place of its own, by a
-/// stride of its own, so that nodes that start at once rarely meet and go different ways when they do.
+/// stride of its own, so that nodes that start at once rarely meet and go different ways when they do. Nodes that have
+/// numbers begin at places that are all different, as long as there are as many slots.
 #[derive(Clone, Debug)]
 pub struct Walk {
     cut: Cut,
@@ -102,8 +103,12 @@ pub struct Walk {
     left: u128,
 }
 
+/// The golden ratio of 64 bits, made odd.
+const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15;
+
 impl Walk {
-    pub fn of(cut: Cut, node: &NodeName, network: &str) -> Self {
+    /// `number`: one that no other node has, if there is one; nothing is wrong if another has it too.
+    pub fn of(cut: Cut, node: &NodeName, network: &str, number: Option<u128>) -> Self {
         let count = cut.count();
         // The number of slots is a power of two, but for the one that does not fit the type.
         let mask = if count.is_power_of_two() {
@@ -114,9 +119,16 @@ impl Walk {
         let whole = u128::from(u32::MAX);
         let seed =
             |salt: &str| crate::order::hash_index(&format!("{node}/{network}/{salt}"), whole);
+        let start = match number {
+            // Odd, so different numbers stay different; and neighbours far from each other, who may need more slots later.
+            Some(number) => number
+                .wrapping_mul(SPREAD)
+                .wrapping_add(crate::order::hash_index(network, whole)),
+            None => seed("start") << 16 ^ seed("more"),
+        };
         Self {
             cut,
-            at: (seed("start") << 16 ^ seed("more")) & mask,
+            at: start & mask,
             // Odd: prime to a power of two, so the walk meets every slot before it meets one again.
             stride: (seed("stride") << 1 | 1) & mask | 1,
             mask,
@@ -285,7 +297,7 @@ mod tests {
     #[test]
     fn a_walk_visits_every_slot_once_from_a_place_of_its_own() {
         let cut = Cut::new(prefix("10.0.0.0/16"), 26).unwrap();
-        let walk = |name: &str| Walk::of(cut, &node(name), "blue").collect::<Vec<_>>();
+        let walk = |name: &str| Walk::of(cut, &node(name), "blue", None).collect::<Vec<_>>();
         for name in ["a", "b", "node-17"] {
             let slots = walk(name);
             assert_eq!(slots.len(), 1024);
@@ -295,9 +307,26 @@ mod tests {
         assert!(firsts.len() > 150, "{} of 200", firsts.len());
         assert_ne!(walk("a")[..8], walk("b")[..8]);
         let whole = Cut::new(prefix("::/0"), 128).unwrap();
-        assert!(Walk::of(whole, &node("a"), "").take(9).count() == 9);
+        assert!(Walk::of(whole, &node("a"), "", Some(7)).take(9).count() == 9);
         let one = Cut::new(prefix("10.0.0.0/24"), 24).unwrap();
-        assert_eq!(Walk::of(one, &node("a"), "").count(), 1);
+        assert_eq!(Walk::of(one, &node("a"), "", None).count(), 1);
+    }
+
+    #[test]
+    fn nodes_with_numbers_of_their_own_do_not_meet() {
+        let cut = Cut::new(prefix("10.0.0.0/12"), 26).unwrap();
+        // As a cluster numbers them: by the pod CIDR of each.
+        let number = |n: u32| prefix(&format!("10.{}.{}.0/24", n / 256, n % 256)).ordinal();
+        let first = |network: &str, n: u32| {
+            let mut walk = Walk::of(cut, &node("a"), network, Some(number(n)));
+            walk.next().unwrap()
+        };
+        let firsts: BTreeSet<Prefix> = (0..16_384).map(|n| first("blue", n)).collect();
+        assert_eq!(firsts.len(), 16_384);
+        assert_ne!(first("blue", 1), first("red", 1));
+        let all: BTreeSet<Prefix> = Walk::of(cut, &node("a"), "blue", Some(3)).collect();
+        assert_eq!(all.len(), 16_384);
+        assert_eq!(prefix("::/0").ordinal(), 0);
     }
 
     #[test]

@@ -96,7 +96,6 @@ pub(super) fn apiserver(
         ),
         ("service-account-key-file", file(&plan.token_public)),
         ("service-account-signing-key-file", file(&plan.token_key)),
-        ("profiling", "false".into()),
     ];
     let mut command = guarded_in(options.netns.as_deref(), &parts.apiserver());
     command.args(settings.map(|(name, value)| format!("--{name}={value}")));

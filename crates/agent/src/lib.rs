@@ -14,6 +14,7 @@
 )]
 
 mod collectors;
+mod mark;
 mod metrics;
 mod once;
 mod routes;

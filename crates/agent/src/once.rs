@@ -14,11 +14,14 @@ use crate::stores::{Lifetime, NodeStores};
 #[derive(Debug, Clone)]
 pub struct OnceConfig {
     pub database: PathBuf,
+    /// The node's name in its cluster; empty where it is unknown.
     pub node: String,
     /// The cluster that keeps all pools; none: the one that the network names, or this machine.
     pub cluster: Option<Connect>,
     /// Where the flat file is looked for; none for the places that whereabouts has.
     pub flat_places: Option<Vec<PathBuf>>,
+    /// What says that this node was installed for a cluster, if anything does: it is then never served from its own file.
+    pub installed: Option<PathBuf>,
 }
 
 /// Serves one call.
@@ -30,7 +33,8 @@ pub async fn once(config: OnceConfig, request: &Request) -> Answer {
             node: config.node.clone(),
         },
         DeskMetrics::default(),
-    );
+    )
+    .with_installed(config.installed);
     let stores = Arc::new(stores);
     let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, config.node);
     if let Some(places) = config.flat_places {

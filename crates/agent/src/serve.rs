@@ -39,7 +39,7 @@ pub struct AgentConfig {
     pub socket: PathBuf,
     /// The node's own store.
     pub database: PathBuf,
-    /// The node's name in its cluster, or the machine's.
+    /// The node's name in its cluster, or the machine's; empty where it is unknown, which no node of a cluster may be.
     pub node: String,
     /// The cluster that keeps all pools; none: the one that a network names, or this machine.
     pub cluster: Option<Connect>,

@@ -1,7 +1,8 @@
 //! Which store a network's pools are in.
 //!
 //! An agent that was told its cluster keeps every network's pools there. One that was not follows the network: the
-//! cluster of its kubeconfig, or, where it names none, the node's own SQLite file.
+//! cluster of its kubeconfig, or, where it names none, the node's own SQLite file, unless something says that this node's
+//! pools are in a cluster ([`Mark`], `berth install`): then the call is refused.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
@@ -11,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use berth_cni::CniError;
+use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
 use berth_gather::{GatherSettings, Leader};
 use berth_ledger::kube::Connect;
@@ -27,12 +28,16 @@ use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::DropGuard;
 
 use crate::collectors::Collectors;
+use crate::mark::{self, Mark};
 
 /// The stores of one node.
 #[derive(Debug)]
 pub(crate) struct NodeStores {
     database: PathBuf,
     cluster: Option<Connect>,
+    /// What `berth install` left of its having been told a cluster.
+    installed: Option<PathBuf>,
+    mark: Mark,
     lifetime: Lifetime,
     metrics: DeskMetrics,
     /// How the leader's desk is asked, if it is.
@@ -91,8 +96,10 @@ impl NodeStores {
         metrics: DeskMetrics,
     ) -> NodeStores {
         NodeStores {
+            mark: Mark::beside(&database),
             database,
             cluster,
+            installed: None,
             lifetime,
             metrics,
             gather: None,
@@ -111,6 +118,13 @@ impl NodeStores {
         self
     }
 
+    /// On a node that was installed for a cluster, as that file says.
+    #[must_use]
+    pub(crate) fn with_installed(mut self, installed: Option<PathBuf>) -> NodeStores {
+        self.installed = installed;
+        self
+    }
+
     /// Opens what an agent needs whatever is asked of it, so that it fails at its start if it must.
     pub(crate) async fn open(&self) -> Result<(), LedgerError> {
         let local = self.local().await?;
@@ -121,6 +135,7 @@ impl NodeStores {
         }
         if let Some(connect) = &self.cluster {
             self.told(connect, false).await?;
+            self.mark.leave()?;
         }
         Ok(())
     }
@@ -176,6 +191,30 @@ impl NodeStores {
             SqliteLedger::open(&self.database).map(|ledger| Arc::new(ledger) as SharedLedger)
         };
         self.local.get_or_try_init(open).await
+    }
+
+    /// Whether this node's own file may be given from (I1).
+    fn is_by_itself(&self) -> Result<(), CniError> {
+        match &self.installed {
+            Some(installed) => Err(mark::elsewhere(installed)),
+            None => self.mark.refuse(),
+        }
+    }
+
+    /// Slices are a node's own: two machines that go by no name would share theirs. A daemon has them whatever it is asked.
+    fn needs_name(&self, sliced: bool) -> Result<(), CniError> {
+        let nameless = match &self.lifetime {
+            Lifetime::Daemon(collectors) => collectors.node.is_empty(),
+            Lifetime::Call { node } => sliced && node.is_empty(),
+        };
+        match nameless {
+            false => Ok(()),
+            true => Err(CniError::new(
+                Code::Environment,
+                "this node's name is unknown, and its slices go by it: set NODENAME, or write the name that the node has \
+                 in its cluster to the file nodename beside the flat file",
+            )),
+        }
     }
 
     async fn standalone(&self) -> Result<Arc<Store>, LedgerError> {
@@ -293,10 +332,20 @@ impl Stamp {
 #[async_trait]
 impl Stores for NodeStores {
     async fn of(&self, network: &PodNetwork) -> Result<Arc<Store>, CniError> {
+        let sliced = network.is_sliced();
         let store = match (&self.cluster, &network.kubeconfig) {
-            (Some(connect), _) => self.told(connect, network.is_sliced()).await,
-            (None, Some(kubeconfig)) => self.named(kubeconfig, network.is_sliced()).await,
-            (None, None) => self.standalone().await,
+            (Some(connect), _) => {
+                self.needs_name(sliced)?;
+                self.told(connect, sliced).await
+            }
+            (None, Some(kubeconfig)) => {
+                self.needs_name(sliced)?;
+                self.named(kubeconfig, sliced).await
+            }
+            (None, None) => {
+                self.is_by_itself()?;
+                self.standalone().await
+            }
         };
         store.map_err(|error| PodError::from(error).into())
     }
@@ -306,22 +355,63 @@ impl Stores for NodeStores {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use berth_cni::{Args, NetConf};
+    use serde_json::{Value, json};
+
     use super::*;
+
+    const KUBECONFIG: &str = "{apiVersion: v1, kind: Config, current-context: c,
+        clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}],
+        users: [{name: u, user: {token: t}}],
+        contexts: [{name: c, context: {cluster: k, user: u}}]}";
+
+    fn mk_stores(database: &Path, node: &str) -> NodeStores {
+        let call = Lifetime::Call {
+            node: node.to_owned(),
+        };
+        NodeStores::new(database.to_owned(), None, call, DeskMetrics::default())
+    }
+
+    fn mk_network(ipam: Value) -> PodNetwork {
+        let mut ipam = ipam;
+        ipam["type"] = json!("berth");
+        ipam["range"] = json!("10.0.0.0/24");
+        let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
+        let conf = NetConf::parse(&conf.to_string()).unwrap();
+        PodNetwork::read(&conf, &Args::default(), "berth", None).unwrap()
+    }
 
     #[tokio::test]
     async fn a_node_where_berth_never_ran_has_no_directory_for_the_database() {
         let dir = tempfile::tempdir().unwrap();
         let database = dir.path().join("lib/berth/berth.db");
-        let stores = NodeStores::new(
-            database.clone(),
-            None,
-            Lifetime::Call {
-                node: "node-1".to_owned(),
-            },
-            DeskMetrics::default(),
-        );
-        stores.open().await.unwrap();
+        mk_stores(&database, "node-1").open().await.unwrap();
         let made = fs::metadata(database.parent().unwrap()).unwrap();
         assert_eq!(made.permissions().mode() & 0o777, 0o700);
+    }
+
+    #[tokio::test]
+    async fn a_machine_by_itself_is_served_from_its_own_file_and_a_marked_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = dir.path().join("berth.db");
+        let network = mk_network(json!({}));
+        assert!(mk_stores(&database, "").of(&network).await.is_ok());
+        Mark::beside(&database).leave().unwrap();
+        let refused = mk_stores(&database, "").of(&network).await.unwrap_err();
+        assert_eq!(refused.code, Code::TryLater);
+    }
+
+    #[tokio::test]
+    async fn who_has_no_name_has_no_slices() {
+        let dir = tempfile::tempdir().unwrap();
+        let (database, kubeconfig) = (dir.path().join("berth.db"), dir.path().join("kubeconfig"));
+        fs::write(&kubeconfig, KUBECONFIG).unwrap();
+        let nameless = mk_stores(&database, "");
+        let kubernetes = json!({ "kubeconfig": kubeconfig });
+        let sliced = mk_network(json!({"kubernetes": kubernetes, "fast_ipam": true}));
+        let refused = nameless.of(&sliced).await.unwrap_err();
+        assert!(refused.msg.contains("NODENAME"), "{}", refused.msg);
+        let plain = mk_network(json!({ "kubernetes": kubernetes }));
+        assert!(nameless.of(&plain).await.is_ok());
     }
 }

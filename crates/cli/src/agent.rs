@@ -133,13 +133,19 @@ impl AgentArgs {
                 "--vms-only: no VM pools are set; name them with vm-pool-ips, pools-configmap or vm-settings"
             );
         }
-        let node = node::name(self.node);
+        let cluster = cluster.filter(|_| !self.vms_only);
+        let node = match node::name(self.node, &[]) {
+            None if cluster.is_some() => bail!(
+                "this node's name is unknown, and what it does in its cluster goes by it: name it with --node or NODENAME"
+            ),
+            node => node.unwrap_or_default(),
+        };
         let config = AgentConfig {
             socket: self.socket,
             database,
             gather: self.gather.settings(&node),
             node,
-            cluster: cluster.filter(|_| !self.vms_only),
+            cluster,
             listen: self.listen,
             flat_places: None,
             garbage: self.garbage.settings(),

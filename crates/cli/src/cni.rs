@@ -6,10 +6,15 @@ use std::process::ExitCode;
 
 use berth_agent::OnceConfig;
 use berth_cni::wire::{Answer, Request};
-use berth_cni::{CniError, Code, Environment};
+use berth_cni::{CniError, Code, Environment, NetConf};
+use berth_install::Pointer;
+use berth_pods::config::flat;
 
 use crate::logs::{self, LogFormat};
 use crate::node::{self, ClusterArgs};
+
+/// The flat file's name.
+const FLAT: &str = "whereabouts.conf";
 
 #[derive(Debug, clap::Args)]
 pub struct CniArgs {
@@ -51,17 +56,39 @@ impl CniArgs {
                     CniError::new(Code::Io, format!("stdin cannot be read: {error}"))
                 })?;
         }
-        let request = Request::new(&self.plugin, environment, stdin);
+        let installed = installed()?;
+        let mut places: Vec<PathBuf> = flat::PLACES.iter().map(PathBuf::from).collect();
+        // After the usual places: an agent knows those, and the two must read the same.
+        places.extend(installed.iter().map(|found| found.configuration.join(FLAT)));
         let config = OnceConfig {
             database,
-            node: node::name(self.node),
+            node: node::name(self.node, &homes(&stdin, &places)).unwrap_or_default(),
             cluster: self.cluster.connect(),
-            flat_places: None,
+            flat_places: Some(places),
+            installed: installed.map(|found| found.path),
         };
+        let request = Request::new(&self.plugin, environment, stdin);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| CniError::new(Code::Internal, format!("no runtime: {error}")))?;
         Ok(runtime.block_on(berth_agent::once(config, &request)))
     }
+}
+
+/// What the installation of this program left beside it.
+fn installed() -> Result<Option<Pointer>, CniError> {
+    let Ok(engine) = std::env::current_exe() else {
+        return Ok(None);
+    };
+    Pointer::beside(&engine).map_err(|error| CniError::new(Code::Io, error.to_string()))
+}
+
+/// Where the node's name may be. What can't be read here is the front's to complain of.
+fn homes(stdin: &str, places: &[PathBuf]) -> Vec<PathBuf> {
+    let Ok(conf) = NetConf::parse(stdin) else {
+        return Vec::new();
+    };
+    let file = flat::find(&conf, places).ok().flatten();
+    flat::homes(&conf, file.as_ref())
 }

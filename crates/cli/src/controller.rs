@@ -103,7 +103,8 @@ impl ControllerArgs {
 fn identity() -> String {
     let name = std::env::var("POD_NAME").ok();
     let name = name.filter(|name| !name.is_empty());
-    let name = name.unwrap_or_else(|| node::name(None));
+    let name = name.or_else(|| node::name(None, &[]));
+    let name = name.unwrap_or_else(|| "controller".to_owned());
     let begun = jiff::Timestamp::now().as_nanosecond();
     format!("{name}_{:x}_{begun:x}", std::process::id())
 }

@@ -74,7 +74,7 @@ const fn of_install(error: &InstallError) -> u8 {
         InstallError::Settings(_) => 2,
         InstallError::Gone { .. } => 3,
         InstallError::Busy { .. } => 5,
-        InstallError::Unreadable { .. } => 6,
+        InstallError::Unreadable { .. } | InstallError::Pointer { .. } => 6,
         InstallError::Credentials { .. }
         | InstallError::Source { .. }
         | InstallError::Write { .. } => 1,

@@ -1,7 +1,7 @@
 //! What a node knows of itself.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use berth_ledger::kube::Connect;
 
@@ -29,26 +29,56 @@ impl ClusterArgs {
     }
 }
 
-/// Where whereabouts' own install leaves the node's name for its plugin.
-const NAME_FILES: [&str; 3] = [
+/// Where installers leave the node's name for the plugin, in the order in which their flat files are looked for.
+const NAMED_BY_INSTALLERS: [&str; 3] = [
     "/etc/kubernetes/cni/net.d/whereabouts.d/nodename",
     "/etc/cni/net.d/whereabouts.d/nodename",
-    "/etc/hostname",
+    "/var/lib/rancher/k3s/agent/etc/cni/net.d/whereabouts.d/nodename",
 ];
 
-/// The node's name: as told, else `NODENAME`, else the file that whereabouts has it in, else the machine's.
-pub fn name(told: Option<String>) -> String {
+/// What a machine calls itself: the name that its node has, unless its kubelet was told another one.
+const NAMED_BY_MACHINE: [&str; 2] = ["/etc/hostname", "/proc/sys/kernel/hostname"];
+
+/// What a machine without a name calls itself: not one to tell it from others by.
+const NO_NAMES: [&str; 3] = ["localhost", "localhost.localdomain", "(none)"];
+
+/// The node's name: as told, else `NODENAME`, else in a file `nodename` in one of `homes` or where installers leave it,
+/// else the machine's.
+pub fn name(told: Option<String>, homes: &[PathBuf]) -> Option<String> {
     let given = |text: String| {
         let text = text.trim().to_owned();
         (!text.is_empty()).then_some(text)
     };
+    let read = |file: &Path| fs::read_to_string(file).ok().and_then(given);
+    let of_machine = |file: &str| read(file.as_ref()).filter(|name| !NO_NAMES.contains(&&**name));
     told.and_then(given)
         .or_else(|| std::env::var("NODENAME").ok().and_then(given))
+        .or_else(|| homes.iter().find_map(|home| read(&home.join("nodename"))))
         .or_else(|| {
-            let mut found = NAME_FILES
+            NAMED_BY_INSTALLERS
                 .iter()
-                .filter_map(|file| fs::read_to_string(file).ok());
-            found.find_map(given)
+                .find_map(|file| read(file.as_ref()))
         })
-        .unwrap_or_else(|| "localhost".to_owned())
+        .or_else(|| NAMED_BY_MACHINE.iter().find_map(|file| of_machine(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_beside_the_flat_file_comes_before_the_machine_s_and_after_what_was_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let homes = ["none", "odd", "whereabouts.d"].map(|home| dir.path().join(home));
+        for (home, text) in homes.iter().zip([None, Some(" \n"), Some("worker-3\n")]) {
+            if let Some(text) = text {
+                fs::create_dir(home).unwrap();
+                fs::write(home.join("nodename"), text).unwrap();
+            }
+        }
+        assert_eq!(name(None, &homes).as_deref(), Some("worker-3"));
+        let told = Some("told".to_owned());
+        assert_eq!(name(told, &homes).as_deref(), Some("told"));
+        assert_ne!(name(None, &[]).as_deref(), Some("localhost"));
+    }
 }

@@ -83,7 +83,7 @@ impl Up {
         let config = AgentConfig {
             socket: state.join("berth.sock"),
             database: state.join("berth.db"),
-            node: "localhost".to_owned(),
+            node: String::new(),
             cluster: None,
             listen: None,
             flat_places: Some(Vec::new()),

@@ -35,6 +35,7 @@ fn a_bare_node_gets_everything_and_is_bare_again() {
         "whereabouts.kubeconfig",
         "whereabouts.conf",
         "nodename",
+        "berth-full.json",
         "berth-full",
         "berth",
         "whereabouts",
@@ -63,6 +64,8 @@ fn a_bare_node_gets_everything_and_is_bare_again() {
     ] {
         assert_eq!(host.mode(&format!("{OWN}/{name}")), 0o600, "{name}");
     }
+    let pointer: Value = serde_json::from_str(&host.read("opt/cni/bin/berth-full.json")).unwrap();
+    assert_eq!(pointer["configuration_path"], format!("/{OWN}"));
     assert_eq!(states(&host.install(), "action"), every("unchanged"));
     assert_eq!(host.remove(), every("removed"));
     assert_eq!(host.files(), before);

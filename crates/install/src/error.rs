@@ -34,6 +34,12 @@ pub enum InstallError {
         path.display()
     )]
     Unreadable { path: PathBuf, what: String },
+    /// An engine can't tell which cluster it was installed for.
+    #[error(
+        "{} can't be read ({what}): it tells where this node's flat file is; `berth install` writes it anew",
+        path.display()
+    )]
+    Pointer { path: PathBuf, what: String },
     /// Another installer is at work on these directories: try again.
     #[error("another `berth install` works on {}: try again when it is done", path.display())]
     Busy { path: PathBuf },

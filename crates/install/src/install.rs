@@ -17,6 +17,7 @@ use crate::layout::{Dir, Layout};
 use crate::lock::{self, Lock};
 use crate::manifest::{Aside, Entry, Manifest};
 use crate::place::{self, Content, Digest, Found};
+use crate::pointer;
 
 /// What is kept of the time before Berth.
 const BEFORE: &str = ".before-berth";
@@ -80,6 +81,8 @@ struct Item {
     file: Dir,
     mode: u32,
     content: Content,
+    /// Whether whereabouts has a file of this name and purpose, too.
+    shared: bool,
 }
 
 /// An item, and what is to be done about it.
@@ -143,7 +146,7 @@ fn plan(item: Item, manifest: &Manifest) -> Result<Step, InstallError> {
     let digest = item.content.digest()?;
     let found = place::look(&item.file.here)?;
     let known = manifest.entry(&item.file.there);
-    let ours = is_ours(&item.content, known, &found, &digest);
+    let ours = is_ours(&item, known, &found, &digest);
     let keep = !ours && found != Found::Nothing;
     let mut sha256 = vec![digest.clone()];
     if let Found::File(current) = &found
@@ -175,13 +178,13 @@ fn plan(item: Item, manifest: &Manifest) -> Result<Step, InstallError> {
 
 /// Only Berth brings Berth's programs, so an equal one is ours even if the manifest is lost. An equal text may well be
 /// whereabouts': the same node has the same name for both.
-fn is_ours(content: &Content, known: Option<&Entry>, found: &Found, digest: &Digest) -> bool {
+fn is_ours(item: &Item, known: Option<&Entry>, found: &Found, digest: &Digest) -> bool {
     let Found::File(current) = found else {
         return false;
     };
     match known {
         Some(entry) if entry.sha256.contains(current) => true,
-        _ => matches!(content, Content::Copy(_)) && current == digest,
+        _ => !item.shared && current == digest,
     }
 }
 
@@ -236,15 +239,24 @@ impl Settings {
             file: join(&own, name),
             mode: self.mode,
             content: Content::Text(text),
+            shared: true,
         });
         let program = |name: &str, source: &Path| Item {
             file: join(&self.layout.bin, name),
             mode: PROGRAM_MODE,
             content: Content::Copy(source.to_owned()),
+            shared: false,
         };
+        let pointer = self.cluster.is_some().then(|| Item {
+            file: join(&self.layout.bin, pointer::NAME),
+            mode: self.mode,
+            content: Content::Text(pointer::text(&own.there)),
+            shared: false,
+        });
         let engine = [program(ENGINE, &self.engine)];
         let plugins = PLUGINS.map(|name| program(name, &self.plugin));
-        Ok(texts.chain(engine).chain(plugins).collect())
+        let programs = engine.into_iter().chain(plugins);
+        Ok(texts.chain(pointer).chain(programs).collect())
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -264,11 +276,11 @@ impl Settings {
     pub(crate) fn places(&self) -> Vec<PathBuf> {
         let own = self.layout.own().here;
         let names = ["whereabouts.kubeconfig", "whereabouts.conf", "nodename"];
-        let programs = [ENGINE].into_iter().chain(PLUGINS);
+        let beside = [pointer::NAME, ENGINE].into_iter().chain(PLUGINS);
         names
             .into_iter()
             .map(|name| own.join(name))
-            .chain(programs.map(|name| self.layout.bin.here.join(name)))
+            .chain(beside.map(|name| self.layout.bin.here.join(name)))
             .collect()
     }
 }

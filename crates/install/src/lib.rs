@@ -10,7 +10,8 @@
 //! CNI_BIN_DIR/whereabouts           the plugin           CNI_CONF_DIR/whereabouts.d/whereabouts.kubeconfig
 //! CNI_BIN_DIR/berth                 the plugin                        ""          /whereabouts.conf
 //! CNI_BIN_DIR/berth-full            `berth` itself                    ""          /nodename
-//! CNI_BIN_DIR/*.before-berth        what was there                    ""          /berth-install.json
+//! CNI_BIN_DIR/berth-full.json       where those are      ->           ""          /berth-install.json
+//! CNI_BIN_DIR/*.before-berth        what was there                    ""          /*.before-berth
 //! ```
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -24,6 +25,7 @@ mod layout;
 mod lock;
 mod manifest;
 mod place;
+mod pointer;
 mod remove;
 mod stay;
 
@@ -31,5 +33,6 @@ pub use cluster::ClusterSource;
 pub use error::InstallError;
 pub use install::{Action, Placed, Report, Settings, install};
 pub use layout::{Dir, Layout, Wanted};
+pub use pointer::Pointer;
 pub use remove::{Fate, Removed, remove};
 pub use stay::stay;

@@ -56,6 +56,18 @@ pub fn configuration_path(conf: &NetConf) -> Result<Option<PathBuf>, ConfigError
     Ok((!text.is_empty()).then(|| PathBuf::from(text)))
 }
 
+/// The directories that may have the node's name in a file `nodename`, the likeliest first: whereabouts has it in the
+/// `configuration_path`, its installer beside the flat file.
+pub fn homes(conf: &NetConf, file: Option<&FlatFile>) -> Vec<PathBuf> {
+    let inline = configuration_path(conf).ok().flatten();
+    let said = file
+        .and_then(|file| file.object.get("configuration_path")?.as_str())
+        .filter(|text| !text.is_empty())
+        .map(PathBuf::from);
+    let beside = file.and_then(|file| file.path.parent().map(Path::to_owned));
+    inline.into_iter().chain(said).chain(beside).collect()
+}
+
 fn read(path: &Path) -> Result<Option<FlatFile>, ConfigError> {
     let fail = |why: String| ConfigError::Flat {
         path: path.display().to_string(),

@@ -1,0 +1,224 @@
+//! A node of a cluster whose agent is away: whoever serves its calls then must not take the node's own database for the
+//! cluster's pools. On a real API server.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+mod host;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use berth_api::berth::SliceClaim;
+use berth_testkit::{Account, Cluster, fed};
+use host::{Host, succeeded};
+use kube::api::{Api, ListParams};
+use serde_json::{Value, json};
+
+const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+
+/// `berth agent`, killed when dropped.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An account of a namespace of its own, which has the same name.
+async fn account() -> (Account, String) {
+    let cluster = Cluster::shared().await;
+    for crd in berth_api::crds().unwrap() {
+        cluster.apply_object(crd).await.unwrap();
+    }
+    let namespace = cluster.namespace("away").await.unwrap();
+    let verbs = ["get", "list", "watch", "create", "patch", "delete"];
+    let rules = json!([
+        { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
+        { "apiGroups": ["berth.dev"], "resources": ["sliceclaims"], "verbs": verbs },
+        { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
+    ]);
+    let account = cluster.service_account(&namespace, &namespace, rules);
+    (account.await.unwrap(), namespace)
+}
+
+/// A network as its definition has it: it names no cluster.
+fn conf() -> Value {
+    json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan",
+        "ipam": {"type": "berth", "range": "10.0.0.0/16"}})
+}
+
+/// `program`, with nothing in its environment but what a runtime puts there.
+fn call(program: &Path, state: &Path, verb: &str, pod: &str, conf: &Value) -> (bool, Value) {
+    let mut command = Command::new(program);
+    command
+        .env_clear()
+        .args(["cni", "--plugin", "berth"])
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", format!("{pod}-container"))
+        .env("CNI_NETNS", "/var/run/netns/none")
+        .env("CNI_IFNAME", "net1")
+        .env(
+            "CNI_ARGS",
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+        )
+        .env("CNI_PATH", "/opt/cni/bin")
+        .env("BERTH_DATABASE", state.join("berth.db"));
+    let output = fed(&mut command, conf.to_string()).unwrap();
+    let body = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+    (output.status.success(), body)
+}
+
+/// Refused with `code`, in words that name `what`.
+fn refused(answer: (bool, Value), code: u64, what: &str) {
+    let (success, body) = answer;
+    assert!(!success, "{body}");
+    assert_eq!(body["code"], code, "{body}");
+    assert!(body.to_string().contains(what), "{what}: {body}");
+}
+
+fn every_verb_is_refused(program: &Path, state: &Path, what: &str) {
+    for verb in ["ADD", "CHECK", "DEL"] {
+        refused(call(program, state, verb, "b", &conf()), 11, what);
+    }
+    let mut collect = conf();
+    collect["cni.dev/valid-attachments"] = json!([]);
+    refused(call(program, state, "GC", "b", &collect), 11, what);
+    refused(call(program, state, "STATUS", "b", &conf()), 50, what);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_an_agent_served_a_cluster_nobody_gives_from_the_node_s_own_file() {
+    let (account, _) = account().await;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("berth.sock");
+    let child = Command::new(BERTH)
+        .env_clear()
+        .args(["agent", "--node", "node-1", "--kubeconfig"])
+        .arg(account.kubeconfig())
+        .arg("--socket")
+        .arg(&socket)
+        .env("BERTH_DATABASE", dir.path().join("berth.db"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let agent = Agent(child);
+    let began = Instant::now();
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(60), "no agent");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(agent);
+
+    let engine = Path::new(BERTH);
+    let mark = dir.path().join("berth.cluster");
+    every_verb_is_refused(engine, dir.path(), mark.to_str().unwrap());
+    // Who names the cluster is served.
+    let mut named = conf();
+    named["ipam"]["kubernetes"] = json!({ "kubeconfig": account.kubeconfig() });
+    let (success, body) = call(engine, dir.path(), "ADD", "b", &named);
+    assert!(success, "{body}");
+    // A machine that has left its cluster for good.
+    fs::remove_file(mark).unwrap();
+    let (success, body) = call(engine, dir.path(), "ADD", "c", &conf());
+    assert!(success, "{body}");
+}
+
+/// `berth install` into directories where nobody would look for them.
+struct Odd {
+    host: Host,
+    state: tempfile::TempDir,
+}
+
+impl Odd {
+    fn new() -> Odd {
+        let host = Host::new();
+        for dir in ["srv/plugins", "srv/networks"] {
+            fs::create_dir_all(host.at(dir)).unwrap();
+        }
+        let mut command = host.command(&["--once", "--output=json"]);
+        command
+            .env("BERTH_ENGINE", BERTH)
+            .env("CNI_BIN_DIR", "/srv/plugins")
+            .env("CNI_CONF_DIR", "/srv/networks");
+        succeeded(command);
+        Odd {
+            host,
+            state: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn engine(&self) -> PathBuf {
+        self.host.at("srv/plugins/berth-full")
+    }
+
+    /// What the installation says of its directory, seen from this machine: the host is a tree in it.
+    fn here(&self) {
+        let pointer = "srv/plugins/berth-full.json";
+        let text = self.host.read(pointer);
+        let own = self.host.at("srv/networks/whereabouts.d");
+        let seen = text.replace("/srv/networks/whereabouts.d", own.to_str().unwrap());
+        assert_ne!(seen, text);
+        self.host.write(pointer, &seen);
+    }
+
+    fn call(&self, verb: &str, pod: &str) -> (bool, Value) {
+        call(&self.engine(), self.state.path(), verb, pod, &conf())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engine_finds_the_cluster_where_the_installation_left_it() {
+    let (account, namespace) = account().await;
+    let odd = Odd::new();
+    odd.here();
+    let flat = "srv/networks/whereabouts.d/whereabouts.conf";
+    let kubernetes = json!({ "kubernetes": { "kubeconfig": account.kubeconfig() } });
+    let installed = odd.host.read(flat);
+    odd.host.write(flat, &kubernetes.to_string());
+    let (success, body) = odd.call("ADD", "a");
+    assert!(success, "{body}");
+    assert!(
+        !odd.state.path().join("berth.db").exists(),
+        "the cluster keeps everything"
+    );
+    assert!(installed.contains("whereabouts.kubeconfig"), "{installed}");
+
+    // And by which name the node goes.
+    let mut sliced = conf();
+    sliced["ipam"] = json!({"type": "berth", "range": "10.9.0.0/24", "fast_ipam": true});
+    let (success, body) = call(&odd.engine(), odd.state.path(), "ADD", "b", &sliced);
+    assert!(success, "{body}");
+    let client = Cluster::shared().await.client().await.unwrap();
+    let claims: Api<SliceClaim> = Api::namespaced(client, &namespace);
+    let claims = claims.list(&ListParams::default()).await.unwrap();
+    let nodes: Vec<&str> = claims
+        .iter()
+        .map(|claim| claim.spec.node.as_str())
+        .collect();
+    assert_eq!(nodes, ["node-1.example"]);
+}
+
+#[test]
+fn an_installation_whose_flat_file_is_gone_gives_nothing_from_the_node_s_own_file() {
+    let odd = Odd::new();
+    odd.here();
+    fs::remove_file(odd.host.at("srv/networks/whereabouts.d/whereabouts.conf")).unwrap();
+    every_verb_is_refused(&odd.engine(), odd.state.path(), "berth-full.json");
+    assert!(!odd.state.path().join("berth.db").exists());
+    // What can't be read is no reason to take the node for one of no cluster.
+    odd.host.write("srv/plugins/berth-full.json", "{");
+    let (success, body) = odd.call("ADD", "a");
+    assert!(
+        !success && body.to_string().contains("berth-full.json"),
+        "{body}"
+    );
+}

@@ -1,0 +1,75 @@
+//! What the engine beside the plugin is told of its installation: where the node's configuration is.
+//!
+//! The directories of a node may be any: an engine that is run without an agent finds the node's flat file, and with it the
+//! cluster, by this file beside itself. That it is there says that the node was installed for a cluster.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::error::InstallError;
+
+pub(crate) const NAME: &str = "berth-full.json";
+
+/// Where an installation has its configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pointer {
+    /// The file that says so.
+    pub path: PathBuf,
+    /// The directory of flat file, kubeconfig and node name.
+    pub configuration: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Text {
+    configuration_path: PathBuf,
+}
+
+impl Pointer {
+    /// What the installation of the program `engine` left; none where it was not installed, or for no cluster.
+    pub fn beside(engine: &Path) -> Result<Option<Pointer>, InstallError> {
+        let path = engine.with_file_name(NAME);
+        let unreadable = |what: String| InstallError::Pointer {
+            path: path.clone(),
+            what,
+        };
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error.kind().to_string())),
+        };
+        let text: Text =
+            serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
+        Ok(Some(Pointer {
+            configuration: text.configuration_path,
+            path,
+        }))
+    }
+}
+
+/// `own` is the directory of the configuration, as the host sees it.
+pub(crate) fn text(own: &Path) -> String {
+    format!("{:#}\n", json!({ "configuration_path": own }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back_and_what_is_not_there_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = dir.path().join("berth-full");
+        assert_eq!(Pointer::beside(&engine).unwrap(), None);
+        let own = Path::new("/srv/networks/whereabouts.d");
+        fs::write(dir.path().join(NAME), text(own)).unwrap();
+        let found = Pointer::beside(&engine).unwrap().unwrap();
+        assert_eq!(found.configuration, own);
+        fs::write(dir.path().join(NAME), "{}").unwrap();
+        let error = Pointer::beside(&engine).unwrap_err().to_string();
+        assert!(error.contains(NAME), "{error}");
+    }
+}

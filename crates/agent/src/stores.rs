@@ -5,11 +5,11 @@
 //! pools are in a cluster ([`Mark`], `berth install`): then the call is refused.
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_cni::{CniError, Code};
@@ -47,11 +47,12 @@ pub(crate) struct NodeStores {
     /// One for all clusters: two would meet in their pools, and wait for each other.
     journal: OnceLock<Arc<Journal>>,
     told: OnceCell<Connected>,
-    /// Clusters that networks name, by kubeconfig.
-    named: Mutex<HashMap<PathBuf, (Stamp, Connected)>>,
+    /// Clusters that networks name, by kubeconfig. One store each for as long as this process lives: its client follows the
+    /// kubeconfig, and a second store would have the node's slices a second time.
+    named: Mutex<HashMap<PathBuf, Connected>>,
 }
 
-/// A cluster's store and the collector of its garbage, which ends when the store is replaced.
+/// A cluster's store and the collector of its garbage, which ends with it.
 #[derive(Debug)]
 struct Connected {
     store: Arc<Store>,
@@ -79,13 +80,6 @@ pub(crate) enum Lifetime {
     Daemon(Box<Collectors>),
     /// One call: neither would pay.
     Call { node: String },
-}
-
-/// What tells a kubeconfig that was rewritten (a token or a CA was rotated) from the one that was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
-    modified: Option<SystemTime>,
-    size: u64,
 }
 
 impl NodeStores {
@@ -147,7 +141,7 @@ impl NodeStores {
             .get()
             .map(|connected| Arc::clone(&connected.store));
         let named = self.named.lock().await;
-        let named = named.values().map(|(_, connected)| &connected.store);
+        let named = named.values().map(|connected| &connected.store);
         for store in told.iter().chain(named) {
             if let Some(slices) = store.slices()
                 && let Err(error) = slices.flush().await
@@ -232,11 +226,8 @@ impl NodeStores {
     }
 
     async fn named(&self, kubeconfig: &Path, sliced: bool) -> Result<Arc<Store>, LedgerError> {
-        let stamp = Stamp::of(kubeconfig);
         let mut named = self.named.lock().await;
-        if let Some((seen, connected)) = named.get(kubeconfig)
-            && *seen == stamp
-        {
+        if let Some(connected) = named.get(kubeconfig) {
             return Ok(Arc::clone(&connected.store));
         }
         let connect = Connect {
@@ -245,7 +236,7 @@ impl NodeStores {
         };
         let connected = self.connect(&connect, sliced).await?;
         let store = Arc::clone(&connected.store);
-        named.insert(kubeconfig.to_owned(), (stamp, connected));
+        named.insert(kubeconfig.to_owned(), connected);
         Ok(store)
     }
 
@@ -319,16 +310,6 @@ impl NodeStores {
     }
 }
 
-impl Stamp {
-    fn of(path: &Path) -> Stamp {
-        let meta = fs::metadata(path).ok();
-        Stamp {
-            modified: meta.as_ref().and_then(|meta| meta.modified().ok()),
-            size: meta.map_or(0, |meta| meta.len()),
-        }
-    }
-}
-
 #[async_trait]
 impl Stores for NodeStores {
     async fn of(&self, network: &PodNetwork) -> Result<Arc<Store>, CniError> {
@@ -353,6 +334,7 @@ impl Stores for NodeStores {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use berth_cni::{Args, NetConf};
@@ -399,6 +381,23 @@ mod tests {
         Mark::beside(&database).leave().unwrap();
         let refused = mk_stores(&database, "").of(&network).await.unwrap_err();
         assert_eq!(refused.code, Code::TryLater);
+    }
+
+    /// Two would each have the node's slices, and a lock of its own around them (I1, I8).
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_written_anew_leads_to_the_same_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        fs::write(&kubeconfig, KUBECONFIG).unwrap();
+        let stores = mk_stores(&dir.path().join("berth.db"), "node-1");
+        let network = mk_network(json!({ "kubernetes": { "kubeconfig": kubeconfig } }));
+        let before = stores.of(&network).await.unwrap();
+        fs::write(
+            &kubeconfig,
+            KUBECONFIG.replace("token: t", "token: rotated"),
+        )
+        .unwrap();
+        assert!(Arc::ptr_eq(&before, &stores.of(&network).await.unwrap()));
     }
 
     #[tokio::test]

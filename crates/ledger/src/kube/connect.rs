@@ -3,13 +3,13 @@
 //! The client it makes never retries by itself: whether and when to try again is the desk's to
 //! decide, with its deadline and the server's `Retry-After` in view.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde::{Deserialize, Serialize};
 
+use super::follow;
 use crate::{LedgerError, chain};
 
 /// Where pools live when nothing names a namespace: whereabouts' own default.
@@ -55,13 +55,15 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connect {
-    /// Reads the credentials and makes a client. Does not talk to the server yet.
+    /// Reads the credentials and makes a client, which follows them. Does not talk to the server yet.
     pub async fn open(&self) -> Result<Connection, LedgerError> {
-        let (config, namespace) = match &self.kubeconfig {
-            Some(path) => from_file(path).await?,
-            None => in_cluster()?,
-        };
-        self.open_with(config, namespace)
+        match &self.kubeconfig {
+            Some(path) => follow::open(self, path).await,
+            None => {
+                let (config, namespace) = in_cluster()?;
+                self.open_with(config, namespace)
+            }
+        }
     }
 
     /// The same with a configuration that the caller made.
@@ -91,22 +93,6 @@ impl Connect {
     }
 }
 
-async fn from_file(path: &Path) -> Result<(Config, Option<String>), LedgerError> {
-    let name = format!("kubeconfig {}", path.display());
-    let file = Kubeconfig::read_from(path).map_err(|error| unreadable(&name, &error))?;
-    let context = file.current_context.clone().unwrap_or_default();
-    let namespace = file
-        .contexts
-        .iter()
-        .find(|named| named.name == context)
-        .and_then(|named| named.context.as_ref()?.namespace.clone())
-        .filter(|namespace| !namespace.is_empty());
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-        .await
-        .map_err(|error| unreadable(&name, &error))?;
-    Ok((config, namespace))
-}
-
 fn in_cluster() -> Result<(Config, Option<String>), LedgerError> {
     let config = Config::incluster()
         .map_err(|error| unreadable("the service account of this pod", &error))?;
@@ -114,7 +100,7 @@ fn in_cluster() -> Result<(Config, Option<String>), LedgerError> {
     Ok((config, Some(namespace)))
 }
 
-fn unreadable(target: &str, error: &dyn std::error::Error) -> LedgerError {
+pub(super) fn unreadable(target: &str, error: &dyn std::error::Error) -> LedgerError {
     LedgerError::Unreadable {
         target: target.to_owned(),
         why: chain(error),

@@ -13,6 +13,7 @@ mod claimants;
 mod claims;
 mod connect;
 pub mod events;
+mod follow;
 mod label;
 mod leftovers;
 mod marks;

@@ -1,0 +1,120 @@
+//! An agent whose kubeconfig is written anew under it (`berth install` does, whenever a token is rotated) goes on, with the
+//! same store. On a real API server.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use berth_agent::{AgentConfig, serve};
+use berth_api::whereabouts::IPPool;
+use berth_cni::wire::Request;
+use berth_cni::{Environment, http};
+use berth_ledger::kube::Connect;
+use berth_testkit::{Account, Cluster, Served};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One ADD over the agent's socket; the error of a refusal.
+async fn add(socket: &Path, pod: &str, ipam: Value) -> Result<String, String> {
+    let mut ipam = ipam;
+    ipam["type"] = json!("berth");
+    let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
+    let environment = Environment {
+        command: "ADD".to_owned(),
+        container_id: format!("{pod}-container"),
+        netns: "/var/run/netns/none".to_owned(),
+        ifname: "net1".to_owned(),
+        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+        path: "/opt/cni/bin".to_owned(),
+    };
+    let request = Request::new("berth", environment, conf.to_string());
+    let socket = socket.to_owned();
+    let call = move || http::call(&socket, &request, PATIENCE);
+    let answer = tokio::task::spawn_blocking(call).await.unwrap();
+    let answer = answer.map_err(|error| error.to_string())?;
+    let said: Value = serde_json::from_str(&answer.stdout).unwrap();
+    match said.pointer("/ips/0/address") {
+        Some(address) => Ok(address.as_str().unwrap().to_owned()),
+        None => Err(answer.stdout),
+    }
+}
+
+/// Waits until the API server does not know the account any more.
+async fn revoked(account: &Account, namespace: &str) {
+    let pools: Api<IPPool> = Api::namespaced(account.client().await.unwrap(), namespace);
+    let began = Instant::now();
+    while !matches!(pools.list(&ListParams::default()).await, Err(kube::Error::Api(said)) if said.code == 401)
+    {
+        assert!(began.elapsed() < PATIENCE, "the token is good still");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
+    let cluster = Cluster::shared().await;
+    for crd in berth_api::crds().unwrap() {
+        cluster.apply_object(crd).await.unwrap();
+    }
+    let namespace = cluster.namespace("rotation").await.unwrap();
+    let verbs = ["get", "list", "watch", "create", "patch", "delete"];
+    let rules = json!([
+        { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
+        { "apiGroups": ["berth.dev"], "resources": ["sliceclaims"], "verbs": verbs },
+        { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
+    ]);
+    let old = cluster.service_account(&namespace, "old", rules.clone());
+    let old = old.await.unwrap();
+    let new = cluster.service_account(&namespace, "new", rules);
+    let new = new.await.unwrap();
+
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, kubeconfig) = (dir.path().join("berth.sock"), dir.path().join("kubeconfig"));
+    fs::copy(old.kubeconfig(), &kubeconfig).unwrap();
+    let config = AgentConfig {
+        socket: socket.clone(),
+        database: dir.path().join("berth.db"),
+        node: "node-1".to_owned(),
+        cluster: Some(Connect {
+            kubeconfig: Some(kubeconfig.clone()),
+            ..Connect::default()
+        }),
+        listen: None,
+        flat_places: Some(Vec::new()),
+        garbage: Default::default(),
+        gather: None,
+        slices: Default::default(),
+        vms: None,
+    };
+    let agent = Served::start(|told| async {
+        serve(config, told).await.unwrap();
+    });
+    let plain = || json!({ "range": "10.0.0.0/24" });
+    let sliced = |range: &str| json!({ "range": range, "fast_ipam": true });
+    let began = Instant::now();
+    while let Err(why) = add(&socket, "a", plain()).await {
+        assert!(began.elapsed() < PATIENCE, "{why}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    add(&socket, "a", sliced("10.1.0.0/24")).await.unwrap();
+
+    let client = cluster.client().await.unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(client, &namespace);
+    let how = DeleteParams::default();
+    accounts.delete("old", &how).await.unwrap();
+    revoked(&old, &namespace).await;
+    fs::copy(new.kubeconfig(), dir.path().join("new")).unwrap();
+    fs::rename(dir.path().join("new"), &kubeconfig).unwrap();
+
+    assert_eq!(add(&socket, "b", plain()).await.unwrap(), "10.0.0.2/24");
+    // A slice that is claimed now, and one that the node had before.
+    for range in ["10.2.0.0/24", "10.1.0.0/24"] {
+        add(&socket, "b", sliced(range)).await.unwrap();
+    }
+    agent.stop().await;
+}

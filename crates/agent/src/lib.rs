@@ -13,6 +13,7 @@
     )
 )]
 
+mod boot;
 mod collectors;
 mod mark;
 mod metrics;

@@ -44,3 +44,66 @@ pub async fn once(config: OnceConfig, request: &Request) -> Answer {
     stores.finish().await;
     answer
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use berth_cni::Environment;
+    use berth_ledger::{SharedLedger, SqliteLedger};
+    use berth_pods::Store;
+    use serde_json::json;
+
+    use super::*;
+
+    fn mk_add(container: &str) -> Request {
+        // Two addresses.
+        let network = json!({
+            "cniVersion": "1.0.0", "name": "blue", "type": "bridge",
+            "ipam": { "type": "berth", "range": "10.0.0.0/30" },
+        });
+        let environment = Environment {
+            command: "ADD".into(),
+            container_id: container.into(),
+            netns: "/run/netns/x".into(),
+            ifname: "eth0".into(),
+            path: "/opt/cni/bin".into(),
+            ..Environment::default()
+        };
+        Request::new("berth", environment, network.to_string())
+    }
+
+    async fn call(database: &Path, container: &str) -> i32 {
+        let config = OnceConfig {
+            database: database.to_owned(),
+            node: String::new(),
+            cluster: None,
+            flat_places: Some(Vec::new()),
+            installed: None,
+        };
+        once(config, &mk_add(container)).await.exit
+    }
+
+    /// Containers of an older boot, which nobody deleted.
+    async fn left(database: &Path, containers: &[&str]) {
+        let ledger: SharedLedger = Arc::new(SqliteLedger::open(database).unwrap());
+        let store = Arc::new(Store::standalone(ledger, DeskMetrics::default()));
+        let front = Front::new(Arc::new(store), "")
+            .with_boot("old")
+            .with_flat_places(Vec::new());
+        for container in containers {
+            let answer = front.answer(&mk_add(container)).await;
+            assert_eq!(answer.exit, 0, "{}", answer.stdout);
+        }
+    }
+
+    #[tokio::test]
+    async fn plugins_252_697_a_machine_without_an_agent_loses_no_address_to_a_reboot() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = dir.path().join("berth.db");
+        left(&database, &["old-1", "old-2"]).await;
+        assert_eq!(call(&database, "new-1").await, 0);
+        assert_eq!(call(&database, "new-2").await, 0);
+        assert_ne!(call(&database, "new-3").await, 0, "both are in use");
+    }
+}

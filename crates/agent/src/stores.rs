@@ -27,6 +27,7 @@ use berth_slices::{PlainPools, SliceMetrics, SliceSettings, Slices};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::DropGuard;
 
+use crate::boot::Boot;
 use crate::collectors::Collectors;
 use crate::mark::{self, Mark};
 
@@ -38,6 +39,7 @@ pub(crate) struct NodeStores {
     /// What `berth install` left of its having been told a cluster.
     installed: Option<PathBuf>,
     mark: Mark,
+    boot: Boot,
     lifetime: Lifetime,
     metrics: DeskMetrics,
     /// How the leader's desk is asked, if it is.
@@ -91,6 +93,7 @@ impl NodeStores {
     ) -> NodeStores {
         NodeStores {
             mark: Mark::beside(&database),
+            boot: Boot::beside(&database),
             database,
             cluster,
             installed: None,
@@ -121,12 +124,7 @@ impl NodeStores {
 
     /// Opens what an agent needs whatever is asked of it, so that it fails at its start if it must.
     pub(crate) async fn open(&self) -> Result<(), LedgerError> {
-        let local = self.local().await?;
-        // Before anything is served: a container of this boot may need what one of the last has left.
-        let freed = reboot::sweep(local, &boot::current()).await?;
-        if !freed.is_empty() {
-            tracing::info!(?freed, "a reboot left these addresses");
-        }
+        self.sweep().await?;
         if let Some(connect) = &self.cluster {
             self.told(connect, false).await?;
             self.mark.leave()?;
@@ -211,9 +209,23 @@ impl NodeStores {
         }
     }
 
+    /// Frees what a reboot has left, before anything is served: a container of this boot may need it.
+    async fn sweep(&self) -> Result<(), LedgerError> {
+        let freed = reboot::sweep(self.local().await?, self.boot.name()).await?;
+        if !freed.is_empty() {
+            tracing::info!(?freed, "a reboot left these addresses");
+        }
+        self.boot.swept();
+        Ok(())
+    }
+
     async fn standalone(&self) -> Result<Arc<Store>, LedgerError> {
         let open = async || {
             let ledger = SharedLedger::clone(self.local().await?);
+            // An agent has done it at its start.
+            if matches!(self.lifetime, Lifetime::Call { .. }) && !self.boot.is_swept() {
+                self.sweep().await?;
+            }
             Ok(Arc::new(Store::standalone(ledger, self.metrics.clone())))
         };
         self.standalone.get_or_try_init(open).await.cloned()

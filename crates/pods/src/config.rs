@@ -135,6 +135,7 @@ impl PodNetwork {
             });
         }
         let mut warnings = Vec::new();
+        warnings.extend(flat::unfound(conf, flat)?);
         let settings = settings::read(&source, conf)?;
         let ranges = ranges::read(&source, &settings, &mut warnings)?;
         let mut network = PodNetwork {

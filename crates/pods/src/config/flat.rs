@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use berth_cni::NetConf;
 use berth_cni::fields::{Fields, Path as FieldPath};
+use berth_core::Warning;
 use serde_json::Value;
 
 use super::ConfigError;
@@ -21,6 +22,9 @@ pub const PLACES: [&str; 4] = [
     "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
     "/var/lib/rancher/k3s/agent/etc/cni/net.d/whereabouts.d/whereabouts.conf",
 ];
+
+/// Its name in a directory.
+const NAME: &str = "whereabouts.conf";
 
 /// A flat file that was found.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,7 +41,7 @@ pub fn find<P: AsRef<Path>>(conf: &NetConf, places: &[P]) -> Result<Option<FlatF
         .chain(places.iter().map(|place| place.as_ref().to_owned()));
     for mut path in candidates {
         if path.is_dir() {
-            path.push("whereabouts.conf");
+            path.push(NAME);
         }
         if let Some(file) = read(&path)? {
             return Ok(Some(file));
@@ -54,6 +58,25 @@ pub fn configuration_path(conf: &NetConf) -> Result<Option<PathBuf>, ConfigError
     let path = FieldPath::Root("ipam");
     let text = Fields::of(&path, ipam)?.text_or_empty("configuration_path")?;
     Ok((!text.is_empty()).then(|| PathBuf::from(text)))
+}
+
+/// What is to be said of a `configuration_path` at which `found` was not: whereabouts looks elsewhere and says nothing.
+pub(super) fn unfound(
+    conf: &NetConf,
+    found: Option<&FlatFile>,
+) -> Result<Option<Warning>, ConfigError> {
+    let said = configuration_path(conf)?.filter(|path| {
+        let is_there = |found: &FlatFile| found.path == *path || found.path == path.join(NAME);
+        !found.is_some_and(is_there)
+    });
+    Ok(said.map(|path| Warning {
+        field: "configuration_path",
+        value: path.display().to_string(),
+        why: match found {
+            Some(found) => format!("no flat file is there; {} is used", found.path.display()),
+            None => "no flat file is there, nor at any of the usual places".to_owned(),
+        },
+    }))
 }
 
 /// The directories that may have the node's name in a file `nodename`, the likeliest first: whereabouts has it in the

@@ -45,7 +45,11 @@ pub(super) fn add_requested(
 ) -> Result<(), ConfigError> {
     for text in &args.ip {
         let one = requested("CNI_ARGS IP", text, network)?;
-        network.addresses.push(one);
+        // Asked for twice it would be refused: held by itself.
+        let known = |other: &StaticAddress| other.address == one.address;
+        if !network.addresses.iter().any(known) {
+            network.addresses.push(one);
+        }
     }
     for text in &args.gateway {
         let Some(gateway) = address("CNI_ARGS GATEWAY", text)? else {
@@ -77,8 +81,7 @@ pub(super) fn add_requested(
         match home {
             Some(range) => {
                 range.wanted = Some(one.address);
-                // Multus tells a selection's `ips` twice, as `IP=` too. Asked for twice it would be refused: held
-                // by itself.
+                // Multus tells a selection's `ips` twice, as `IP=` too.
                 network.addresses.retain(|other| !is_same(other));
             }
             None if network.addresses.iter().any(is_same) => {}

@@ -441,6 +441,25 @@ fn an_address_that_is_asked_for_twice_is_one() {
         .map(|one| one.address.to_string())
         .collect();
     assert_eq!(named, ["172.16.0.1"]);
+
+    let network = read_with(
+        json!({"addresses": [{"address": "172.16.0.1/16", "gateway": "172.16.0.254"}]}),
+        json!({}),
+        "IP=172.16.0.1/16,172.16.0.2/16,172.16.0.2/16",
+        None,
+    )
+    .unwrap();
+    let named: Vec<String> = network
+        .addresses
+        .iter()
+        .map(|one| one.address.to_string())
+        .collect();
+    assert_eq!(named, ["172.16.0.1", "172.16.0.2"]);
+    assert_eq!(
+        network.addresses[0].gateway,
+        "172.16.0.254".parse().ok(),
+        "the network's own counts"
+    );
 }
 
 #[test]
@@ -503,6 +522,23 @@ fn flat_files_are_found_in_order_and_none_is_needed() {
         .unwrap()
         .unwrap();
     assert_eq!(found.path, own.join("whereabouts.conf"));
+
+    // The directory's own file is meant as well as the directory; a path with nothing at it is told of.
+    let args = Args::parse("").unwrap();
+    let told = |path: &std::path::Path| {
+        let conf = conf(path.to_str().unwrap());
+        let flat = flat::find(&conf, &places).unwrap();
+        let network = PodNetwork::read(&conf, &args, "whereabouts", flat.as_ref()).unwrap();
+        let told = network.warnings.iter().map(ToString::to_string);
+        told.collect::<Vec<String>>()
+    };
+    assert_eq!(told(&own), [""; 0]);
+    assert_eq!(told(&own.join("whereabouts.conf")), [""; 0]);
+    let warnings = told(&dir.path().join("typo"));
+    assert_eq!(warnings.len(), 1);
+    for part in ["configuration_path", "typo", "second.conf is used"] {
+        assert!(warnings[0].contains(part), "{warnings:?}");
+    }
 
     std::fs::write(&second, "{").unwrap();
     let broken = flat::find(&conf(""), &places).unwrap_err();

@@ -1,4 +1,5 @@
-//! DEL: frees what was given to this container's interface, in every pool of the network.
+//! DEL: frees what was given to this container's interface, in every pool of the network; on a machine by itself also in
+//! pools that the network gave from before, or for a call that named an address.
 //!
 //! Goes on past an error, so that one pool's trouble does not keep another's addresses; the first error is
 //! reported, so that the runtime comes back. Freeing nothing is a success: a repeat must be one.
@@ -13,6 +14,7 @@ use crate::config::PodNetwork;
 use crate::cut;
 use crate::error::PodError;
 use crate::layout::Layout;
+use crate::own;
 use crate::release::{free, release};
 use crate::sticky::Wishes;
 use crate::store::Store;
@@ -55,6 +57,15 @@ pub async fn del(
             }
         }
     }
+    if !store.in_cluster {
+        match del_in_former(store, network, handle, ifname).await {
+            Ok(some) => freed.extend(some),
+            Err(error) => {
+                tracing::warn!(%handle, %error, "DEL in pools of before");
+                first = first.or(Some(error));
+            }
+        }
+    }
     match first {
         Some(error) => Err(error),
         None => {
@@ -64,6 +75,26 @@ pub async fn del(
             Ok(freed)
         }
     }
+}
+
+/// Frees in pools that the network does not name now. They may be others', so a record must say that it is of the network.
+async fn del_in_former(
+    store: &Store,
+    network: &PodNetwork,
+    handle: &Handle,
+    ifname: &str,
+) -> Result<Vec<Address>, PodError> {
+    let mut freed = Vec::new();
+    for pool in own::former(store, network).await? {
+        store.settle(&pool, handle).await?;
+        let mut held = own::records(store, network, &pool).await?;
+        held.retain(|(_, record)| record.handle == *handle && record.owner.part == ifname);
+        if !held.is_empty() {
+            let network = own::as_it_was(network, &pool);
+            freed.extend(free(store, &network, &pool, held).await?);
+        }
+    }
+    Ok(freed)
 }
 
 async fn del_in(

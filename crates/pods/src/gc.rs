@@ -10,10 +10,10 @@ use berth_cni::Attachment as Valid;
 use berth_core::{Address, Record};
 use berth_ledger::PoolKey;
 
-use crate::attachment::attribute;
 use crate::config::PodNetwork;
 use crate::error::PodError;
 use crate::layout::Layout;
+use crate::own;
 use crate::release::free;
 use crate::store::Store;
 
@@ -40,17 +40,21 @@ pub async fn gc(
                 let held = (entry.address, entry.record);
                 ours.entry(entry.pool).or_default().push(held);
             }
-            ours.extend(standalone(store, network, true).await?);
+            ours.extend(of_slices(store, network).await?);
             ours
         }
         None if store.in_cluster => ByPool::new(),
-        None => standalone(store, network, false).await?,
+        None => standalone(store, network).await?,
     };
     let mut freed = Vec::new();
     let mut first = None;
     for (pool, held) in &mut ours {
         held.retain(|(_, record)| is_dead(record));
-        match free(store, network, pool, held.clone()).await {
+        let freeing = match store.in_cluster {
+            true => free(store, network, pool, held.clone()).await,
+            false => free(store, &own::as_it_was(network, pool), pool, held.clone()).await,
+        };
+        match freeing {
             Ok(some) => freed.extend(some),
             Err(error) => {
                 tracing::warn!(%pool, %error, "GC goes on with the other pools");
@@ -72,23 +76,24 @@ pub async fn gc(
     }
 }
 
-/// The records of this machine that were made for this network. What does not say so is somebody else's.
-async fn standalone(
-    store: &Store,
-    network: &PodNetwork,
-    only_slices: bool,
-) -> Result<ByPool, PodError> {
+/// The records of this machine that were made for this network, in whichever of its pools.
+async fn standalone(store: &Store, network: &PodNetwork) -> Result<ByPool, PodError> {
+    let mut ours = ByPool::new();
+    for pool in own::pools(&store.ledger).await? {
+        let held = own::records(store, network, &pool).await?;
+        ours.insert(pool, held);
+    }
+    Ok(ours)
+}
+
+/// The same of the node's slices, which the network gives from.
+async fn of_slices(store: &Store, network: &PodNetwork) -> Result<ByPool, PodError> {
     let mut ours = ByPool::new();
     for pool in &Layout::of(network).pools {
-        if only_slices && pool.sliced.is_none() {
-            continue;
+        if pool.sliced.is_some() {
+            let held = own::records(store, network, &pool.key).await?;
+            ours.insert(pool.key.clone(), held);
         }
-        let now = store.look(&pool.key).await?;
-        let of_network = now.pool.records().filter(|(_, record)| {
-            record.attribute(attribute::NETWORK) == Some(network.name.as_str())
-        });
-        let held = of_network.map(|(address, record)| (address, record.clone()));
-        ours.insert(pool.key.clone(), held.collect());
     }
     Ok(ours)
 }

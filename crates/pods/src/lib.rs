@@ -45,6 +45,7 @@ pub mod garbage;
 pub mod gc;
 pub mod journal;
 pub mod layout;
+mod own;
 pub mod probe;
 mod release;
 pub mod reserve;

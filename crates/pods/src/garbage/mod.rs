@@ -27,7 +27,7 @@ mod hands;
 pub mod judge;
 mod local;
 mod metrics;
-mod pairing;
+pub(crate) mod pairing;
 pub mod plan;
 pub mod reboot;
 mod sweep;

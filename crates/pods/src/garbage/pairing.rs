@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use berth_api::names;
 use berth_core::Owner;
+use berth_ledger::PoolKey;
 use berth_slices::sliced;
 
 use super::facts::{Held, Observed, Reservation};
@@ -94,19 +95,23 @@ fn same_owner(a: &Owner, b: &Owner) -> bool {
 /// The name that an entry's reservation has, unless the pool is a node's slice. None for a pool whose name was not made
 /// from its range.
 pub(super) fn expected_name(held: &Held) -> Option<String> {
-    let range = names::pool("", "", held.pool.network?);
-    let network = sliced::plain_name(&held.pool.name).strip_suffix(&range)?;
-    let network = match network {
-        "" => "",
-        named => named.strip_suffix('-')?,
-    };
+    let network = network_name(&held.pool)?;
     Some(names::reservation(network, held.address))
+}
+
+/// The `network_name` of a pool's network; empty for none.
+pub(crate) fn network_name(pool: &PoolKey) -> Option<&str> {
+    let range = names::pool("", "", pool.network?);
+    match sliced::plain_name(&pool.name).strip_suffix(&range)? {
+        "" => Some(""),
+        named => named.strip_suffix('-'),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use berth_core::{Handle, Record};
-    use berth_ledger::{ClaimKey, ClaimKind, PoolKey};
+    use berth_ledger::{ClaimKey, ClaimKind};
 
     use super::super::facts::Note;
     use super::*;

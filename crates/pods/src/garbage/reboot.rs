@@ -9,13 +9,12 @@ use std::collections::HashSet;
 use berth_api::names;
 use berth_core::{Address, Change, Pool, Record, Request};
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedLedger};
-use berth_slices::sliced;
 
 use super::facts::{Held, Note};
 use super::pairing::expected_name;
 use crate::attachment::attribute;
 use crate::error::PodError;
-use crate::journal;
+use crate::own;
 use crate::store::Store;
 
 /// Frees what older boots than `boot` left in this machine's own ledger, and the reservations that no record is left
@@ -28,13 +27,9 @@ pub async fn sweep(ledger: &SharedLedger, boot: &str) -> Result<Vec<Address>, Le
     let reservations = ledger.claims(ClaimKind::Reservation).await?;
     let mut freed = Vec::new();
     let mut kept = Kept::default();
-    for pool in ledger.pools().await? {
-        // A cluster's pods are judged by the cluster.
-        let of_cluster =
-            pool.name.starts_with(sliced::POOLS) || pool.name.starts_with(sliced::HOLDINGS);
-        if !pool.name.starts_with(journal::POOLS) && !of_cluster {
-            freed.extend(sweep_pool(ledger, &pool, boot, &mut kept).await?);
-        }
+    // A cluster's pods are judged by the cluster.
+    for pool in own::pools(ledger).await? {
+        freed.extend(sweep_pool(ledger, &pool, boot, &mut kept).await?);
     }
     for (key, record) in reservations {
         if !kept.need(&key.name) {

@@ -223,8 +223,12 @@ impl NodeStores {
         let open = async || {
             let ledger = SharedLedger::clone(self.local().await?);
             // An agent has done it at its start.
-            if matches!(self.lifetime, Lifetime::Call { .. }) && !self.boot.is_swept() {
-                self.sweep().await?;
+            if matches!(self.lifetime, Lifetime::Call { .. })
+                && !self.boot.is_swept()
+                && let Err(error) = self.sweep().await
+            {
+                // What one pool still holds in vain is no reason to refuse an address of another.
+                tracing::warn!(%error, "what a reboot left is looked for again by the next call");
             }
             Ok(Arc::new(Store::standalone(ledger, self.metrics.clone())))
         };

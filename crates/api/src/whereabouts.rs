@@ -62,7 +62,7 @@ pub struct IPAllocation {
     doc = "One address, reserved across all pools whose ranges overlap. The object's name is the address."
 )]
 pub struct OverlappingRangeIPReservationSpec {
-    /// A container. whereabouts never writes it; nothing may rest on it.
+    /// The container that the pod's interface is of. whereabouts never writes it: empty says nothing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub containerid: String,
     /// The pod, as `namespace/name`.

@@ -7,7 +7,7 @@ use anyhow::bail;
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Record, Request};
 use berth_desk::{Desk, DeskMetrics, DeskSettings};
-use berth_ledger::{ClaimKind, PoolKey, SharedLedger};
+use berth_ledger::{ClaimKind, LedgerError, PoolKey, SharedLedger};
 use clap::Args;
 
 use crate::addresses::{AddressRow, holders};
@@ -99,7 +99,11 @@ async fn release(
     }
     for (name, record) in ledger.claims(ClaimKind::Reservation).await? {
         if record.owner == holder.owner && berth_api::names::reserves(&name.name, address) {
-            ledger.remove(&name, &record).await?;
+            match ledger.remove(&name, &record).await {
+                // The pod was made again meanwhile, and has said so.
+                Err(LedgerError::Taken { .. }) => {}
+                ended => ended?,
+            }
         }
     }
     Ok(())

@@ -82,6 +82,15 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.below(None).remove(key, expected).await
     }
 
+    async fn pass(
+        &self,
+        key: &ClaimKey,
+        expected: &Record,
+        record: &Record,
+    ) -> Result<(), LedgerError> {
+        self.below(None).pass(key, expected, record).await
+    }
+
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         self.below(None).claim(key).await
     }
@@ -158,6 +167,15 @@ impl<L: Layer> Ledger for L {
 
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         Layer::remove(self, key, expected).await
+    }
+
+    async fn pass(
+        &self,
+        key: &ClaimKey,
+        expected: &Record,
+        record: &Record,
+    ) -> Result<(), LedgerError> {
+        Layer::pass(self, key, expected, record).await
     }
 
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {

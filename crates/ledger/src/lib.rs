@@ -252,6 +252,15 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// [`LedgerError::Taken`] (I6).
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError>;
 
+    /// Passes the claim on from `expected` to `record`, in one step: at no time is the name free. One that `record` has
+    /// already stands; one that neither has, or nobody, is [`LedgerError::Taken`] (I6).
+    async fn pass(
+        &self,
+        key: &ClaimKey,
+        expected: &Record,
+        record: &Record,
+    ) -> Result<(), LedgerError>;
+
     /// The holder of a name, read so that a completed create is seen.
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError>;
 

@@ -124,6 +124,26 @@ impl Ledger for MemoryLedger {
         }
     }
 
+    async fn pass(
+        &self,
+        key: &ClaimKey,
+        expected: &Record,
+        record: &Record,
+    ) -> Result<(), LedgerError> {
+        let mut claims = lock(&self.claims);
+        match claims.get_mut(key) {
+            Some(held) if held.same_holder(record) => Ok(()),
+            Some(held) if held.same_holder(expected) => {
+                *held = record.clone();
+                Ok(())
+            }
+            held => Err(LedgerError::Taken {
+                name: key.to_string(),
+                by: held.map_or_else(|| "nobody".into(), |held| held.owner.to_string()),
+            }),
+        }
+    }
+
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         Ok(lock(&self.claims).get(key).cloned())
     }

@@ -252,7 +252,7 @@ impl Ledger for SqliteLedger {
             claiming(connection, key.kind, |transaction| {
                 match rows::claim(transaction, &key)? {
                     Some(held) if held.same_holder(&record) => Ok(()),
-                    Some(held) => Err(taken(&key, &held).into()),
+                    Some(held) => Err(taken(&key, Some(&held)).into()),
                     None => rows::insert_claim(transaction, &key, &record),
                 }
             })
@@ -265,9 +265,33 @@ impl Ledger for SqliteLedger {
         self.run("remove", move |connection| {
             claiming(connection, key.kind, |transaction| {
                 match rows::claim(transaction, &key)? {
-                    Some(held) if !held.same_holder(&expected) => Err(taken(&key, &held).into()),
+                    Some(held) if !held.same_holder(&expected) => {
+                        Err(taken(&key, Some(&held)).into())
+                    }
                     Some(_) => rows::delete_claim(transaction, &key),
                     None => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    async fn pass(
+        &self,
+        key: &ClaimKey,
+        expected: &Record,
+        record: &Record,
+    ) -> Result<(), LedgerError> {
+        let (key, expected, record) = (key.clone(), expected.clone(), record.clone());
+        self.run("pass", move |connection| {
+            claiming(connection, key.kind, |transaction| {
+                match rows::claim(transaction, &key)? {
+                    Some(held) if held.same_holder(&record) => Ok(()),
+                    Some(held) if held.same_holder(&expected) => {
+                        rows::delete_claim(transaction, &key)?;
+                        rows::insert_claim(transaction, &key, &record)
+                    }
+                    held => Err(taken(&key, held.as_ref()).into()),
                 }
             })
         })
@@ -308,9 +332,9 @@ fn claiming(
     done
 }
 
-fn taken(key: &ClaimKey, held: &Record) -> LedgerError {
+fn taken(key: &ClaimKey, held: Option<&Record>) -> LedgerError {
     LedgerError::Taken {
         name: key.to_string(),
-        by: held.owner.to_string(),
+        by: held.map_or_else(|| "nobody".into(), |held| held.owner.to_string()),
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use berth_cni::result::IpamResult;
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Claim, Granted, Record, Refusal, Release, Request, Want};
-use berth_ledger::PoolKey;
+use berth_ledger::{LedgerError, PoolKey};
 use berth_slices::sliced::is_sliced;
 use futures::future::join_all;
 
@@ -267,18 +267,22 @@ impl Addition<'_> {
     async fn roll_back(&self, held: Vec<Held>, ours: &[Address]) {
         let is_ours = |held: &Held| ours.contains(&held.granted.address) || held.granted.fresh;
         let fresh: Vec<Held> = held.into_iter().filter(is_ours).collect();
-        let addresses: Vec<Address> = fresh.iter().map(|held| held.granted.address).collect();
         if self.network.overlap_checks
-            && let Err(error) = self
-                .reservations()
-                .end(&self.record.owner, &addresses)
-                .await
+            && let Err(error) = self.end_reservations(&fresh).await
         {
             tracing::warn!(owner = %self.record.owner, %error, "rollback: reservations stay until DEL");
         }
         if let Err(error) = self.free(&fresh).await {
             tracing::warn!(owner = %self.record.owner, %error, "rollback: records stay until DEL");
         }
+    }
+
+    async fn end_reservations(&self, lost: &[Held]) -> Result<(), LedgerError> {
+        let reservations = self.reservations();
+        let all = lost
+            .iter()
+            .map(|held| reservations.end(&held.pool, held.granted.address, &self.record));
+        join_all(all).await.into_iter().collect()
     }
 
     fn is_named(&self, slot: usize) -> bool {

@@ -51,8 +51,8 @@ pub async fn gc(
     for (pool, held) in &mut ours {
         held.retain(|(_, record)| is_dead(record));
         let freeing = match store.in_cluster {
-            true => free(store, network, pool, held.clone()).await,
-            false => free(store, &own::as_it_was(network, pool), pool, held.clone()).await,
+            true => free_held(store, network, pool, held).await,
+            false => free_held(store, &own::as_it_was(network, pool), pool, held).await,
         };
         match freeing {
             Ok(some) => freed.extend(some),
@@ -74,6 +74,26 @@ pub async fn gc(
         Some(error) => Err(error),
         None => Ok(freed),
     }
+}
+
+/// Frees those that the pool still has. A journal's entry of a pod that was made again elsewhere is history, and must not
+/// end the reservation that the pod has now.
+async fn free_held(
+    store: &Store,
+    network: &PodNetwork,
+    pool: &PoolKey,
+    held: &[(Address, Record)],
+) -> Result<Vec<Address>, PodError> {
+    if held.is_empty() {
+        return Ok(Vec::new());
+    }
+    let now = store.look(pool).await?;
+    let still = |(address, record): &&(Address, Record)| {
+        let mut holders = now.pool.holders(*address);
+        holders.any(|holder| holder.same_holder(record))
+    };
+    let held = held.iter().filter(still).cloned().collect();
+    free(store, network, pool, held).await
 }
 
 /// The records of this machine that were made for this network, in whichever of its pools.

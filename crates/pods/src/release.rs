@@ -2,12 +2,13 @@
 //!
 //! The reservation goes first, the record second: the reverse of the order in which they were made. A crash in
 //! between leaves a record without a reservation, which the repeated DEL frees; the other order would leave a
-//! reservation that nobody's record leads to.
+//! reservation that nobody's record leads to. Both name the container: where the pod was made again meanwhile, neither
+//! goes.
 
 use std::time::Duration;
 
 use berth_core::plan::Selector;
-use berth_core::{Address, Answer, Record, Refusal, Release, Request};
+use berth_core::{Address, Answer, Owner, Record, Refusal, Release, Request};
 use berth_ledger::{LedgerError, PoolKey};
 use berth_slices::sliced::is_sliced;
 use futures::future::join_all;
@@ -78,7 +79,7 @@ async fn free_one(
 ) -> Result<Option<Address>, PodError> {
     let reservations = Reservations::of(store, &network.network_name);
     if network.overlap_checks {
-        let ended = reservations.end(&record.owner, &[address]).await;
+        let ended = reservations.end(pool, address, record).await;
         match ended {
             // The node's own record decides; a reservation without one is ended by the next sweep.
             Err(error) if is_sliced(pool) && is_away(&error) => {
@@ -94,16 +95,33 @@ async fn free_one(
     let answer = release(store, pool, selector, network.settings.cooldown).await?;
     match answer {
         Answer::Released(freed) => Ok((!freed.is_empty()).then_some(address)),
-        // The pod was made again and took the record over between our look and our release: what we ended
-        // is its reservation now.
         Answer::Refused(Refusal::Held { by, .. }) if by == record.owner => {
             if network.overlap_checks {
-                reservations.reserve(&by, &[address]).await?;
+                give_back(store, &reservations, pool, address, &by).await?;
             }
             Ok(None)
         }
         _ => Ok(None),
     }
+}
+
+/// The pod was made again, by somebody who does not say so in the reservation, and took the record over between our look
+/// and our release: what we ended was its reservation.
+async fn give_back(
+    store: &Store,
+    reservations: &Reservations<'_>,
+    pool: &PoolKey,
+    address: Address,
+    owner: &Owner,
+) -> Result<(), PodError> {
+    let now = store.look(pool).await?;
+    let Some(holder) = now.pool.holders(address).find(|held| held.owner == *owner) else {
+        return Ok(());
+    };
+    if !reservations.reserve(holder, &[address]).await?.is_empty() {
+        tracing::error!(%address, %owner, "another owner has reserved the address of a living pod; one of them has to go");
+    }
+    Ok(())
 }
 
 /// Whether the API server could not be asked, in contrast to what it said.

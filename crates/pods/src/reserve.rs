@@ -1,15 +1,23 @@
 //! One address across pools whose ranges overlap: the reservation, a claim by name.
 //!
-//! A reservation is made after the pool's record and ended before it. So the pool's record, which everybody who
-//! shares the pool reads, is there whenever the reservation is; and whoever finds a record without a reservation
-//! (a crash in between) makes it good by asking again.
+//! A reservation is made after the pool's record. So the pool's record, which everybody who shares the pool reads, is
+//! there whenever the reservation is; and whoever finds a record without a reservation (a crash in between) makes it
+//! good by asking again.
+//!
+//! It names the container too, and whoever takes a pool's record over writes its own container into the reservation
+//! before it answers ([`make`]): it is passed on, and at no time is the name free. So a late word of the container
+//! before finds another's reservation and ends nothing ([`end`]). Of one that names no container (whereabouts
+//! writes none) the pool's record tells whose it is.
 
 use berth_api::names;
-use berth_core::{Address, Handle, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, LedgerError};
+use berth_core::{Address, Owner, Record};
+use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey};
 use futures::future::join_all;
 
 use crate::store::Store;
+
+/// Looks at a reservation that changes under our hands.
+const TRIES: usize = 3;
 
 /// The reservations of one network.
 #[derive(Debug, Clone, Copy)]
@@ -26,18 +34,15 @@ impl<'a> Reservations<'a> {
         }
     }
 
-    /// Reserves each address for `owner`; gives back those that somebody else has.
+    /// Reserves each address for `holder`; gives back those that somebody else has.
     pub async fn reserve(
         &self,
-        owner: &Owner,
+        holder: &Record,
         addresses: &[Address],
     ) -> Result<Vec<Address>, LedgerError> {
-        let all = join_all(
-            addresses
-                .iter()
-                .map(|address| self.reserve_one(owner, *address)),
-        )
-        .await;
+        let keys: Vec<ClaimKey> = addresses.iter().map(|address| self.key(*address)).collect();
+        let ledger = &*self.store.ledger;
+        let all = join_all(keys.iter().map(|key| make(ledger, key, holder))).await;
         let mut taken = Vec::new();
         for (address, reserved) in addresses.iter().zip(all) {
             if !reserved? {
@@ -50,45 +55,32 @@ impl<'a> Reservations<'a> {
         Ok(taken)
     }
 
-    async fn reserve_one(&self, owner: &Owner, address: Address) -> Result<bool, LedgerError> {
-        let key = self.key(address);
-        match self.store.ledger.create(&key, &record(owner)).await {
-            Ok(()) => Ok(true),
-            Err(LedgerError::Taken { .. }) => match self.store.ledger.claim(&key).await? {
-                Some(held) => Ok(is_ours(&held, owner)),
-                // Ended between the two: the next round makes it.
-                None => self
-                    .store
-                    .ledger
-                    .create(&key, &record(owner))
-                    .await
-                    .map(|()| true),
-            },
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Ends the reservations that `owner` has. One that is another's stays (I6).
-    pub async fn end(&self, owner: &Owner, addresses: &[Address]) -> Result<(), LedgerError> {
-        let all = join_all(
-            addresses
-                .iter()
-                .map(|address| self.end_one(owner, *address)),
-        )
-        .await;
-        all.into_iter().collect()
-    }
-
-    async fn end_one(&self, owner: &Owner, address: Address) -> Result<(), LedgerError> {
-        let key = self.key(address);
+    /// Ends the reservation of an address that `holder` has or had in that pool. One that is another's stays (I6).
+    pub async fn end(
+        &self,
+        pool: &PoolKey,
+        address: Address,
+        holder: &Record,
+    ) -> Result<(), LedgerError> {
         self.store.foreign.forget(self.network_name, address);
-        match self.store.ledger.remove(&key, &record(owner)).await {
-            Err(LedgerError::Taken { .. }) => match self.store.ledger.claim(&key).await? {
-                Some(held) if is_ours(&held, owner) => self.store.ledger.remove(&key, &held).await,
-                _ => Ok(()),
-            },
-            other => other,
-        }
+        let key = self.key(address);
+        end(&*self.store.ledger, &key, (pool, address), holder).await
+    }
+
+    /// Who has the reservation.
+    pub async fn holder(&self, address: Address) -> Result<Option<Record>, LedgerError> {
+        self.store.ledger.claim(&self.key(address)).await
+    }
+
+    /// Passes the reservation on from one holder to another; false if that one does not have it any more.
+    pub async fn pass(
+        &self,
+        address: Address,
+        from: &Record,
+        to: &Record,
+    ) -> Result<bool, LedgerError> {
+        let key = self.key(address);
+        untaken(self.store.ledger.pass(&key, from, &bare(to)).await)
     }
 
     /// Whether `owner` has the reservation.
@@ -140,13 +132,123 @@ impl<'a> Reservations<'a> {
     }
 }
 
-/// A reservation names the pod and the interface, never the container: it outlives a container that is made
-/// again, as the pool's record does.
-fn record(owner: &Owner) -> Record {
-    Record::new(owner.clone(), Handle::default())
+/// Makes the reservation, or takes over the one that the same owner has; false if another has it.
+pub(crate) async fn make(
+    ledger: &dyn Ledger,
+    key: &ClaimKey,
+    holder: &Record,
+) -> Result<bool, LedgerError> {
+    let holder = bare(holder);
+    for _ in 0..TRIES {
+        if untaken(ledger.create(key, &holder).await)? {
+            return Ok(true);
+        }
+        match ledger.claim(key).await? {
+            Some(found) if !is_ours(&found, &holder.owner) => return Ok(false),
+            Some(found) => {
+                if untaken(ledger.pass(key, &found, &holder).await)? {
+                    return Ok(true);
+                }
+            }
+            // Ended between the two.
+            None => {}
+        }
+    }
+    // It changes hands all the time: another address is sooner had.
+    Ok(false)
+}
+
+/// Ends a reservation that `holder` has, or that its owner has for no other container.
+///
+/// One that does not name the holder's container is judged by the pool: read after the reservation, so whoever took
+/// the record over and says so in the reservation is either seen there, or has changed the reservation since, and
+/// then it is not ended.
+pub(crate) async fn end(
+    ledger: &dyn Ledger,
+    key: &ClaimKey,
+    (pool, address): (&PoolKey, Address),
+    holder: &Record,
+) -> Result<(), LedgerError> {
+    for _ in 0..TRIES {
+        if untaken(ledger.remove(key, holder).await)? {
+            return Ok(());
+        }
+        let found = match ledger.claim(key).await? {
+            Some(found) if is_ours(&found, &holder.owner) => found,
+            _ => return Ok(()),
+        };
+        let now = ledger.load(pool).await?;
+        let passed_on =
+            |record: &Record| record.owner == holder.owner && record.handle != holder.handle;
+        if now.pool.holders(address).any(passed_on) {
+            return Ok(());
+        }
+        if untaken(ledger.remove(key, &found).await)? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Whether it was done, or is another's.
+fn untaken(done: Result<(), LedgerError>) -> Result<bool, LedgerError> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(LedgerError::Taken { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a reservation keeps of a record.
+fn bare(holder: &Record) -> Record {
+    Record::new(holder.owner.clone(), holder.handle.clone())
 }
 
 /// Reservations of older writers do not name the interface.
-fn is_ours(held: &Record, owner: &Owner) -> bool {
+pub(crate) fn is_ours(held: &Record, owner: &Owner) -> bool {
     held.owner == *owner || (held.owner.subject == owner.subject && held.owner.part.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::{Change, Handle};
+    use berth_ledger::MemoryLedger;
+
+    use super::*;
+
+    fn mk_holder(subject: &str, container: &str) -> Record {
+        Record::new(Owner::new(subject, "net1"), Handle::new(container))
+    }
+
+    /// Whoever ends comes late: the entry is as it is by now.
+    #[tokio::test]
+    async fn a_reservation_goes_with_its_container_or_with_the_last_entry() {
+        let address: Address = "10.0.0.7".parse().unwrap();
+        let pool = PoolKey::of_network("10.0.0.0-24", "10.0.0.0/24".parse().unwrap());
+        let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.7");
+        let holder = mk_holder("ns/p", "old");
+        for (reserved, entry, stays) in [
+            (mk_holder("ns/p", "old"), Some("old"), false),
+            (mk_holder("ns/p", "old"), None, false),
+            (mk_holder("ns/p", "new"), Some("new"), true),
+            (mk_holder("ns/q", "old"), None, true),
+            // Another writer's, that does not name the container, or not the last one.
+            (mk_holder("ns/p", ""), Some("old"), false),
+            (mk_holder("ns/p", ""), None, false),
+            (mk_holder("ns/p", ""), Some("new"), true),
+            (mk_holder("ns/p", "older"), Some("old"), false),
+        ] {
+            let ledger = MemoryLedger::new();
+            ledger.create(&key, &reserved).await.unwrap();
+            if let Some(container) = entry {
+                let record = mk_holder("ns/p", container);
+                let claim = Change::Claim { address, record };
+                let base = ledger.load(&pool).await.unwrap().version;
+                ledger.commit(&pool, &base, &[claim]).await.unwrap();
+            }
+            end(&ledger, &key, (&pool, address), &holder).await.unwrap();
+            let left = ledger.claim(&key).await.unwrap();
+            assert_eq!(left.is_some(), stays, "{reserved:?} {entry:?}");
+        }
+    }
 }

@@ -46,7 +46,7 @@ impl World {
                 continue;
             };
             let key = ClaimKey::new(ClaimKind::Reservation, name);
-            match self.cluster.create(&key, &holder).await {
+            match self.make(&key, &holder).await {
                 Ok(()) => {}
                 Err(LedgerError::Taken { by, .. }) => {
                     tracing::error!(reservation = name, ours = %holder.owner, theirs = by, "an address that was given unchecked is another's; one of them has to go");
@@ -60,5 +60,18 @@ impl World {
         let contested = locked(&self.contested).is_some();
         self.pending.store(contested, Ordering::Release);
         Ok(())
+    }
+
+    /// Makes the reservation, or takes over the one that an older container of the same pod has.
+    async fn make(&self, key: &ClaimKey, holder: &Record) -> Result<(), LedgerError> {
+        match self.cluster.create(key, holder).await {
+            Err(taken @ LedgerError::Taken { .. }) => match self.cluster.claim(key).await? {
+                Some(held) if held.owner == holder.owner => {
+                    self.cluster.pass(key, &held, holder).await
+                }
+                _ => Err(taken),
+            },
+            made => made,
+        }
     }
 }

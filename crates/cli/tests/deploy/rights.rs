@@ -40,7 +40,7 @@ const AGENT: &[Right] = &[
     ),
     Right(
         "whereabouts.cni.cncf.io/overlappingrangeipreservations",
-        &["get", "list", "create", "delete"],
+        &["get", "list", "create", "patch", "delete"],
         NONE,
     ),
     Right("whereabouts.cni.cncf.io/nodeslicepools", READ, NONE),

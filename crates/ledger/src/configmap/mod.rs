@@ -268,6 +268,10 @@ impl Ledger for ConfigMapLedger {
         self.no_claims("remove", &key.name)
     }
 
+    async fn pass(&self, key: &ClaimKey, _: &Record, _: &Record) -> Result<(), LedgerError> {
+        self.no_claims("pass", &key.name)
+    }
+
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         self.no_claims("read", &key.name)
     }

@@ -1,16 +1,16 @@
 //! Claims by name: the CREATE of an object is the claim, and etcd lets one of two win.
 //!
-//! A reservation is whereabouts' object, written as whereabouts writes it: pod and interface, and no
-//! container. So its holder is told by owner alone; the handle is not kept. That loses nothing: a
-//! late release is stopped at the pool's own entry, which has the handle, before a reservation is
-//! removed. A slice keeps the owner as node and network and the handle as the node's UID.
+//! A reservation is whereabouts' object: the owner as pod and interface, and the handle as the
+//! container, a field that whereabouts has, never writes and never reads. So one of whereabouts' has an
+//! empty handle; what that means, its reader decides. A slice keeps the owner as node and network and
+//! the handle as the node's UID.
 
 use berth_api::berth::{SliceClaim, SliceClaimSpec};
 use berth_api::whereabouts::{OverlappingRangeIPReservation, OverlappingRangeIPReservationSpec};
 use berth_core::{Handle, Owner, Record};
-use kube::api::Preconditions;
+use kube::api::{Patch, Preconditions};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::resource::{RESERVATIONS, Resource, SLICES};
 use super::status::{Failure, Verb};
@@ -38,14 +38,6 @@ const fn resource(kind: ClaimKind) -> &'static Resource {
     }
 }
 
-/// Whether the holder that was found is the one that is meant.
-fn same(kind: ClaimKind, found: &Record, meant: &Record) -> bool {
-    match kind {
-        ClaimKind::Reservation => found.owner == meant.owner,
-        ClaimKind::Slice => found.same_holder(meant),
-    }
-}
-
 struct Found {
     record: Record,
     uid: Option<String>,
@@ -65,8 +57,8 @@ impl Wire {
                 }
             }
             match self.find(key).await? {
-                Some(found) if same(key.kind, &found.record, record) => return Ok(()),
-                Some(found) => return Err(taken(key, &found.record)),
+                Some(found) if found.record.same_holder(record) => return Ok(()),
+                Some(found) => return Err(taken(key, Some(&found.record))),
                 // Removed in between: the name is free again.
                 None => {}
             }
@@ -79,8 +71,8 @@ impl Wire {
         for _ in 0..TRIES {
             let found = match self.find(key).await? {
                 None => return Ok(()),
-                Some(found) if !same(key.kind, &found.record, expected) => {
-                    return Err(taken(key, &found.record));
+                Some(found) if !found.record.same_holder(expected) => {
+                    return Err(taken(key, Some(&found.record)));
                 }
                 Some(found) => found,
             };
@@ -92,6 +84,37 @@ impl Wire {
             match self.delete(resource, &key.name, preconditions).await {
                 Err(LedgerError::Conflict { .. }) => {}
                 done => return done,
+            }
+        }
+        Err(self.restless(key))
+    }
+
+    pub async fn pass_claim(
+        &self,
+        key: &ClaimKey,
+        expected: &Record,
+        record: &Record,
+    ) -> Result<(), LedgerError> {
+        let resource = resource(key.kind);
+        let object = self.object(key, record)?;
+        for _ in 0..TRIES {
+            let found = match self.find(key).await? {
+                Some(found) if found.record.same_holder(record) => return Ok(()),
+                Some(found) if found.record.same_holder(expected) => found,
+                found => return Err(taken(key, found.map(|found| found.record).as_ref())),
+            };
+            // Exactly the object that was looked at, and what others wrote beside stays (I7).
+            let patch = Patch::Merge(json!({
+                "metadata": { "uid": found.uid, "resourceVersion": found.resource_version },
+                "spec": object["spec"],
+            }));
+            match self.patch(resource, &key.name, &patch).await {
+                Ok(_) => return Ok(()),
+                Err(Failure::Refused(refusal))
+                    if refusal.code == 409 || refusal.is_absence_of(&key.name) => {}
+                Err(failure) => {
+                    return Err(failure.into_error(self.ask(Verb::Patch, resource, &key.name)));
+                }
             }
         }
         Err(self.restless(key))
@@ -142,7 +165,7 @@ impl Wire {
             ClaimKind::Reservation => encode(&OverlappingRangeIPReservation::new(
                 &key.name,
                 OverlappingRangeIPReservationSpec {
-                    containerid: String::new(),
+                    containerid: record.handle.as_str().to_owned(),
                     podref: record.owner.subject.clone(),
                     ifname: record.owner.part.clone(),
                 },
@@ -197,7 +220,7 @@ fn read(kind: ClaimKind, object: &Value) -> Result<Record, String> {
                 serde_json::from_value(spec).map_err(unreadable)?;
             Ok(Record::new(
                 Owner::new(spec.podref, spec.ifname),
-                Handle::default(),
+                Handle::new(spec.containerid),
             ))
         }
         ClaimKind::Slice => {
@@ -213,9 +236,9 @@ fn read(kind: ClaimKind, object: &Value) -> Result<Record, String> {
     }
 }
 
-fn taken(key: &ClaimKey, found: &Record) -> LedgerError {
+fn taken(key: &ClaimKey, found: Option<&Record>) -> LedgerError {
     LedgerError::Taken {
         name: key.to_string(),
-        by: found.owner.to_string(),
+        by: found.map_or_else(|| "nobody".into(), |found| found.owner.to_string()),
     }
 }

@@ -295,6 +295,15 @@ impl Ledger for KubeLedger {
         self.wire.remove_claim(key, expected).await
     }
 
+    async fn pass(
+        &self,
+        key: &ClaimKey,
+        expected: &Record,
+        record: &Record,
+    ) -> Result<(), LedgerError> {
+        self.wire.pass_claim(key, expected, record).await
+    }
+
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         self.wire.claim(key).await
     }

@@ -273,6 +273,30 @@ async fn rests_are_kept_and_end_with_a_claim(ledger: &dyn Ledger, pool: &PoolKey
     assert!(rests(&ledger.load(pool).await.unwrap().pool).is_empty());
 }
 
+/// From a to c, by its other container; nobody else's word counts.
+async fn names_are_passed_on(ledger: &dyn Ledger, key: &ClaimKey) {
+    let (first, last) = (mk_record("a"), mk_record("c"));
+    let again = Record::new(first.owner.clone(), Handle::new("another container"));
+    let is_taken = |passed: Result<(), LedgerError>| {
+        assert!(
+            matches!(passed, Err(LedgerError::Taken { .. })),
+            "{passed:?}"
+        );
+    };
+    is_taken(ledger.pass(key, &mk_record("b"), &last).await);
+    ledger.pass(key, &first, &again).await.unwrap();
+    is_taken(ledger.pass(key, &first, &last).await);
+    ledger.pass(key, &again, &last).await.unwrap();
+    ledger
+        .pass(key, &again, &last)
+        .await
+        .expect("it has it already (I3)");
+    let held = ledger.claim(key).await.unwrap().unwrap();
+    assert!(held.same_holder(&last), "{held:?}");
+    let nobodys = ClaimKey::new(ClaimKind::Reservation, "10.0.0.78");
+    is_taken(ledger.pass(&nobodys, &first, &last).await);
+}
+
 async fn names_are_claimed_once(subject: &Subject) {
     let ledger = subject.ledgers[0].as_ref();
     let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.77");
@@ -299,7 +323,16 @@ async fn names_are_claimed_once(subject: &Subject) {
             .iter()
             .any(|(k, r)| *k == key && r.owner == mk_record("a").owner)
     );
-    ledger.remove(&key, &mk_record("a")).await.unwrap();
+    let again = Record::new(mk_record("a").owner, Handle::new("another container"));
+    for strange in [ledger.create(&key, &again), ledger.remove(&key, &again)] {
+        let refused = strange.await;
+        assert!(
+            matches!(refused, Err(LedgerError::Taken { .. })),
+            "{refused:?}"
+        );
+    }
+    names_are_passed_on(ledger, &key).await;
+    ledger.remove(&key, &mk_record("c")).await.unwrap();
     assert_eq!(ledger.claim(&key).await.unwrap(), None);
 
     // Whoever creates first has it, and only one does.

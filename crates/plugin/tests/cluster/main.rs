@@ -47,7 +47,7 @@ fn objects_are_those_of_whereabouts() {
             ),
         ]
     );
-    let reservation = json!({"podref": "ns/a", "ifname": "net1"});
+    let reservation = json!({"containerid": "a-container", "podref": "ns/a", "ifname": "net1"});
     assert_eq!(
         home.specs("OverlappingRangeIPReservation"),
         [

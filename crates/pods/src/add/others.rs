@@ -3,7 +3,7 @@
 //! Promises: what another has is named, to be freed and avoided; an address goes unchecked only while the API server is
 //! away, and only where no other network could have given it.
 
-use berth_core::{Address, Handle, Record};
+use berth_core::{Address, Record};
 use berth_ledger::LedgerError;
 
 use super::{Addition, Held, Search};
@@ -31,10 +31,7 @@ impl Addition<'_> {
                 .filter(|one| !taken.contains(&one.slot))
                 .collect();
             let addresses: Vec<Address> = free.iter().map(|one| one.granted.address).collect();
-            let reserved = self
-                .reservations()
-                .reserve(&self.record.owner, &addresses)
-                .await;
+            let reserved = self.reservations().reserve(&self.record, &addresses).await;
             let foreign = match reserved {
                 Err(error) if is_away(&error) && self.may_reserve_later(&free) => {
                     self.reserve_later(&addresses).await?;
@@ -88,7 +85,7 @@ impl Addition<'_> {
         let Some(slices) = self.store.slices() else {
             return Ok(());
         };
-        let holder = Record::new(self.record.owner.clone(), Handle::default());
+        let holder = Record::new(self.record.owner.clone(), self.record.handle.clone());
         for address in addresses {
             let name = self.reservations().name(*address);
             tracing::warn!(%address, owner = %holder.owner, "given without a check: the API server is away, and no other network overlaps");
@@ -168,7 +165,7 @@ impl Addition<'_> {
         tracing::warn!(address = %first.granted.address, link = %self.network.link, "somebody on the link uses an address that its pool has free");
         let lost: Vec<Held> = held.iter().filter(|held| is_used(held)).cloned().collect();
         if self.network.overlap_checks
-            && let Err(error) = self.reservations().end(&self.record.owner, &used).await
+            && let Err(error) = self.end_reservations(&lost).await
         {
             return Err((held, error.into()));
         }

@@ -5,9 +5,9 @@
 //!   End:     look for the pod (quorum) -> gone still? -> remove, naming the holder
 //!   Reserve: look at the entry and its pod (quorum) -> both there still? -> create
 //! ```
-//! The entry goes before its reservation: only the entry's release is guarded by the container, so it alone can tell
-//! whether the judged holder is still the holder. A crash in between leaves a reservation without an entry,
-//! which the next sweep ends.
+//! The entry goes before its reservation: its release tells whether the judged holder is still the holder. A pod of the
+//! same name that takes the address again in between has written its own container into the reservation, which
+//! therefore stays. A crash in between leaves a reservation without an entry, which the next sweep ends.
 //!
 //! Goes on past every failure: one pool's trouble does not keep the addresses of another.
 
@@ -27,6 +27,7 @@ use super::metrics::GarbageMetrics;
 use super::plan::Step;
 use super::terms::Terms;
 use super::witness::{Blind, Witness};
+use crate::reserve::end;
 use crate::sticky::Sticky;
 
 /// Steps under way together: enough to fill a desk's commit, too few to trouble an API server.
@@ -186,7 +187,9 @@ impl Hands {
         }
         for reservation in reservations {
             // The address is free in its own pool already: what is left of it is an orphan, for the next sweep.
-            if let Err(error) = self.remove(reservation).await {
+            let place = (&held.pool, held.address);
+            let judged = Record::new(reservation.record.owner.clone(), held.record.handle.clone());
+            if let Err(error) = end(&*self.ledger, &reservation.key, place, &judged).await {
                 tracing::warn!(reservation = %reservation.key, %error, "a reservation stays until the next sweep");
             }
         }

@@ -13,6 +13,7 @@ use super::facts::{Held, Note, Observed};
 use super::pairing::expected_name;
 use super::terms::{PoolTerms, Terms};
 use super::witness::Blind;
+use crate::reserve::make;
 use crate::sticky::{Claim, Sticky};
 
 /// A claim's address that its pool lacks.
@@ -105,19 +106,11 @@ pub(super) async fn enter(ledger: &SharedLedger, unheld: &Unheld) -> Result<bool
     if now.pool.is_held(*address) {
         return Ok(false);
     }
-    let key = reservation(unheld);
-    if let Some(key) = &key {
-        match ledger
-            .create(key, &Record::new(record.owner.clone(), Handle::default()))
-            .await
-        {
-            Ok(()) => {}
-            Err(LedgerError::Taken { by, .. }) => {
-                tracing::warn!(%address, %pool, owner = %record.owner, %by, "a claim's address is another's in a pool that overlaps");
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
-        }
+    if let Some(key) = &reservation(unheld)
+        && !make(&**ledger, key, record).await?
+    {
+        tracing::warn!(%address, %pool, owner = %record.owner, "a claim's address is another's in a pool that overlaps");
+        return Ok(false);
     }
     // Not through a desk: one that finds the owner's own entry would give it this handle.
     let change = Change::Claim {

@@ -8,7 +8,7 @@
 //! repeat. An address of the claim is taken from its holder only if that is the claim's last pod (a VM that
 //! migrates has two for a while) or a pod that is provably gone (I4); else the call fails and names the holder.
 
-use berth_core::{Address, Record, Request};
+use berth_core::{Address, Answer, Record, Request};
 use berth_ledger::PoolKey;
 use kube::api::{Patch, PatchParams};
 use serde::Deserialize;
@@ -160,34 +160,48 @@ async fn take_over(
     let Some(holder) = now.pool.get(address).cloned() else {
         return Ok(());
     };
-    if holder.owner == record.owner {
+    if holder.owner != record.owner {
+        if !may_take(sticky, claim, &holder).await? {
+            return Err(PodError::Named {
+                address,
+                why: format!(
+                    "IPAMClaim {} records it, and {} holds it",
+                    claim.metadata.name, holder.owner
+                ),
+            });
+        }
+        let reown = Request::Reown {
+            address,
+            expected: holder,
+            record: record.clone(),
+        };
+        if store.ask(pool, reown).await? != Answer::Reowned {
+            // Somebody was quicker: the claim that follows says who.
+            return Ok(());
+        }
+    }
+    if !network.overlap_checks {
         return Ok(());
     }
+    // Passed on, never ended and made again: the pod before may still use the address. It is also what a call that was
+    // cut short after the entry has left to do.
+    let reservations = Reservations::of(store, &network.network_name);
+    if let Some(held) = reservations.holder(address).await?
+        && held.owner != record.owner
+        && may_take(sticky, claim, &held).await?
+    {
+        reservations.pass(address, &held, record).await?;
+    }
+    Ok(())
+}
+
+/// Whether the claim's new pod may have what `holder` has: that is its last pod, or gone.
+async fn may_take(sticky: &Sticky, claim: &Claim, holder: &Record) -> Result<bool, Blind> {
+    let subject = &holder.owner.subject;
     let last = claim
         .owner_pod()
         .map(|name| format!("{}/{name}", claim.metadata.namespace));
-    let may = last.as_ref() == Some(&holder.owner.subject)
-        || is_gone(sticky, &holder.owner.subject).await?;
-    if !may {
-        return Err(PodError::Named {
-            address,
-            why: format!(
-                "IPAMClaim {} records it, and {} holds it",
-                claim.metadata.name, holder.owner
-            ),
-        });
-    }
-    let reown = Request::Reown {
-        address,
-        expected: holder.clone(),
-        record: record.clone(),
-    };
-    store.ask(pool, reown).await?;
-    if network.overlap_checks {
-        let reservations = Reservations::of(store, &network.network_name);
-        reservations.end(&holder.owner, &[address]).await?;
-    }
-    Ok(())
+    Ok(last.as_ref() == Some(subject) || is_gone(sticky, subject).await?)
 }
 
 async fn is_gone(sticky: &Sticky, subject: &str) -> Result<bool, Blind> {

@@ -125,9 +125,38 @@ async fn a_claims_address_goes_from_pod_to_pod_and_is_freed_with_the_claim() {
     let status = claims.get("vm.blue").await.unwrap().status.unwrap();
     assert_eq!(status.ips, ["10.0.0.1/24"]);
     assert_eq!(status.owner_pod.unwrap().name, "launcher-a");
+    let reservation = async || {
+        let name = format!("{}-10.0.0.1", world.namespace);
+        let all = world.api::<OverlappingRangeIPReservation>();
+        let found = all.get(&name).await.unwrap();
+        (found.metadata.uid, found.spec.podref)
+    };
+    let (uid, _) = reservation().await;
 
-    // It migrates: the next pod is there before the last is gone, and the last one's DEL comes late.
+    // It migrates: the next pod is there before the last is gone, and the last one's DEL comes late. Both use the address:
+    // its reservation is passed on, it is never gone.
     assert_eq!(add("launcher-b").await, "10.0.0.1/24");
+    let of = |pod: &str| (uid.clone(), format!("{}/{pod}", world.namespace));
+    assert_eq!(reservation().await, of("launcher-b"));
+
+    // The same cut short after the entry: the repeat finds the reservation with the last pod, and takes it.
+    let back = json!({ "spec": { "podref": of("launcher-a").1, "containerid": "launcher-a" } });
+    let name = format!("{}-10.0.0.1", world.namespace);
+    let params = PatchParams::default();
+    world
+        .api::<OverlappingRangeIPReservation>()
+        .patch(&name, &params, &Patch::Merge(back))
+        .await
+        .unwrap();
+    let unsettled = json!({ "status": { "ownerPod": { "name": "launcher-a" } } });
+    claims
+        .patch_status("vm.blue", &params, &Patch::Merge(unsettled))
+        .await
+        .unwrap();
+    agent
+        .add_to(&world, &network, "launcher-b", "any", "launcher-b")
+        .await;
+    assert_eq!(reservation().await, of("launcher-b"));
     agent
         .del_from(&world, &network, "launcher-a", "launcher-a")
         .await;

@@ -1,0 +1,189 @@
+//! What another node does between two steps of a call: no address ever has two owners (I1), in pools that overlap neither.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+mod interlude;
+
+use std::sync::Arc;
+
+use berth_cni::Environment;
+use berth_cni::wire::{Answer, Request};
+use berth_core::{Handle, Owner, Record};
+use berth_desk::DeskMetrics;
+use berth_ledger::{ClaimKey, ClaimKind, Ledger, MemoryLedger, PoolKey, SharedLedger};
+use berth_pods::journal::Journal;
+use berth_pods::{Front, Store};
+use interlude::{Interlude, Step};
+use serde_json::{Value, json};
+
+const RANGE: &str = "10.0.0.0/24";
+const OVERLAPPING: &str = "10.0.0.0/25";
+
+/// A node of a cluster that the ledger stands for.
+fn mk_node(name: &str, ledger: SharedLedger) -> Arc<Front> {
+    let journal = Arc::new(Journal::new(Arc::new(MemoryLedger::new())));
+    let store = Store::cluster_once(ledger, DeskMetrics::default()).with_journal(journal);
+    Arc::new(Front::new(Arc::new(Arc::new(store)), name).with_flat_places(Vec::new()))
+}
+
+async fn call(node: &Front, verb: &str, pod: &str, container: &str, range: &str) -> Answer {
+    let mut conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan",
+        "ipam": {"type": "whereabouts", "range": range}});
+    if verb == "GC" {
+        conf["cni.dev/valid-attachments"] = json!([]);
+    }
+    let of_container = |text: &str| match verb {
+        "GC" => String::new(),
+        _ => text.to_owned(),
+    };
+    let environment = Environment {
+        command: verb.into(),
+        container_id: of_container(container),
+        netns: of_container("/var/run/netns/x"),
+        ifname: of_container("net1"),
+        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
+        path: "/opt/cni/bin".into(),
+    };
+    let request = Request::new("whereabouts", environment, conf.to_string());
+    node.answer(&request).await
+}
+
+async fn add(node: &Front, pod: &str, container: &str, range: &str) -> String {
+    let answer = call(node, "ADD", pod, container, range).await;
+    assert_eq!(answer.exit, 0, "{}", answer.stdout);
+    let result: Value = serde_json::from_str(&answer.stdout).unwrap();
+    let address = result["ips"][0]["address"].as_str().unwrap();
+    address.split('/').next().unwrap().to_owned()
+}
+
+async fn succeeds(node: &Front, verb: &str, pod: &str, container: &str) {
+    let answer = call(node, verb, pod, container, RANGE).await;
+    assert_eq!(answer.exit, 0, "{}", answer.stdout);
+}
+
+fn pool() -> PoolKey {
+    PoolKey::of_network("10.0.0.0-24", RANGE.parse().unwrap())
+}
+
+async fn reservation(ledger: &dyn Ledger, address: &str) -> Option<Record> {
+    let key = ClaimKey::new(ClaimKind::Reservation, address);
+    ledger.claim(&key).await.unwrap()
+}
+
+/// Whoever the pool of the whole range has at the address.
+async fn entry(ledger: &dyn Ledger, address: &str) -> Option<Record> {
+    let now = ledger.load(&pool()).await.unwrap();
+    now.pool.get(address.parse().unwrap()).cloned()
+}
+
+fn container_of(record: Option<&Record>) -> Option<&str> {
+    record.map(|record| record.handle.as_str())
+}
+
+/// The old container's DEL has looked, and the pod is made again on another node: its reservation is not ended, and a
+/// third pod does not get the address from a range that overlaps.
+#[tokio::test]
+async fn a_late_del_leaves_the_reservation_of_the_pods_next_container() {
+    let truth: SharedLedger = Arc::new(MemoryLedger::new());
+    let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
+    let here = mk_node("here", Arc::clone(&interlude) as SharedLedger);
+    let there = mk_node("there", SharedLedger::clone(&truth));
+    assert_eq!(add(&here, "web-0", "old", RANGE).await, "10.0.0.1");
+    let other = Arc::clone(&there);
+    interlude.before(Step::Remove, async move {
+        assert_eq!(add(&other, "web-0", "new", RANGE).await, "10.0.0.1");
+    });
+    let other = Arc::clone(&there);
+    interlude.after(Step::Remove, async move {
+        assert_eq!(add(&other, "db-0", "db", OVERLAPPING).await, "10.0.0.2");
+    });
+    succeeds(&here, "DEL", "web-0", "old").await;
+    assert!(interlude.is_over());
+    let held = reservation(&*truth, "10.0.0.1").await;
+    assert_eq!(held.unwrap().owner, Owner::new("ns/web-0", "net1"));
+    let entry = entry(&*truth, "10.0.0.1").await;
+    assert_eq!(container_of(entry.as_ref()), Some("new"));
+}
+
+/// The node's journal still has a pod that was made again elsewhere: a stale entry ends nobody's reservation, not for
+/// a moment, whoever wrote it.
+#[tokio::test]
+async fn gc_of_a_stale_journal_leaves_the_reservation_of_the_living_pod() {
+    for writer in ["berth", "whereabouts"] {
+        let truth: SharedLedger = Arc::new(MemoryLedger::new());
+        let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
+        let here = mk_node("here", Arc::clone(&interlude) as SharedLedger);
+        let there = mk_node("there", SharedLedger::clone(&truth));
+        add(&here, "web-0", "old", RANGE).await;
+        assert_eq!(add(&there, "web-0", "new", RANGE).await, "10.0.0.1");
+        let held = reservation(&*truth, "10.0.0.1").await.unwrap();
+        if writer == "whereabouts" {
+            let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
+            let bare = Record::new(held.owner.clone(), Handle::default());
+            truth.remove(&key, &held).await.unwrap();
+            truth.create(&key, &bare).await.unwrap();
+        }
+        succeeds(&here, "GC", "", "").await;
+        assert_eq!(interlude.removed(), 0, "{writer}");
+        assert!(reservation(&*truth, "10.0.0.1").await.is_some(), "{writer}");
+        let entry = entry(&*truth, "10.0.0.1").await;
+        assert_eq!(container_of(entry.as_ref()), Some("new"), "{writer}");
+    }
+}
+
+/// A reservation that does not name the container, or names one before: it goes with its entry all the same.
+#[tokio::test]
+async fn a_reservation_of_another_writer_is_ended_with_its_entry() {
+    for handle in ["", "before"] {
+        let truth: SharedLedger = Arc::new(MemoryLedger::new());
+        let here = mk_node("here", SharedLedger::clone(&truth));
+        add(&here, "web-0", "c1", RANGE).await;
+        let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
+        let held = reservation(&*truth, "10.0.0.1").await.unwrap();
+        truth.remove(&key, &held).await.unwrap();
+        let foreign = Record::new(held.owner, Handle::new(handle));
+        truth.create(&key, &foreign).await.unwrap();
+        succeeds(&here, "DEL", "web-0", "c1").await;
+        assert_eq!(reservation(&*truth, "10.0.0.1").await, None, "{handle:?}");
+        assert_eq!(entry(&*truth, "10.0.0.1").await, None, "{handle:?}");
+    }
+}
+
+/// The pod's next container says that the reservation is its own, so that no late word of the last one counts.
+#[tokio::test]
+async fn a_reservation_names_the_container_that_the_entry_names() {
+    let truth: SharedLedger = Arc::new(MemoryLedger::new());
+    let here = mk_node("here", SharedLedger::clone(&truth));
+    for container in ["first", "second", "second"] {
+        add(&here, "web-0", container, RANGE).await;
+        let held = reservation(&*truth, "10.0.0.1").await;
+        assert_eq!(container_of(held.as_ref()), Some(container));
+    }
+}
+
+/// The name was free when it was looked at and taken again when it was made: the next address is tried.
+#[tokio::test]
+async fn an_address_whose_reservation_changes_hands_under_an_add_is_passed_over() {
+    let truth: SharedLedger = Arc::new(MemoryLedger::new());
+    let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
+    let here = mk_node("here", Arc::clone(&interlude) as SharedLedger);
+    let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
+    let other = |name: &str| Record::new(Owner::new(name, "net1"), Handle::new(name));
+    truth.create(&key, &other("ns/a")).await.unwrap();
+    let (ledger, name, first) = (SharedLedger::clone(&truth), key.clone(), other("ns/a"));
+    interlude.before(Step::Claim, async move {
+        ledger.remove(&name, &first).await.unwrap();
+    });
+    let (ledger, name, next) = (SharedLedger::clone(&truth), key.clone(), other("ns/b"));
+    interlude.after(Step::Claim, async move {
+        ledger.create(&name, &next).await.unwrap();
+    });
+    assert_eq!(add(&here, "web-0", "c1", RANGE).await, "10.0.0.2");
+    assert!(interlude.is_over());
+    assert_eq!(entry(&*truth, "10.0.0.1").await, None);
+}

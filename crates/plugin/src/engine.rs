@@ -2,21 +2,27 @@
 //!
 //! Looked for in `BERTH_BIN`, then as `berth-full` beside the plugin, then as `berth` on PATH. The plugin may
 //! itself be installed as `berth`: a file in the plugin's own directory, or of its own size, is a copy of it
-//! and is passed over; a variable in the child's environment stops a loop that gets past both.
+//! and is passed over; a variable in its environment stops a loop that gets past both.
+//!
+//! The engine takes the plugin's place. A runtime that loses patience kills the process that it started: an engine
+//! beside that one would go on, and give an address after the DEL.
 
+use std::convert::Infallible;
 use std::fmt;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Seek, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::Command;
 
 use berth_cni::wire::Request;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 const OVERRIDE: &str = "BERTH_BIN";
 const SIBLING: &str = "berth-full";
 const ON_PATH: &str = "berth";
-/// Set for the child: a plugin that finds it was taken for the engine.
+/// Set for the engine: a plugin that finds it was taken for the engine.
 const GUARD: &str = "BERTH_CALLED_BY_PLUGIN";
 
 /// Why there is no engine to run.
@@ -45,32 +51,31 @@ impl fmt::Display for Absent {
     }
 }
 
-/// Runs the engine on `request`; it prints on our stdout, its exit status is ours.
-pub fn run(request: &Request) -> Result<ExitCode, Absent> {
+/// Becomes the engine, on `request`. Returns only if it can't.
+pub fn run(request: &Request) -> Result<Infallible, Absent> {
     if std::env::var_os(GUARD).is_some() {
         return Err(Absent::Ourselves);
     }
     let path = find().ok_or(Absent::NotFound)?;
-    let cannot = |what: String| Absent::CannotRun {
+    let cannot = |error: io::Error| Absent::CannotRun {
         path: path.clone(),
-        what,
+        what: error.to_string(),
     };
-    let mut child = Command::new(&path)
+    let stdin = again(&request.stdin).map_err(cannot)?;
+    let error = Command::new(&path)
         .args(["cni", "--plugin", &request.plugin])
         .env(GUARD, "1")
-        .stdin(Stdio::piped())
-        .spawn()
-        .map_err(|error| cannot(error.to_string()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A child that exits early tells why on stdout; that counts, not our broken pipe.
-        let _ = stdin.write_all(request.stdin.as_bytes());
-    }
-    let status = child.wait().map_err(|error| cannot(error.to_string()))?;
-    match status.code() {
-        Some(0) => Ok(ExitCode::SUCCESS),
-        Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1))),
-        None => Err(cannot(format!("it ended by a signal: {status}"))),
-    }
+        .stdin(stdin)
+        .exec();
+    Err(cannot(error))
+}
+
+/// What was read of stdin, to be read once more: in memory, because nobody is left to feed a pipe.
+fn again(stdin: &str) -> io::Result<File> {
+    let mut file = File::from(memfd_create("stdin", MemfdFlags::CLOEXEC)?);
+    file.write_all(stdin.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
 }
 
 fn find() -> Option<PathBuf> {

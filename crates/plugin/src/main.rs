@@ -53,13 +53,13 @@ fn main() -> ExitCode {
     let request = Request::new(&plugin, environment, stdin);
     match http::call(&socket, &request, timeout) {
         Ok(answer) => finish(&answer),
-        Err(ClientError::NoAgent { socket, .. }) => match engine::run(&request) {
-            Ok(code) => code,
-            Err(why) => fail(
+        Err(ClientError::NoAgent { socket, .. }) => {
+            let Err(why) = engine::run(&request);
+            fail(
                 &unserved(&request, &socket, &why),
                 NetConf::version_of(&request.stdin),
-            ),
-        },
+            )
+        }
         Err(error) => {
             let code = match Verb::parse(&request.environment.command) {
                 Ok(Verb::Status) => Code::NotAvailable,

@@ -187,6 +187,26 @@ fn without_agent_the_engine_beside_the_plugin_gets_the_same_call() {
     );
 }
 
+/// A runtime that loses patience kills the plugin: the engine must not go on and give an address after the DEL.
+#[test]
+fn the_engine_takes_the_plugins_place_and_dies_with_it() {
+    let node = Node::with_plugin_as("whereabouts");
+    let engine = node.plugin.with_file_name("berth-full");
+    script(&engine, "echo $$");
+    let mut command = Command::new(&node.plugin);
+    let running = command
+        .env_clear()
+        .env("CNI_COMMAND", "ADD")
+        .env("BERTH_SOCKET", node.socket())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let plugin = running.id().to_string();
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), plugin);
+}
+
 #[test]
 fn a_configuration_larger_than_a_pipe_reaches_the_engine_whole() {
     let node = Node::with_plugin_as("whereabouts");

@@ -10,7 +10,7 @@ use berth_cni::result::IpamResult;
 use berth_cni::version::version_answer;
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{Args, CniError, Code, NetConf};
-use berth_core::Handle;
+use berth_core::{Handle, Owner};
 
 use crate::attachment::{Attachment, Place};
 use crate::config::{PodNetwork, flat};
@@ -30,7 +30,9 @@ pub struct Front {
     stores: Arc<dyn Stores>,
     place: Place,
     flat_places: Vec<PathBuf>,
-    turns: Turns,
+    owners: Turns<Owner>,
+    /// By container and interface.
+    attachments: Turns<(Handle, String)>,
     /// Warnings that were logged already: a configuration is read anew for every call.
     warned: Mutex<HashSet<String>>,
 }
@@ -45,7 +47,8 @@ impl Front {
                 boot: boot::current(),
             },
             flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
-            turns: Turns::default(),
+            owners: Turns::default(),
+            attachments: Turns::default(),
             warned: Mutex::default(),
         }
     }
@@ -101,6 +104,16 @@ impl Front {
             ADD_LIMIT
         };
         let served = async {
+            // Before anything that takes time: calls for one container are served as they came. A DEL whose time is up
+            // before the ADD's is comes again.
+            let _turn = match &call {
+                Call::Add(target) | Call::Del(target) => {
+                    let handle = Handle::new(target.container_id.as_str());
+                    let key = (handle, target.ifname.as_str().to_owned());
+                    Some(self.attachments.take(&key).await)
+                }
+                _ => None,
+            };
             let store = self.stores.of(&network).await?;
             if !store.in_cluster {
                 network.unsliced();
@@ -171,7 +184,7 @@ impl Front {
         network: &PodNetwork,
     ) -> Result<String, CniError> {
         let who = Attachment::of(target, store.in_cluster)?;
-        let _turn = self.turns.take(&who.owner).await;
+        let _turn = self.owners.take(&who.owner).await;
         let result = self.give(store, &who, network.clone()).await?;
         let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
         tracing::info!(owner = %who.owner, handle = %who.handle, network = %network.name, ?given, "ADD");

@@ -145,13 +145,9 @@ pub(crate) async fn make(
         }
         match ledger.claim(key).await? {
             Some(found) if !is_ours(&found, &holder.owner) => return Ok(false),
-            Some(found) => {
-                if untaken(ledger.pass(key, &found, &holder).await)? {
-                    return Ok(true);
-                }
-            }
-            // Ended between the two.
-            None => {}
+            Some(found) if untaken(ledger.pass(key, &found, &holder).await)? => return Ok(true),
+            // Ended, or passed on, between the two.
+            _ => {}
         }
     }
     // It changes hands all the time: another address is sooner had.

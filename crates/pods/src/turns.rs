@@ -1,59 +1,70 @@
-//! One call at a time for one owner.
+//! One call at a time for one owner, and for one interface of a container; in the order in which they came.
 //!
 //! A runtime that gave up waiting may repeat an ADD while the first is still under way. Without a turn, the
-//! first's rollback would free what the second has just answered with.
+//! first's rollback would free what the second has just answered with. Or it sends DEL: one that did not wait for the
+//! ADD would free nothing, succeed, and what the ADD then gives nobody would free.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use berth_core::Owner;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-type Gates = Mutex<HashMap<Owner, Arc<AsyncMutex<()>>>>;
+type Gates<K> = Mutex<HashMap<K, Arc<AsyncMutex<()>>>>;
 
-#[derive(Debug, Default)]
-pub(crate) struct Turns {
-    gates: Arc<Gates>,
-}
-
-/// Held while an owner's call is served.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    owner: Owner,
-    guard: Option<OwnedMutexGuard<()>>,
-    gates: Arc<Gates>,
+pub(crate) struct Turns<K> {
+    gates: Arc<Gates<K>>,
 }
 
-impl Turns {
-    pub(crate) async fn take(&self, owner: &Owner) -> Turn {
+impl<K> Default for Turns<K> {
+    fn default() -> Self {
+        Turns {
+            gates: Arc::default(),
+        }
+    }
+}
+
+/// Held while a call is served.
+#[derive(Debug)]
+pub(crate) struct Turn<K: Eq + Hash> {
+    key: K,
+    guard: Option<OwnedMutexGuard<()>>,
+    gates: Arc<Gates<K>>,
+}
+
+impl<K: Clone + Eq + Hash> Turns<K> {
+    pub(crate) async fn take(&self, key: &K) -> Turn<K> {
         let gate = {
             let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(gates.entry(owner.clone()).or_default())
+            Arc::clone(gates.entry(key.clone()).or_default())
         };
         Turn {
-            owner: owner.clone(),
+            key: key.clone(),
             guard: Some(gate.lock_owned().await),
             gates: Arc::clone(&self.gates),
         }
     }
 }
 
-impl Drop for Turn {
+impl<K: Eq + Hash> Drop for Turn<K> {
     fn drop(&mut self) {
         self.guard = None;
         let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         // Whoever waits holds a clone: the last one out removes the gate.
         if gates
-            .get(&self.owner)
+            .get(&self.key)
             .is_some_and(|gate| Arc::strong_count(gate) == 1)
         {
-            gates.remove(&self.owner);
+            gates.remove(&self.key);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use berth_core::Owner;
+
     use super::*;
 
     #[tokio::test]

@@ -10,16 +10,19 @@
 mod interlude;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use berth_cni::Environment;
+use async_trait::async_trait;
 use berth_cni::wire::{Answer, Request};
+use berth_cni::{CniError, Environment};
 use berth_core::{Handle, Owner, Record};
 use berth_desk::DeskMetrics;
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, MemoryLedger, PoolKey, SharedLedger};
 use berth_pods::journal::Journal;
-use berth_pods::{Front, Store};
+use berth_pods::{Front, PodNetwork, Store, Stores};
 use interlude::{Interlude, Step};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 const RANGE: &str = "10.0.0.0/24";
 const OVERLAPPING: &str = "10.0.0.0/25";
@@ -152,6 +155,58 @@ async fn a_reservation_of_another_writer_is_ended_with_its_entry() {
         assert_eq!(reservation(&*truth, "10.0.0.1").await, None, "{handle:?}");
         assert_eq!(entry(&*truth, "10.0.0.1").await, None, "{handle:?}");
     }
+}
+
+/// A node's first call finds its store late; the others at once.
+#[derive(Debug)]
+struct Late {
+    store: Arc<Store>,
+    gate: Semaphore,
+    first: AtomicBool,
+}
+
+#[async_trait]
+impl Stores for Late {
+    async fn of(&self, _network: &PodNetwork) -> Result<Arc<Store>, CniError> {
+        if self.first.swap(false, Ordering::SeqCst) {
+            let _opened = self.gate.acquire().await.unwrap();
+        }
+        Ok(Arc::clone(&self.store))
+    }
+}
+
+/// The runtime lost patience: the plugin of an ADD was killed, and DEL comes while the agent is still at it. What is
+/// given after a DEL that succeeded, nobody frees.
+#[tokio::test]
+async fn a_del_waits_for_the_add_of_its_container() {
+    let truth: SharedLedger = Arc::new(MemoryLedger::new());
+    let store = Store::standalone(SharedLedger::clone(&truth), DeskMetrics::default());
+    let stores = Arc::new(Late {
+        store: Arc::new(store),
+        gate: Semaphore::new(0),
+        first: AtomicBool::new(true),
+    });
+    let front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, "here");
+    let here = Arc::new(front.with_flat_places(Vec::new()));
+    let (front, other) = (Arc::clone(&here), Arc::clone(&here));
+    let adding = tokio::spawn(async move { add(&front, "web-0", "c1", RANGE).await });
+    while stores.first.load(Ordering::SeqCst) {
+        tokio::task::yield_now().await;
+    }
+    let deleting = tokio::spawn(async move { succeeds(&other, "DEL", "web-0", "c1").await });
+    // Another container's calls do not wait.
+    let given = add(&here, "db-0", "c2", RANGE).await;
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    stores.gate.add_permits(1);
+    adding.await.unwrap();
+    deleting.await.unwrap();
+    let now = truth.load(&pool()).await.unwrap();
+    let held: Vec<String> = now.pool.records().map(|(at, _)| at.to_string()).collect();
+    assert_eq!(held, [given]);
+    let reserved = truth.claims(ClaimKind::Reservation).await.unwrap();
+    assert_eq!(reserved.len(), 1);
 }
 
 /// The pod's next container says that the reservation is its own, so that no late word of the last one counts.

@@ -60,7 +60,10 @@ async fn unkept(
     let mut free = Vec::with_capacity(held.len());
     for (address, record) in held {
         let kept = match PodRef::parse(&record.owner.subject) {
-            Some(pod) => sticky.keeps(wishes, &pod, address).await?,
+            Some(pod) => {
+                let names = [network.name.as_str()];
+                sticky.keeps(wishes, &names, &pod, address).await?
+            }
             None => false,
         };
         if !kept {

@@ -150,7 +150,10 @@ impl Hands {
         };
         let of_pool = terms.of(&held.pool.name);
         if let (Some(terms), Some(pod)) = (of_pool, PodRef::parse(&owner.subject))
-            && self.sticky.keeps(terms.wishes, &pod, held.address).await?
+            && self
+                .sticky
+                .keeps(terms.wishes, &terms.called(), &pod, held.address)
+                .await?
         {
             return Ok(Outcome::Spared);
         }

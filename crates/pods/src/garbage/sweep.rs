@@ -166,15 +166,18 @@ impl Sweep {
     ) -> Result<HashSet<(String, Address)>, Blind> {
         let mut kept = HashSet::new();
         for held in &observed.held {
-            let Some(wishes) = terms.of(&held.pool.name).map(|terms| terms.wishes) else {
+            let Some(terms) = terms.of(&held.pool.name) else {
                 continue;
             };
             let Some(pod) = PodRef::parse(&held.record.owner.subject) else {
                 continue;
             };
-            if wishes.any()
+            if terms.wishes.any()
                 && matches!(verdict(held, observed), Verdict::Gone(_))
-                && self.sticky.keeps(wishes, &pod, held.address).await?
+                && self
+                    .sticky
+                    .keeps(terms.wishes, &terms.called(), &pod, held.address)
+                    .await?
             {
                 kept.insert((held.pool.name.clone(), held.address));
             }

@@ -32,6 +32,13 @@ pub struct PoolTerms {
     pub wishes: Wishes,
 }
 
+impl PoolTerms {
+    /// What the pool's networks are called.
+    pub fn called(&self) -> Vec<&str> {
+        self.names.iter().map(|(_, name)| name.as_str()).collect()
+    }
+}
+
 /// Terms by the pool's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms(BTreeMap<String, PoolTerms>);

@@ -75,6 +75,15 @@ impl Claim {
         &self.spec.interface
     }
 
+    /// Whether it keeps an address that a pod has in a network of these names. Other networks may give the same address:
+    /// theirs is not this claim's. `spec.network` is the name in the network's configuration (KubeVirt writes that one); people
+    /// write the definition's too, which not everybody who asks knows, so a claim that names the pod as its own keeps as well.
+    pub fn keeps(&self, names: &[&str], pod: &str, address: Address) -> bool {
+        let of_network = self.network().is_empty() || names.contains(&self.network());
+        let mut addresses = self.addresses();
+        (of_network || self.owner_pod() == Some(pod)) && addresses.any(|own| own == address)
+    }
+
     /// Who holds its addresses: the pod that used them last, or the claim itself before there was one.
     pub fn holder(&self) -> String {
         let pod = self.owner_pod().unwrap_or(&self.metadata.name);
@@ -130,6 +139,30 @@ mod tests {
         assert_eq!(reference(annotation, "net3"), None);
         // The short form has no room for a reference.
         assert_eq!(reference("blue, red@ext", "net1"), None);
+    }
+
+    #[test]
+    fn a_claim_keeps_what_is_of_its_network_or_of_its_pod() {
+        let claim: Claim = serde_json::from_str(
+            r#"{"metadata":{"name":"vm"},"spec":{"network":"blue"},
+                "status":{"ips":["10.0.0.5/24"],"ownerPod":{"name":"launcher"}}}"#,
+        )
+        .unwrap();
+        for (names, pod, address, kept) in [
+            (["blue-definition", "blue"], "launcher", "10.0.0.5", true),
+            // Its next pod, before the claim says so.
+            (["blue-definition", "blue"], "next", "10.0.0.5", true),
+            (["blue-definition", "blue"], "launcher", "10.0.0.6", false),
+            (["red-definition", "red"], "stranger", "10.0.0.5", false),
+            (["red-definition", "red"], "launcher", "10.0.0.5", true),
+        ] {
+            let address = address.parse().unwrap();
+            assert_eq!(
+                claim.keeps(&names, pod, address),
+                kept,
+                "{names:?} {pod} {address}"
+            );
+        }
     }
 
     #[test]

@@ -7,13 +7,12 @@
 //! | kind | while | switched on by |
 //! |---|---|---|
 //! | StatefulSet | the set exists, is not being deleted, and its replicas include the pod's ordinal | `sticky_statefulset` |
-//! | IPAMClaim | the claim exists and its status has the address | `allowPersistentIPs` |
+//! | IPAMClaim | the claim exists, is of the network, and its status has the address | `allowPersistentIPs` |
 
 mod adoption;
 mod claim;
 mod set;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -81,17 +80,25 @@ impl Sticky {
         }
     }
 
-    /// Whether the address stays with the pod's name although the pod may be gone.
+    /// Whether the address stays with the pod's name although the pod may be gone. `names` are those of the network
+    /// that the pod has it in.
     pub async fn keeps(
         &self,
         wishes: Wishes,
+        names: &[&str],
         pod: &PodRef,
         address: Address,
     ) -> Result<bool, Blind> {
         if wishes.statefulsets && self.set_wants(pod).await? {
             return Ok(true);
         }
-        Ok(wishes.claims && self.claimed(&pod.namespace).await?.contains(&address))
+        if !wishes.claims {
+            return Ok(false);
+        }
+        let claims = self.list(&claim::path(&pod.namespace)).await?;
+        Ok(claims
+            .iter()
+            .any(|claim| claim.keeps(names, &pod.name, address)))
     }
 
     /// Whether a StatefulSet will make the pod again.
@@ -104,17 +111,12 @@ impl Sticky {
         Ok(found.is_some_and(|set| set.wants(ordinal)))
     }
 
-    /// The addresses that a namespace's claims record. A cluster without the kind has none.
-    pub async fn claimed(&self, namespace: &str) -> Result<HashSet<Address>, Blind> {
-        let claims = self.list(&claim::path(namespace)).await?;
-        Ok(claims.iter().flat_map(Claim::addresses).collect())
-    }
-
     /// The claims of all namespaces.
     pub async fn all_claims(&self) -> Result<Vec<Claim>, Blind> {
         self.list(claim::ALL).await
     }
 
+    /// A cluster without the kind has none.
     async fn list(&self, path: &str) -> Result<Vec<Claim>, Blind> {
         match self.witness.list::<Claim>(path).await {
             Err(blind) if blind.code == Some(404) => Ok(Vec::new()),

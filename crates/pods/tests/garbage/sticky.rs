@@ -105,6 +105,50 @@ async fn put_claim(world: &World, name: &str) {
         .await;
 }
 
+/// Another network may use the same range: its pods' addresses are none of the claim's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_keeps_nothing_of_another_network() {
+    let world = World::new("other").await;
+    let agent = world.agent("n1").await;
+    let blue = network(&world, "allowPersistentIPs").await;
+    let mut red = blue.clone();
+    red["name"] = json!("red");
+    red["ipam"]["network_name"] = json!(format!("{}-red", world.namespace));
+    world.put_network("red", &red).await;
+    put_claim(&world, "vm.blue").await;
+    let uid = world
+        .run_pod_with(&agent, "launcher", referring_to("vm.blue"))
+        .await;
+    let given = agent
+        .add_to(&world, &blue, "launcher", &uid, "launcher")
+        .await;
+    assert_eq!(given["ips"][0]["address"], "10.0.0.1/24");
+    let uid = world.run_pod(&agent, "stranger").await;
+    let given = agent
+        .add_to(&world, &red, "stranger", &uid, "stranger")
+        .await;
+    assert_eq!(given["ips"][0]["address"], "10.0.0.1/24");
+    agent.del_from(&world, &red, "stranger", "stranger").await;
+    let red_pool = format!("{}-red-{POOL}", world.namespace);
+    assert_eq!(world.entries_of(&red_pool).await, []);
+
+    // Nor is it by the collector, where the DEL never came.
+    let given = agent
+        .add_to(&world, &red, "stranger", &uid, "stranger")
+        .await;
+    assert_eq!(given["ips"][0]["address"], "10.0.0.1/24");
+    world.delete_pod("stranger").await;
+    world.delete_pod("launcher").await;
+    let running = agent.collect();
+    world
+        .until("freed", async || {
+            world.entries_of(&red_pool).await.is_empty()
+        })
+        .await;
+    assert_eq!(holders(&world).await, [entry("1", "launcher", "launcher")]);
+    running.stop().await;
+}
+
 /// A VM's pods have other names each time; its claim is what stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claims_address_goes_from_pod_to_pod_and_is_freed_with_the_claim() {

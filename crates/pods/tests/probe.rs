@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::sync::Arc;
 
 use berth_cni::Environment;
@@ -107,6 +108,53 @@ fn add_in(netns: &Netns, link: &str, address: Option<&str>) -> (i32, Value) {
         })
     });
     thread.join().unwrap()
+}
+
+/// The agent's container has no capability; deploy/probe adds this one. A program of root's has what its bounding set
+/// leaves it.
+#[test]
+fn a_probe_needs_one_capability_and_says_which() {
+    let (host, other) = (Netns::new().unwrap(), Netns::new().unwrap());
+    host.veth("uplink", &other, "eth0").unwrap();
+    other
+        .ip(&["addr", "add", "10.0.0.1/24", "dev", "eth0"])
+        .unwrap();
+    let with = |bounding: &str| {
+        let output = Command::new("nsenter")
+            .arg(format!("--net={}", host.path().display()))
+            .args(["setpriv", &format!("--bounding-set={bounding}")])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "prober", "--ignored", "--nocapture"])
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{told}");
+        told
+    };
+    let probed = with("-all,+net_raw");
+    assert!(probed.contains("in use: [\"10.0.0.1\"]"), "{probed}");
+    let refused = with("-all");
+    assert!(
+        refused.contains("NET_RAW") && refused.contains("docs/install.md"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+#[ignore = "the child of a_probe_needs_one_capability_and_says_which"]
+#[allow(clippy::print_stdout)]
+async fn prober() {
+    let link = Link {
+        interface: "uplink".to_owned(),
+        netns: None,
+    };
+    match in_use(link, addresses(&["10.0.0.1", "10.0.0.2"])).await {
+        Ok(used) => {
+            let used: Vec<String> = used.iter().map(Address::to_string).collect();
+            println!("in use: {used:?}");
+        }
+        Err(error) => println!("{error}"),
+    }
 }
 
 #[test]

@@ -193,3 +193,22 @@ fn on_k3s_paths_are_the_same_inside_and_outside() {
         Some("/var/lib/rancher/k3s/agent/etc/cni/net.d")
     );
 }
+
+/// For networks that probe, the agent gets the one capability that it needs, and nobody else any.
+#[test]
+fn the_probe_component_adds_one_capability_to_the_agent() {
+    let component = tempfile::tempdir().unwrap();
+    let probe = relative(component.path(), &deploy("probe"));
+    for base in ["agent", "k3s"] {
+        let objects = build(base, &format!("components: [{probe}]"));
+        let pod = &find(&objects, "DaemonSet")["spec"]["template"]["spec"];
+        for container in containers(pod) {
+            let capabilities = &container["securityContext"]["capabilities"];
+            assert_eq!(capabilities["drop"], serde_json::json!(["ALL"]));
+            match container["name"] == "agent" {
+                true => assert_eq!(capabilities["add"], serde_json::json!(["NET_RAW"])),
+                false => assert!(capabilities["add"].is_null()),
+            }
+        }
+    }
+}

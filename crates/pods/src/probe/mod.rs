@@ -41,6 +41,10 @@ pub enum ProbeError {
     NoInterface(String),
     #[error("interface {0} has no Ethernet address: nobody can be asked on it")]
     NotEthernet(String),
+    #[error(
+        "interface {0} can't be used for a probe: that needs the capability NET_RAW, which the agent does not have unless deploy/probe gave it (docs/install.md, Rights)"
+    )]
+    NotAllowed(String),
     #[error("interface {interface} can't be used for a probe: {why}")]
     Io { interface: String, why: String },
 }
@@ -116,6 +120,9 @@ fn open(interface: &NetworkInterface, link: &Link) -> Result<Ends, ProbeError> {
     match pnet_datalink::channel(interface, config) {
         Ok(Channel::Ethernet(sender, receiver)) => Ok((sender, receiver)),
         Ok(_) => Err(failed("it carries no Ethernet frames".to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(ProbeError::NotAllowed(link.interface.clone()))
+        }
         Err(error) => Err(failed(error.to_string())),
     }
 }

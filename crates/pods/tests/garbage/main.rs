@@ -367,3 +367,33 @@ async fn a_freed_address_rests_as_its_network_says() {
     assert_eq!(next["ips"][0]["address"], "10.0.0.2/24", ".1 rests (I10)");
     running.stop().await;
 }
+
+/// What can't be freed is told where the pod's owner looks, and is freed once it can be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_to_collect_is_told_on_the_pod() {
+    let world = World::new("failed").await;
+    let agent = world.agent("n1").await;
+    let uid = world.run_pod(&agent, "web").await;
+    agent.add(&world, "web", &uid, "c1").await;
+    let pools = world.api::<berth_api::whereabouts::IPPool>();
+    let set_range = async |range: &str| {
+        let patch = serde_json::json!({ "spec": { "range": range } });
+        let patch = kube::api::Patch::Merge(patch);
+        let params = kube::api::PatchParams::default();
+        pools.patch(world::POOL, &params, &patch).await.unwrap();
+    };
+    // A pool of another range under this name is not written.
+    set_range("10.9.0.0/16").await;
+    let running = agent.collect();
+    world.delete_pod("web").await;
+    world
+        .until("told", async || {
+            let events = world.events("web").await;
+            let mut reasons = events.iter().map(|(reason, _)| reason.as_str());
+            reasons.any(|reason| reason == "IPAddressGarbageCollectionFailed")
+        })
+        .await;
+    set_range("10.0.0.0/24").await;
+    world.until_held_by(&[]).await;
+    running.stop().await;
+}

@@ -15,6 +15,7 @@ use berth_ledger::kube::Connect;
 use berth_pods::garbage::{GarbageMetrics, GarbageSettings};
 use berth_pods::{Front, Stores};
 use berth_slices::{SliceMetrics, SliceSettings};
+use futures::FutureExt;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -29,7 +30,8 @@ use crate::stores::{Lifetime, NodeStores};
 /// Where the VM pools are on the socket.
 const VMS_PATH: &str = "/v1/vms";
 
-/// How long calls under way may take to finish once the agent is told to stop.
+/// How long everything that is under way may take to finish, together, once the agent is told to stop. A pod's grace
+/// period has to be longer: deploy/agent.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// How an agent is set up.
@@ -143,19 +145,23 @@ pub async fn serve(
     });
     let served = axum::serve(listener, on_socket(desk.clone()).merge(vms))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
+    let overdue = overdue(stop.clone()).shared();
     let ended = tokio::select! {
         ended = served => ended.map_err(AgentError::Serve),
-        () = overdue(&stop) => {
-            tracing::warn!("calls are still under way after {} s; stopping all the same", STOP_LIMIT.as_secs());
-            Ok(())
-        }
+        () = overdue.clone() => Ok(()),
     };
     stop.cancel();
     told.abort();
     desk.calls.close();
-    let _ = tokio::time::timeout(STOP_LIMIT, desk.calls.wait()).await;
     collecting.close();
-    let _ = tokio::time::timeout(STOP_LIMIT, collecting.wait()).await;
+    // Calls whose plugin is gone are no connection's any more.
+    let finished = async { tokio::join!(desk.calls.wait(), collecting.wait()) };
+    tokio::select! {
+        _ = finished => {}
+        () = overdue => {
+            tracing::warn!("calls are still under way after {} s; stopping all the same", STOP_LIMIT.as_secs());
+        }
+    }
     drop(socket);
     if let Some(network) = network {
         network.abort();
@@ -174,7 +180,7 @@ fn garbage(config: &AgentConfig) -> GarbageSettings {
 }
 
 /// Completes when the time for stopping is over.
-async fn overdue(stop: &CancellationToken) {
+async fn overdue(stop: CancellationToken) {
     stop.cancelled().await;
     tokio::time::sleep(STOP_LIMIT).await;
 }

@@ -9,6 +9,7 @@
 )]
 
 mod agentless;
+mod daemon;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -111,11 +112,16 @@ impl Machine {
     }
 
     fn agent(&self) -> Agent {
+        self.agent_with(&[])
+    }
+
+    fn agent_with(&self, more: &[&OsStr]) -> Agent {
         let child = Command::new(BERTH)
             .args(["agent", "--node", "node-1", "--socket"])
             .arg(self.socket())
             .arg("--database")
             .arg(self.database())
+            .args(more)
             .env_clear()
             .stderr(Stdio::null())
             .spawn()
@@ -279,25 +285,4 @@ fn an_agent_killed_in_mid_add_leaks_nothing() {
     assert_eq!(holders.len(), pods);
     let owners: BTreeSet<&String> = holders.iter().map(|(_, owner)| owner).collect();
     assert_eq!(owners.len(), pods, "somebody has two addresses");
-}
-
-#[test]
-fn an_agent_that_is_told_to_stop_finishes_and_removes_its_socket() {
-    let machine = Machine::new();
-    let mut agent = machine.agent();
-    assert_eq!(
-        addresses(&machine.ask("ADD", "a").unwrap()),
-        ["10.0.0.1/16"]
-    );
-    let told = Command::new("kill")
-        .arg(agent.0.id().to_string())
-        .status()
-        .unwrap();
-    assert!(told.success());
-    assert!(agent.0.wait().unwrap().success());
-    assert!(!machine.socket().exists());
-    assert!(matches!(
-        machine.ask("ADD", "b"),
-        Err(ClientError::NoAgent { .. })
-    ));
 }

@@ -165,3 +165,47 @@ fn a_pool_of_another_range_under_our_name_is_left_alone() {
     assert_eq!(home.specs("IPPool"), [("10.0.0.0-24".to_owned(), foreign)]);
     assert_eq!(home.specs("OverlappingRangeIPReservation"), []);
 }
+
+/// Nodes that give from ranges of one another at once: no address twice, none lost, whoever has won the reservation.
+#[test]
+fn overlapping_ranges_give_no_address_twice_from_many_nodes() {
+    let home = home();
+    let ranges = ["10.0.0.0/24", "10.0.0.0/25", "10.0.0.0/26"];
+    let nodes: Vec<_> = ranges.iter().map(|_| home.node()).collect();
+    let ipam = |n: usize| json!({"range": ranges[n % 3], "range_end": "10.0.0.40"});
+    let who = |n: usize| pod(&format!("p{n}"));
+    let given: Vec<String> = std::thread::scope(|scope| {
+        // Every node gives from two of the ranges, every range from two nodes.
+        let lanes: Vec<_> = (0..6)
+            .map(|lane| {
+                let node = &nodes[lane / 2];
+                let add = move |n: usize| node.add(&who(n), ipam(n)).addresses().remove(0);
+                scope.spawn(move || (lane..36).step_by(6).map(add).collect::<Vec<_>>())
+            })
+            .collect();
+        let lanes = lanes.into_iter();
+        lanes.flat_map(|lane| lane.join().unwrap()).collect()
+    });
+    let bare = given
+        .iter()
+        .map(|address| address.split('/').next().unwrap());
+    let bare: std::collections::BTreeSet<&str> = bare.collect();
+    assert_eq!(bare.len(), 36, "{given:?}");
+    let reserved = home.specs("OverlappingRangeIPReservation");
+    let names: std::collections::BTreeSet<&str> =
+        reserved.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, bare);
+    let entries = || -> usize {
+        let pools = home.specs("IPPool").into_iter();
+        pools
+            .map(|(_, spec)| spec["allocations"].as_object().unwrap().len())
+            .sum()
+    };
+    assert_eq!(entries(), 36);
+    for n in 0..36 {
+        // By another node than gave it.
+        nodes[(n + 1) % 3].del(&who(n), ipam(n)).succeeded();
+    }
+    assert_eq!(entries(), 0);
+    assert_eq!(home.specs("OverlappingRangeIPReservation"), []);
+}

@@ -252,6 +252,17 @@ impl SlicePool {
 
     /// Takes on a slice whose node was lost while parts of it were others'.
     async fn take_over(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<bool, SliceError> {
+        match self.inherit(object).await? {
+            Some(object) => {
+                self.take(of, &object).await?;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Writes this node's name on a claim that is nobody's. None: somebody was faster.
+    pub async fn inherit(&self, object: &SliceObject) -> Result<Option<SliceObject>, SliceError> {
         let claim = Claimed {
             node: self.world.node.clone(),
             node_uid: self.world.node_uid().await?,
@@ -259,12 +270,8 @@ impl SlicePool {
             wants: Vec::new(),
             ..object.claim.clone()
         };
-        match self.world.cluster.amend_slice(object, &claim).await? {
-            Some(object) => {
-                self.take(of, &object).await?;
-                Ok(true)
-            }
-            None => Ok(false),
-        }
+        // Until it is held it is a claim in our name that nothing is known of.
+        self.set_unsure(true);
+        Ok(self.world.cluster.amend_slice(object, &claim).await?)
     }
 }

@@ -36,6 +36,8 @@ pub(crate) struct SlicePool {
     mark: Mutex<Option<Mark>>,
     /// Since when the range is on its way back.
     leaving: Mutex<Option<Instant>>,
+    /// When those were last called who may end a claim of it.
+    called: Mutex<Option<Instant>>,
     /// Since when a slice is empty, or an offer not taken.
     idle: Mutex<HashMap<Prefix, Instant>>,
     pub confirmation: Mutex<Confirmation>,
@@ -90,6 +92,7 @@ impl SlicePool {
             held: Mutex::default(),
             mark: Mutex::default(),
             leaving: Mutex::default(),
+            called: Mutex::default(),
             idle: Mutex::default(),
             suspect: AtomicBool::new(false),
             unsure: AtomicBool::new(false),
@@ -283,6 +286,16 @@ impl SlicePool {
     /// Whether it was at the last look.
     pub fn is_leaving(&self) -> bool {
         locked(&self.leaving).is_some()
+    }
+
+    /// Whether it is time to call others again; if it is, they were called now.
+    pub fn calls_again(&self, pause: Duration) -> bool {
+        let mut called = locked(&self.called);
+        let due = called.is_none_or(|last| last.elapsed() >= pause);
+        if due {
+            *called = Some(Instant::now());
+        }
+        due
     }
 
     /// Looks at the claims of what is held: somebody has written on one of them.

@@ -6,12 +6,19 @@
 //! ```
 //! The mark is turned first: a claim that is made after that sees it and goes, one that was made before is in the list
 //! that is read after. So when a list shows none, nobody gives from a slice of the range.
+//!
+//! A claim of which a part was lent goes after that part, and its offer before it, as any offer is taken back: should the
+//! range be sliced again meanwhile, a part that somebody claims is a part of something. One that is nobody's, for its node
+//! was lost, becomes the claim of whoever brings the range back: in name only, to end it.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Duration;
 
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::{Mark, MarkState};
 use berth_core::{Change, Pool, Prefix, Record};
+use berth_ledger::kube::SliceObject;
 use berth_ledger::{Ledger, LedgerError};
 
 use crate::adopt::{ORIGIN, PLAIN};
@@ -26,6 +33,16 @@ pub(crate) const LEAVING: &str = "(leaving)";
 
 /// Commits into the plain pool, and changes of its mark, that met another writer.
 const TRIES: usize = 20;
+
+/// Between calls to those who may end a claim and have not.
+const CALL_AGAIN: Duration = Duration::from_secs(2);
+
+/// Whether somebody has a part of it.
+fn is_lent(object: &SliceObject, all: &[SliceObject]) -> bool {
+    let claimed = |part: Prefix| all.iter().any(|one| one.claim.range == part);
+    let mut offers = object.claim.offers.iter();
+    offers.any(|offer| claimed(offer.range))
+}
 
 impl SlicePool {
     /// Does this node's share; says which nodes have not done theirs, nobody: the plain pool gives again.
@@ -59,6 +76,9 @@ impl SlicePool {
             self.set_mark(None);
             self.leave(of).await?;
             let left = self.all_claims(of).await?;
+            if self.inherit_all(&left).await? {
+                continue;
+            }
             if !left.is_empty() {
                 break left;
             }
@@ -68,6 +88,7 @@ impl SlicePool {
                 return Ok(Vec::new());
             }
         };
+        let again = self.calls_again(CALL_AGAIN);
         for object in &left {
             // Whoever holds it hears of the change and looks at the mark.
             let mut claim = object.claim.clone();
@@ -75,12 +96,30 @@ impl SlicePool {
                 claim.wants.push(NodeName::new(LEAVING));
                 world.cluster.amend_slice(object, &claim).await?;
                 world.call(&object.claim.node, object).await;
+            } else if again && !claim.offers.is_empty() && !is_lent(object, &left) {
+                // It was called when somebody had a part of it still.
+                world.call(&object.claim.node, object).await;
             }
         }
-        let mut nodes: Vec<String> = left.iter().map(|one| one.claim.node.to_string()).collect();
+        let name = |one: &SliceObject| match one.claim.node.as_str() {
+            "" => "nobody".to_owned(),
+            node => node.to_owned(),
+        };
+        let mut nodes: Vec<String> = left.iter().map(name).collect();
         nodes.sort();
         nodes.dedup();
         Ok(nodes)
+    }
+
+    /// Makes what is nobody's this node's in name, so that somebody ends it. Whether there was any.
+    async fn inherit_all(&self, claims: &[SliceObject]) -> Result<bool, SliceError> {
+        let mut any = false;
+        for object in claims {
+            if object.claim.node.as_str().is_empty() {
+                any |= self.inherit(object).await?.is_some();
+            }
+        }
+        Ok(any)
     }
 
     /// Gives up every slice of the range, if it is going back. The gate must be held.
@@ -129,18 +168,45 @@ impl SlicePool {
             }
             self.unpublish(holding.slice).await;
         }
-        let mine = self
-            .world
-            .cluster
-            .slices(Some((&of.network, of.range)), Some(&self.world.node))
-            .await?;
+        let of_range = Some((of.network.as_str(), of.range));
+        let cluster = &self.world.cluster;
+        let mut mine = cluster.slices(of_range, Some(&self.world.node)).await?;
+        // Parts first: what they are of can go after them.
+        mine.sort_by_key(|object| Reverse(object.claim.range.length()));
         for object in mine {
-            let all = self.all_claims(of).await?;
-            let parts = |part: Prefix| all.iter().any(|one| one.claim.range == part);
-            // A part that nobody claims can't be held any more: whoever claims it now finds the range leaving.
-            if !object.claim.offers.iter().any(|offer| parts(offer.range)) {
-                self.world.cluster.end_slice(&object).await?;
+            self.end_claim(of, object).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends a claim that is not held any more, unless somebody has a part of it.
+    async fn end_claim(&self, of: &Arc<Sliced>, object: SliceObject) -> Result<(), SliceError> {
+        let (cluster, slice) = (&self.world.cluster, object.claim.range);
+        if object.claim.may_go() {
+            cluster.end_slice(&object).await?;
+            return Ok(());
+        }
+        let _donating = self.donating.lock().await;
+        if is_lent(&object, &self.all_claims(of).await?) {
+            return Ok(());
+        }
+        for offer in &object.claim.offers {
+            let part = self
+                .world
+                .claimed(offer.range, object.claim.node_uid.clone());
+            // A name that this does not get to end is found by the next comparison.
+            self.set_unsure(true);
+            let made = cluster
+                .claim_new_slice(&of.network, of.range, &part)
+                .await?;
+            if made.is_none() || !self.finish_withdrawal(of, slice, offer.range).await? {
+                return Ok(());
             }
+        }
+        let now = cluster.slice(&of.network, slice).await?;
+        let ours = |now: &SliceObject| now.claim.node == self.world.node && now.claim.may_go();
+        if let Some(now) = now.filter(ours) {
+            cluster.end_slice(&now).await?;
         }
         Ok(())
     }

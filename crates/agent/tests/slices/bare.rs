@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use berth_agent::SliceSettings;
 use berth_api::berth::{SliceCall, SliceClaim};
+use berth_api::whereabouts::IPPool;
 use berth_core::{Address, Change, Prefix};
 use berth_desk::DeskMetrics;
 use berth_ledger::kube::Connect;
@@ -13,7 +14,7 @@ use berth_ledger::{Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedg
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, Slices, sliced};
-use berth_testkit::{Cluster, Relay};
+use berth_testkit::{Asked, Cluster, Fate, Relay};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -150,17 +151,35 @@ pub struct Bare {
 impl Bare {
     /// One that keeps its slices.
     pub async fn start(site: &Site, name: &str, settings: SliceSettings) -> Bare {
-        Bare::new(site, name, settings, true).await
+        Bare::start_behind(site, name, settings, |_| Fate::Pass).await
+    }
+
+    /// The same, where that becomes of its requests from the first on.
+    pub async fn start_behind(
+        site: &Site,
+        name: &str,
+        settings: SliceSettings,
+        rule: impl FnMut(&Asked) -> Fate + Send + 'static,
+    ) -> Bare {
+        let relay = Relay::new(Cluster::shared().await).await.unwrap();
+        relay.rule(rule);
+        Bare::new(site, name, settings, relay, true).await
     }
 
     /// One that does what a call needs and nothing else.
     pub async fn idle(site: &Site, name: &str, settings: SliceSettings) -> Bare {
-        Bare::new(site, name, settings, false).await
+        let relay = Relay::new(Cluster::shared().await).await.unwrap();
+        Bare::new(site, name, settings, relay, false).await
     }
 
-    async fn new(site: &Site, name: &str, settings: SliceSettings, keeps: bool) -> Bare {
+    async fn new(
+        site: &Site,
+        name: &str,
+        settings: SliceSettings,
+        relay: Relay,
+        keeps: bool,
+    ) -> Bare {
         site.register(name).await;
-        let relay = Relay::new(Cluster::shared().await).await.unwrap();
         let connect = Connect {
             kubeconfig: Some(relay.kubeconfig()),
             ..site.connect(30)
@@ -215,7 +234,7 @@ impl Bare {
     }
 
     /// The requests that made an object of that kind in the cluster, or tried to.
-    pub fn made(&self, plural: &str) -> Vec<(berth_testkit::Asked, Option<u16>)> {
+    pub fn made(&self, plural: &str) -> Vec<(Asked, Option<u16>)> {
         let seen = self.relay.seen().into_iter();
         let made = seen.filter(|(asked, _)| asked.method == "POST" && asked.path.ends_with(plural));
         made.collect()
@@ -243,6 +262,17 @@ pub async fn claim(site: &Site, whole: &str, range: &str, node: &str, epoch: u8,
         "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
         "metadata": { "name": name, "labels": labels },
         "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
+    }))
+    .await;
+}
+
+/// The plain pool of a range that was sliced, without reservations.
+pub async fn sliced(site: &Site, whole: &str, size: u8) {
+    let mark = json!({ "state": "sliced", "size": size, "unreserved": true }).to_string();
+    site.create::<IPPool>(json!({
+        "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": whole.replace('/', "-"), "annotations": { "berth.dev/sliced": mark } },
+        "spec": { "range": whole, "allocations": {} },
     }))
     .await;
 }

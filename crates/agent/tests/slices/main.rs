@@ -8,6 +8,7 @@
 
 mod again;
 mod assigned;
+mod back;
 mod bare;
 mod busy;
 mod call;

@@ -12,6 +12,19 @@ pub fn pool(network: &str, node: &str, range: Prefix) -> String {
     join(&[network, node, &plain(&range.to_string())])
 }
 
+/// The range that the pool of that name is of, where the network is known and the pool is no node's.
+pub fn range_of_pool(network: &str, name: &str) -> Option<Prefix> {
+    let text = match network {
+        "" => name,
+        network => name.strip_prefix(network)?.strip_prefix('-')?,
+    };
+    let (address, length) = text.rsplit_once('-')?;
+    let range: Prefix = format!("{}/{length}", address.replace('-', ":"))
+        .parse()
+        .ok()?;
+    (pool(network, "", range) == name).then_some(range)
+}
+
 /// The reservation of one address across pools: `[network-]address`.
 pub fn reservation(network: &str, address: Address) -> String {
     join(&[network, &plain(&address.to_string())])
@@ -90,6 +103,25 @@ mod tests {
             ("", "", "2001:db8:480:603d::/64", "2001-db8-480-603d---64"),
         ] {
             assert_eq!(pool(network, node, range.parse().unwrap()), name);
+        }
+    }
+
+    #[test]
+    fn a_pools_name_tells_its_range() {
+        for network in ["", "blue", "blue-1"] {
+            for range in ["10.0.0.0/8", "caa5::/64", "2001:db8:480:603d::/64"] {
+                let range = range.parse().unwrap();
+                let name = pool(network, "", range);
+                assert_eq!(range_of_pool(network, &name), Some(range));
+            }
+        }
+        for name in [
+            "red-10.0.0.0-8",
+            "blue10.0.0.0-8",
+            "blue-node-10.0.0.0-8",
+            "blue-10.0.0.0",
+        ] {
+            assert_eq!(range_of_pool("blue", name), None, "{name}");
         }
     }
 

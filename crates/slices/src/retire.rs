@@ -153,6 +153,10 @@ impl SlicePool {
             let mut publisher = self.publisher.lock().await;
             self.publish_slice(&mut publisher, holding.slice).await?;
         }
+        let mut slices: Vec<Prefix> = held.iter().map(|holding| holding.slice).collect();
+        if !self.is_confirmed() {
+            slices.extend(self.adopt_unknown(of, &slices).await?);
+        }
         self.set_plain_is_empty(false);
         self.copy_to_plain(of).await?;
         for holding in held.iter() {
@@ -161,12 +165,12 @@ impl SlicePool {
         }
         // What is in the plain pool is that pool's: here it goes, and from what is published.
         self.world.amend(&of.key(), everything).await?;
-        for holding in held.iter() {
+        for slice in slices {
             {
                 let mut publisher = self.publisher.lock().await;
-                self.publish_slice(&mut publisher, holding.slice).await?;
+                self.publish_slice(&mut publisher, slice).await?;
             }
-            self.unpublish(holding.slice).await;
+            self.unpublish(slice).await;
         }
         let of_range = Some((of.network.as_str(), of.range));
         let cluster = &self.world.cluster;
@@ -177,6 +181,23 @@ impl SlicePool {
             self.end_claim(of, object).await?;
         }
         Ok(())
+    }
+
+    /// Takes in what may be held in slices that are this node's and that its ledger does not know, for it was lost: what pods
+    /// have of them is told by nobody else. The slices.
+    async fn adopt_unknown(
+        &self,
+        of: &Arc<Sliced>,
+        known: &[Prefix],
+    ) -> Result<Vec<Prefix>, SliceError> {
+        let of_range = Some((of.network.as_str(), of.range));
+        let mine = self.world.cluster.slices(of_range, Some(&self.world.node));
+        let mut unknown: Vec<Prefix> = mine.await?.iter().map(|one| one.claim.range).collect();
+        unknown.retain(|slice| !known.contains(slice));
+        for slice in &unknown {
+            self.adopt(of, *slice).await?;
+        }
+        Ok(unknown)
     }
 
     /// Ends a claim that is not held any more, unless somebody has a part of it.

@@ -1,6 +1,7 @@
 //! What the front asks: which slices may be given from now, and for more of them.
 
 mod hear;
+mod rebuild;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -141,8 +142,8 @@ impl Slices {
         SharedLedger::clone(&self.inner.ledger)
     }
 
-    /// Brings what this node held when it last ran in line with the cluster, before anything is served. Without the
-    /// API server that is left for later.
+    /// Brings what this node held when it last ran in line with the cluster, before anything is served; what its ledger has
+    /// lost, too. Without the API server that is left for later.
     pub async fn open(&self) -> Result<(), LedgerError> {
         let mut known = Vec::new();
         for key in self.inner.world.local.pools().await? {
@@ -151,21 +152,36 @@ impl Slices {
             }
         }
         // Before many nodes have claimed much: this list costs the API server a look at every claim there is.
-        let found = timeout(OPEN_LIMIT, self.inner.world.found());
-        if !matches!(found.await, Ok(Ok(_))) {
-            tracing::info!("claims are listed when a network needs them");
-        }
-        let all = known.into_iter().map(|of| async move {
-            let range = of.range;
-            if let Err(error) = self.pool(&Arc::new(of)).ready().await {
-                tracing::warn!(%range, %error, "slices are not confirmed yet");
+        let lists = async {
+            match &self.inner.daemon {
+                Some(_) => self.unknown(&known).await,
+                None => self.inner.world.found().await.map(|_| Vec::new()),
             }
-        });
+        };
+        let mut all = known.clone();
+        match timeout(OPEN_LIMIT, lists).await {
+            Ok(Ok(unknown)) => all.extend(unknown),
+            _ => {
+                tracing::info!("claims are listed when a network needs them");
+                self.background(|slices| async move { slices.rebuild_later(known).await });
+            }
+        }
         // What is not confirmed by then is when it is needed.
-        if timeout(OPEN_LIMIT, join_all(all)).await.is_err() {
+        if timeout(OPEN_LIMIT, self.bring_up(all)).await.is_err() {
             tracing::warn!("the API server is slow: slices are confirmed later");
         }
         Ok(())
+    }
+
+    async fn bring_up(&self, ranges: Vec<Sliced>) {
+        let all = ranges.into_iter().map(|of| async move {
+            let (range, pool) = (of.range, self.pool(&Arc::new(of)));
+            if let Err(error) = pool.ready().await {
+                tracing::warn!(%range, %error, "slices are not confirmed yet");
+                pool.suspect();
+            }
+        });
+        join_all(all).await;
     }
 
     /// The slices that may be given from now; waits for the first one, if there is none.

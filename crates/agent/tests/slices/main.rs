@@ -27,6 +27,7 @@ mod moves;
 mod plain;
 mod precautions;
 mod race;
+mod rebuilt;
 mod requests;
 mod returned;
 #[path = "../../../controller/tests/test_controller/mod.rs"]

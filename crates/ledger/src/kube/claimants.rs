@@ -3,13 +3,12 @@
 use std::collections::BTreeSet;
 
 use berth_core::slice::NodeName;
-use kube::api::ListParams;
+use serde_json::Value;
 
 use super::KubeLedger;
 use super::label::label;
 use super::resource::SLICES;
 use super::slices::NODE;
-use super::status::Verb;
 use crate::LedgerError;
 
 /// Claims in one answer: their metadata is small.
@@ -23,21 +22,11 @@ impl KubeLedger {
         known: &BTreeSet<NodeName>,
     ) -> Result<BTreeSet<String>, LedgerError> {
         let known: BTreeSet<String> = known.iter().map(|node| label(node.as_str())).collect();
-        let mut strange = BTreeSet::new();
-        let mut params = ListParams::default().limit(PAGE);
-        loop {
-            let page = self.wire.list_metadata(&SLICES, &params).await;
-            let page =
-                page.map_err(|failure| failure.into_error(self.wire.ask(Verb::List, &SLICES, "")))?;
-            for object in page["items"].as_array().into_iter().flatten() {
-                let node = object["metadata"]["labels"][NODE].as_str();
-                let node = node.filter(|node| !node.is_empty() && !known.contains(*node));
-                strange.extend(node.map(str::to_owned));
-            }
-            match page["metadata"]["continue"].as_str() {
-                Some(token) if !token.is_empty() => params.continue_token = Some(token.to_owned()),
-                _ => return Ok(strange),
-            }
-        }
+        let node = |metadata: &Value| {
+            let node = metadata["labels"][NODE].as_str()?;
+            (!node.is_empty() && !known.contains(node)).then(|| node.to_owned())
+        };
+        let strange = self.wire.pick_metadata(&SLICES, PAGE, node).await?;
+        Ok(strange.into_iter().collect())
     }
 }

@@ -160,6 +160,17 @@ impl KubeLedger {
         Ok(marked.filter_map(name).collect())
     }
 
+    /// The pools that one node publishes. Metadata alone is read.
+    pub async fn published_by(&self, node: &str) -> Result<BTreeSet<String>, LedgerError> {
+        let name = |metadata: &Value| {
+            let theirs = metadata["annotations"][PUBLISHED].as_str() == Some(node);
+            let name = metadata["name"].as_str().filter(|_| theirs);
+            name.map(str::to_owned)
+        };
+        let names = self.wire.pick_metadata(&POOLS, PAGE, name).await?;
+        Ok(names.into_iter().collect())
+    }
+
     async fn annotate(
         &self,
         pool: &PoolKey,

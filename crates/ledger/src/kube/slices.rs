@@ -46,6 +46,12 @@ impl SliceObject {
     pub fn is_of(&self, network: &str, whole: Prefix) -> bool {
         self.network == network && self.whole == label(&names::pool(network, "", whole))
     }
+
+    /// The range that it was claimed of; none where the name of that is too long for a label.
+    pub fn whole(&self) -> Option<Prefix> {
+        let whole = names::range_of_pool(&self.network, &self.whole)?;
+        whole.covers(self.claim.range).then_some(whole)
+    }
 }
 
 impl KubeLedger {

@@ -209,14 +209,27 @@ impl Wire {
         }
     }
 
-    /// One answer of a list, with the objects' metadata alone.
-    pub async fn list_metadata(
+    /// What `pick` takes of the metadata of all objects of a kind: what is not picked is not kept.
+    pub async fn pick_metadata<T>(
         &self,
         resource: &'static Resource,
-        params: &ListParams,
-    ) -> Result<Value, Failure> {
-        let request = self.request(resource).list_metadata(params);
-        self.send(request).await.map(|fetched| fetched.object)
+        page: u32,
+        pick: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, LedgerError> {
+        let mut params = ListParams::default().limit(page);
+        let mut picked = Vec::new();
+        loop {
+            let request = self.request(resource).list_metadata(&params);
+            let list = self.send(request).await;
+            let list =
+                list.map_err(|failure| failure.into_error(self.ask(Verb::List, resource, "")))?;
+            let objects = list.object["items"].as_array().into_iter().flatten();
+            picked.extend(objects.filter_map(|object| pick(&object["metadata"])));
+            match list.object["metadata"]["continue"].as_str() {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token.to_owned()),
+                _ => return Ok(picked),
+            }
+        }
     }
 
     async fn send(&self, request: Request) -> Result<Fetched, Failure> {

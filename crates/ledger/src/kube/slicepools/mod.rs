@@ -19,6 +19,7 @@ mod heads;
 use std::collections::{BTreeMap, BTreeSet};
 
 use berth_api::cncf::Condition;
+use berth_api::slices::SLICE_POOL;
 use berth_core::Prefix;
 use berth_core::slice::assigned::Assignments;
 use futures::stream::BoxStream;
@@ -113,6 +114,9 @@ impl std::fmt::Debug for SlicePools {
 /// Pages in one answer of a list: each may have a megabyte.
 const LISTED: u32 = 4;
 
+/// The same of their metadata.
+const NAMED: u32 = 100;
+
 impl SlicePools {
     pub fn new(connection: &Connection) -> Self {
         Self {
@@ -156,6 +160,18 @@ impl SlicePools {
         document::assemble(name, cut, pages)
             .map(Some)
             .map_err(|why| unreadable(name, why))
+    }
+
+    /// The names of all pools: of their first pages, without what these hold.
+    pub async fn names(&self) -> Result<Vec<String>, LedgerError> {
+        let first = |metadata: &Value| {
+            let name = metadata["name"].as_str()?;
+            let page_of = metadata["annotations"][SLICE_POOL].as_str();
+            page_of
+                .is_none_or(|pool| pool == name)
+                .then(|| name.to_owned())
+        };
+        self.wire.pick_metadata(&SLICE_POOLS, NAMED, first).await
     }
 
     /// The range that the pool of that name is of, read so that every acknowledged write is seen; its rows are not.

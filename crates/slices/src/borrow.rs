@@ -19,6 +19,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long what is free may go from hand to hand before one who asks gives up.
 const BORROW_LIMIT: Duration = Duration::from_secs(40);
+/// How many are asked in one round: a question is some writes at the API server, and where so many have nothing left, the next
+/// ADD asks others.
+const DONORS: usize = 32;
 
 /// What became of a question.
 enum Reply {
@@ -58,7 +61,7 @@ impl SlicePool {
         self.set_unsure(true);
         let mut claims = self.all_claims(of).await?;
         loop {
-            let Err(asked) = self.ask_all(of, &claims).await? else {
+            let Err(asked) = self.ask_all(of, &claims, end).await? else {
                 return Ok(Ok(()));
             };
             let pause = PAUSE * rand::rng().random_range(1..8);
@@ -83,6 +86,7 @@ impl SlicePool {
         &self,
         of: &Arc<Sliced>,
         claims: &[SliceObject],
+        end: Instant,
     ) -> Result<Result<(), usize>, SliceError> {
         let me = &self.world.node;
         for object in claims {
@@ -101,9 +105,17 @@ impl SlicePool {
             .iter()
             .filter(|object| object.claim.node != *me && !object.claim.node.as_str().is_empty())
             .collect();
-        // Everybody asks in an order of his own, the large slices first.
+        // Some of many, others each time; everybody asks in an order of his own, the large slices first.
+        let orders = u128::from(u32::MAX);
+        if donors.len() > DONORS {
+            let salt = rand::rng().random_range(0..u64::MAX);
+            donors.sort_by_cached_key(|object| {
+                hash_index(&format!("{salt} {}", object.name), orders)
+            });
+            donors.truncate(DONORS);
+        }
         donors.sort_by_cached_key(|object| {
-            let order = hash_index(&format!("{me} {}", object.name), u128::from(u32::MAX));
+            let order = hash_index(&format!("{me} {}", object.name), orders);
             (object.claim.range.length(), order)
         });
         let mut silent: Vec<&str> = Vec::new();
@@ -111,6 +123,9 @@ impl SlicePool {
         for donor in donors {
             if silent.contains(&donor.claim.node.as_str()) {
                 continue;
+            }
+            if Instant::now() >= end {
+                break;
             }
             asked += 1;
             match self.ask(of, donor.claim.range).await? {

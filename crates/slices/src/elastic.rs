@@ -256,9 +256,12 @@ impl SlicePool {
             used => wanted(used, batch, reserve.max(1)),
         };
         if capacity < target {
+            if self.vain.is_recent(Instant::now()) {
+                return Ok(());
+            }
             let _gate = self.gate.lock().await;
-            if self.active() == active {
-                self.claim_free(&of).await?;
+            if self.active() == active && !self.claim_free(&of).await? {
+                self.vain.note(Instant::now());
             }
             return Ok(());
         }

@@ -24,6 +24,7 @@
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
 //! | `moved` | a slice that is of another range by now |
 //! | `forget` | slices that were lost, until their last pod is gone |
+//! | `vain` | searches that found nothing |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
 //! | `plain`, `unreserved` | the plain pool beside slices that are assigned, and what it has to be told |
@@ -62,6 +63,7 @@ pub mod sliced;
 pub mod slices;
 mod surrender;
 mod unreserved;
+mod vain;
 mod world;
 
 pub use error::SliceError;

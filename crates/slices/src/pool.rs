@@ -20,6 +20,7 @@ use crate::metrics::OfRange;
 use crate::publish::Publisher;
 use crate::retire::LEAVING;
 use crate::sliced::Sliced;
+use crate::vain::Vain;
 use crate::world::{World, locked};
 
 pub(crate) struct SlicePool {
@@ -38,6 +39,7 @@ pub(crate) struct SlicePool {
     leaving: Mutex<Option<Instant>>,
     /// When those were last called who may end a claim of it.
     called: Mutex<Option<Instant>>,
+    pub vain: Vain,
     /// Since when a slice is empty, or an offer not taken.
     idle: Mutex<HashMap<Prefix, Instant>>,
     pub confirmation: Mutex<Confirmation>,
@@ -93,6 +95,7 @@ impl SlicePool {
             mark: Mutex::default(),
             leaving: Mutex::default(),
             called: Mutex::default(),
+            vain: Vain::default(),
             idle: Mutex::default(),
             suspect: AtomicBool::new(false),
             unsure: AtomicBool::new(false),

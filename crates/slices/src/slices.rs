@@ -244,12 +244,22 @@ impl Slices {
                 }
             }
             Mode::Elastic { borrow, .. } => {
-                // One at a time: what the first of several who wait gets may do for all.
+                // One at a time: what the first of several who wait gets, or does not get, may do for all.
+                let came = Instant::now();
                 let _gate = pool.gate.lock().await;
                 let now = pool.active();
                 if now != *had && !now.slices.is_empty() {
                     return Ok(());
                 }
+                let none = |donors| SliceError::NoSlice {
+                    node: world.node.clone(),
+                    range: of.range,
+                    donors,
+                };
+                if let Some(donors) = pool.vain.asked_since(came) {
+                    return Err(none(donors));
+                }
+                let began = Instant::now();
                 if pool.claim_free(of).await? {
                     return Ok(());
                 }
@@ -259,11 +269,8 @@ impl Slices {
                     Err(0)
                 };
                 if let Err(donors) = in_vain {
-                    return Err(SliceError::NoSlice {
-                        node: world.node.clone(),
-                        range: of.range,
-                        donors,
-                    });
+                    pool.vain.note_asked(began, Instant::now(), donors);
+                    return Err(none(donors));
                 }
             }
         }

@@ -14,6 +14,7 @@ mod busy;
 mod call;
 mod checked;
 mod elastic;
+mod full;
 mod garbage;
 mod grown;
 mod hands;

@@ -86,6 +86,7 @@ impl SlicePool {
                 known => {
                     // What a controller has assigned is still given from; whoever claims looks again after its claim.
                     self.world.plain.open(of).await?;
+                    self.part_from_others(of).await?;
                     let mark = known.unwrap_or(Mark::sliced(size));
                     let mark = Some(mark.for_network(of.checked));
                     let plain = of.plain();

@@ -38,6 +38,18 @@ pub enum SliceError {
         range: Prefix,
         donors: usize,
     },
+    /// Wait for slices of the range that the network had.
+    #[error(
+        "slices of {range} would lie over slices of {others}, of which {count} are still claimed (nodes: {nodes}), and their addresses may \
+         be without reservations, for enable_overlapping_ranges is false or was when they gave: nothing is given before these slices are \
+         given back, which their nodes do when the last pod with an address of them is gone; or set the range to what it was"
+    )]
+    Overlapped {
+        range: Prefix,
+        others: String,
+        nodes: String,
+        count: usize,
+    },
     /// The network is on its way back to its plain pool.
     #[error("{range} is going back to its plain pool; nothing is given from slices of it")]
     Leaving { range: Prefix },

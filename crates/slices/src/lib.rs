@@ -25,6 +25,7 @@
 //! | `moved` | a slice that is of another range by now |
 //! | `forget` | slices that were lost, until their last pod is gone |
 //! | `vain` | searches that found nothing |
+//! | `overlap` | ranges of one network that overlap |
 //! | `adopt` | what others hold in a slice that becomes ours |
 //! | `retire` | the way back to a plain pool |
 //! | `plain`, `unreserved` | the plain pool beside slices that are assigned, and what it has to be told |
@@ -51,6 +52,7 @@ mod ledger;
 mod metrics;
 mod moved;
 mod ours;
+mod overlap;
 mod patience;
 mod pending;
 mod plain;

@@ -35,4 +35,5 @@ mod returned;
 mod test_controller;
 mod unreserved;
 mod whereabouts;
+mod widened;
 mod world;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use berth_api::names;
+use berth_core::Prefix;
 use berth_core::slice::closed::Closed;
 use berth_core::slice::elastic::Mark;
 use berth_core::slice::ways::{Bar, PlainMarks};
@@ -158,6 +160,24 @@ impl KubeLedger {
             .filter(|object| object["metadata"]["annotations"][PUBLISHED].is_string());
         let name = |object: &Value| Some(object["metadata"]["name"].as_str()?.to_owned());
         Ok(marked.filter_map(name).collect())
+    }
+
+    /// The ranges of a network that are sliced by the nodes themselves, or on their way back. Metadata alone is read.
+    pub async fn sliced_ranges(&self, network: &str) -> Result<Vec<(Prefix, Mark)>, LedgerError> {
+        let marked = |metadata: &Value| {
+            let text = metadata["annotations"][SLICED].as_str()?.to_owned();
+            let name = metadata["name"].as_str()?;
+            Some((names::range_of_pool(network, name)?, name.to_owned(), text))
+        };
+        let found = self.wire.pick_metadata(&POOLS, PAGE, marked).await?;
+        let mark = |(range, name, text): (Prefix, String, String)| {
+            let mark = serde_json::from_str(&text).map_err(|error| LedgerError::Unreadable {
+                target: self.wire.ask(Verb::Get, &POOLS, &name).target(),
+                why: format!("its annotation {SLICED}: {error}"),
+            })?;
+            Ok((range, mark))
+        };
+        found.into_iter().map(mark).collect()
     }
 
     /// The pools that one node publishes. Metadata alone is read.

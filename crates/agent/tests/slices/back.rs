@@ -15,7 +15,7 @@ use crate::machine::{Machine, Site, quick, until};
 fn seldom() -> SliceSettings {
     SliceSettings {
         look: Duration::from_secs(600),
-        donor_wait: Duration::from_millis(300),
+        donor_wait: Duration::from_secs(20),
         ..quick()
     }
 }

@@ -226,9 +226,9 @@ impl Seen {
                     }
                     true
                 }),
-                HeadEvent::Gone(name) => self.update(|inner| {
+                HeadEvent::Gone(head) => self.update(|inner| {
                     let heads = inner.heads.as_mut();
-                    heads.is_some_and(|heads| heads.remove(&name).is_some())
+                    heads.is_some_and(|heads| heads.remove(&head.name).is_some())
                 }),
                 HeadEvent::Broken(why) => {
                     tracing::warn!(why, "the watch of NodeSlicePools is renewed");

@@ -59,13 +59,22 @@ async fn what_one_object_does_not_hold_is_on_further_ones() {
     world.until_rows("blue--p1", &["10.64.2.0/23 c"]).await;
     let epochs = world.annotation("blue--p1", "berth.dev/epochs").await;
     assert_eq!(epochs.as_deref(), Some(r#"{"10.64.0.0/23":1}"#));
+    // A page without a slice that somebody has tells of their epochs still (I8).
+    world.delete_node("c").await;
+    let both = r#"{"10.64.0.0/23":1,"10.64.2.0/23":1}"#;
+    world
+        .until("taken back, both", async || {
+            let epochs = world.annotation("blue--p1", "berth.dev/epochs").await;
+            epochs.as_deref() == Some(both) && world.rows("blue--p1").await.is_empty()
+        })
+        .await;
     // A controller that starts anew finds all of it.
     running.stop().await;
     let running = world.controller();
-    world.node("d").await;
-    world
-        .until_rows("blue--p1", &["10.64.2.0/23 c", "10.64.0.0/23 d"])
-        .await;
+    world.nodes(&["d"]).await;
+    world.until_rows("blue--p1", &["10.64.0.0/23 d"]).await;
+    let epochs = world.annotation("blue--p1", "berth.dev/epochs").await;
+    assert_eq!(epochs.as_deref(), Some(both));
     world.delete_network(&world.namespace, "net").await;
     for object in ["blue", "blue--p1"] {
         world

@@ -147,3 +147,48 @@ async fn steps_that_a_busy_server_refuses_are_not_sent_as_a_whole() {
     assert!(refused.unwrap_err().is_passing());
     assert_eq!(tables.patches(), told(&[(STEPS, 429)]));
 }
+
+/// A range that grows downwards gives its slices other places, on other pages. Whoever is stopped in between has lost none.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_moves_to_another_page_is_there_before_it_leaves_its_own() {
+    let tables = Tables::new("moves").await;
+    let cut = |range: &str| Cut::new(range.parse().unwrap(), 24).unwrap();
+    let mut table = Assignments::new(cut("10.128.0.0/10"));
+    for (slice, node) in [("10.128.0.0/24", "a"), ("10.160.0.0/24", "b")] {
+        let slice = slice.parse().unwrap();
+        table.restore(slice, NodeName::new(node)).unwrap();
+    }
+    let first = SlicePool {
+        table,
+        size_text: "/24".into(),
+        ..mk_table(&[])
+    };
+    let more = SlicePool {
+        table: first.table.recut(cut("10.0.0.0/8")).table,
+        ..first.clone()
+    };
+    let stored = tables.there.write("net", None, &first).await.unwrap();
+    for refused in ["net--p5", "net--p4"] {
+        tables.relay.rule(move |asked| {
+            let made = asked.body["metadata"]["name"].as_str();
+            match asked.method == "POST" && made == Some(refused) {
+                true => Fate::Refuse {
+                    code: 503,
+                    retry_after: None,
+                },
+                false => Fate::Pass,
+            }
+        });
+        let written = tables.here.write("net", Some(&stored), &more).await;
+        assert!(written.is_err(), "{refused}");
+        let now = tables.there.load("net").await.unwrap().unwrap();
+        assert_eq!(now.pool, first, "{refused}");
+    }
+    let now = tables.there.load("net").await.unwrap();
+    let written = tables.there.write("net", now.as_ref(), &more).await;
+    assert_eq!(written.unwrap().pool, more);
+    let now = tables.there.load("net").await.unwrap().unwrap();
+    assert_eq!(now.pool, more);
+    let pages: Vec<u128> = now.versions().into_keys().collect();
+    assert_eq!(pages, [0, 4, 5]);
+}

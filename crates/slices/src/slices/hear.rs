@@ -105,7 +105,7 @@ impl Slices {
                 HeadEvent::Listed(head) | HeadEvent::Put(head) => {
                     Box::new(move |pool| pool.is_told_by(&head))
                 }
-                HeadEvent::Gone(name) => Box::new(move |pool| pool.of().slice_pool == name),
+                HeadEvent::Gone(head) => Box::new(move |pool| pool.of().slice_pool == head.pool()),
                 HeadEvent::Init | HeadEvent::Complete | HeadEvent::Broken(_) => continue,
             };
             for pool in self.all().iter().filter(|pool| concerned(pool)) {

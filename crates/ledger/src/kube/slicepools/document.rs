@@ -72,6 +72,62 @@ fn page_of(cut: Cut, slice: Prefix) -> u128 {
     cut.index(slice).unwrap_or(0) / SLICES_OF_A_PAGE
 }
 
+/// The order in which pages are written, and those go that are no more: what moves is on its new page before its old one
+/// is written or goes, and the first page, which tells of the cut, is the last but where that would be too late. A page
+/// that an earlier write was about to end goes first: nothing that it says may outlive what is written now.
+pub fn order(
+    pool: &SlicePool,
+    before: &BTreeMap<u128, Page>,
+    after: &BTreeMap<u128, Rows>,
+) -> Vec<u128> {
+    let going = before.keys().copied().filter(|n| !after.contains_key(n));
+    let (mut order, going): (Vec<u128>, Vec<u128>) = going
+        .rev()
+        .partition(|number| is_told_elsewhere(before, *number));
+    let mut kept: Vec<u128> = after.keys().rev().copied().collect();
+    if moves_down(&pool.table, before) {
+        kept.reverse();
+        order.extend(kept.into_iter().chain(going));
+    } else {
+        let first = kept.pop();
+        order.extend(kept.into_iter().chain(going).chain(first));
+    }
+    order
+}
+
+/// Whether a slice that somebody has is to be on an earlier page than now.
+fn moves_down(table: &Assignments, pages: &BTreeMap<u128, Page>) -> bool {
+    pages.iter().any(|(number, page)| {
+        let slices = page.rows.rows.iter().map(|(_, slice)| slice.parse());
+        let mut held = slices
+            .flatten()
+            .filter(|slice| table.holder(*slice).is_some());
+        held.any(|slice| page_of(table.cut(), slice) < *number)
+    })
+}
+
+/// Whether the other pages say all that this one does.
+fn is_told_elsewhere(pages: &BTreeMap<u128, Page>, number: u128) -> bool {
+    let others = || {
+        pages
+            .iter()
+            .filter(|(n, _)| **n != number)
+            .map(|(_, page)| page)
+    };
+    let rows: BTreeSet<&(String, String)> = others().flat_map(|page| &page.rows.rows).collect();
+    let epochs = |page: &Page| page.epochs().unwrap_or_default();
+    pages.get(&number).is_none_or(|page| {
+        let has_rows = page.rows.rows.iter().all(|row| rows.contains(row));
+        let known = |slice: &Prefix, epoch: &Epoch| {
+            others().any(|page| epochs(page).get(slice).is_some_and(|known| known >= epoch))
+        };
+        has_rows
+            && epochs(page)
+                .iter()
+                .all(|(slice, epoch)| known(slice, epoch))
+    })
+}
+
 pub fn selector(pool: &str) -> String {
     format!("{SLICE_POOL}={}", label(pool))
 }
@@ -313,6 +369,10 @@ pub fn render(
     for slice in pool.table.recalled() {
         let page = recalled.entry(page_of(cut, slice)).or_default();
         page.push(slice.to_string());
+    }
+    // An epoch outlives the row that it is of: a slice that is assigned again has the next one (I8).
+    for number in epochs.keys().chain(recalled.keys()) {
+        rows.entry(*number).or_default();
     }
     let page = |(number, rows): (u128, Vec<(String, String)>)| {
         let mut annotations = BTreeMap::new();

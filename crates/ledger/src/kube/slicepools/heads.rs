@@ -79,7 +79,8 @@ pub enum HeadEvent {
     Listed(Head),
     Complete,
     Put(Head),
-    Gone(String),
+    /// As it was last seen.
+    Gone(Head),
     /// The watch is renewed by itself.
     Broken(String),
 }
@@ -93,7 +94,7 @@ pub fn follow(wire: &Wire) -> BoxStream<'static, HeadEvent> {
             Ok(Event::InitApply(object)) => HeadEvent::Listed(head(&object)),
             Ok(Event::InitDone) => HeadEvent::Complete,
             Ok(Event::Apply(object)) => HeadEvent::Put(head(&object)),
-            Ok(Event::Delete(object)) => HeadEvent::Gone(object.name_any()),
+            Ok(Event::Delete(object)) => HeadEvent::Gone(head(&object)),
             Err(error) => HeadEvent::Broken(error.to_string()),
         })
         .boxed()

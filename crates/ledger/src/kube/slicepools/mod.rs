@@ -11,7 +11,9 @@
 //! ```
 //! A slice is on exactly one page by its place in the range, so pages are written one by one without a
 //! moment in which a slice could be had twice. The first page is written last: it alone says how the range is
-//! cut, and a reader who finds an older cut there does not look at the other pages.
+//! cut, and a reader who finds an older cut there does not look at the other pages. A range that grows downwards gives its
+//! slices other places: they are on their new page before they leave the old one, so a write that is cut short leaves
+//! none untold. Where they move to earlier pages, the first page is the first for the same reason.
 
 mod document;
 mod heads;
@@ -214,21 +216,19 @@ impl SlicePools {
     ) -> Result<StoredSlicePool, LedgerError> {
         let none = BTreeMap::new();
         let before = base.map_or(&none, |base| &base.pages);
-        let after = document::render(name, pool, base);
+        let mut after = document::render(name, pool, base);
         let mut stored = BTreeMap::new();
-        // What the new cut has no page for goes first: the first page, which tells of the cut, last.
-        for (number, page) in before.iter().rev() {
-            if !after.contains_key(number) {
-                self.delete(&berth_api::slices::slice_page(name, *number), page)
-                    .await?;
-            }
-        }
-        for (number, rows) in after.into_iter().rev() {
+        for number in document::order(pool, before, &after) {
             let object = berth_api::slices::slice_page(name, number);
-            let page = match before.get(&number) {
-                Some(page) if page.rows == rows => page.clone(),
-                Some(page) => self.patch(&object, page, rows).await?,
-                None => self.create(&object, name, number, rows).await?,
+            let page = match (before.get(&number), after.remove(&number)) {
+                (Some(page), None) => {
+                    self.delete(&object, page).await?;
+                    continue;
+                }
+                (None, None) => continue,
+                (Some(page), Some(rows)) if page.rows == rows => page.clone(),
+                (Some(page), Some(rows)) => self.patch(&object, page, rows).await?,
+                (None, Some(rows)) => self.create(&object, name, number, rows).await?,
             };
             stored.insert(number, page);
         }

@@ -255,3 +255,47 @@ fn an_annotation_is_added_changed_and_removed_in_steps() {
     expected.sort();
     assert_eq!(told, expected);
 }
+
+/// The epoch of a slice outlives its row: whoever has it next has it at the next one (I8).
+#[test]
+fn a_page_stays_for_the_epochs_of_slices_that_nobody_has() {
+    let mut pool = mk_pool("10.0.0.0/8", 24, &[]);
+    let (slice, node): (Prefix, _) = ("10.32.0.0/24".parse().unwrap(), NodeName::new("a"));
+    pool.table.restore(slice, node.clone()).unwrap();
+    pool.table.recall(slice, &node).unwrap();
+    pool.table.reclaim(slice, &node).unwrap();
+    let pages = render("net", &pool, None);
+    let numbers: Vec<u128> = pages.keys().copied().collect();
+    assert_eq!(numbers, [0, 1]);
+    let read = |number: &u128| Page::read(stored(pages[number].object("x"))).unwrap();
+    let all = numbers.iter().map(|number| (*number, read(number)));
+    let again = assemble("net", pool.table.cut(), all.collect()).unwrap();
+    assert_eq!(again.pool.table.epoch(slice), Epoch(1));
+}
+
+#[test]
+fn pages_are_written_where_slices_go_before_they_are_where_slices_leave() {
+    let cut = |range: &str| Cut::new(range.parse().unwrap(), 24).unwrap();
+    let mut small = mk_pool("10.128.0.0/10", 24, &[]);
+    for slice in ["10.128.0.0/24", "10.160.0.0/24"] {
+        let node = NodeName::new(slice);
+        small.table.restore(slice.parse().unwrap(), node).unwrap();
+    }
+    let mut large = small.clone();
+    large.table = small.table.recut(cut("10.0.0.0/8")).table;
+    let pages = |pool: &SlicePool| -> BTreeMap<u128, Page> {
+        let rows = render("net", pool, None).into_iter();
+        let page = |rows: Rows| Page::read(stored(rows.object("x"))).unwrap();
+        rows.map(|(number, rows)| (number, page(rows))).collect()
+    };
+    let (few, many) = (pages(&small), pages(&large));
+    let up = order(&large, &few, &render("net", &large, None));
+    assert_eq!(up, [5, 4, 1, 0]);
+    let down = order(&small, &many, &render("net", &small, None));
+    assert_eq!(down, [0, 1, 5, 4]);
+    // One that was stopped before its last pages went.
+    let mut left = few;
+    left.extend(many.into_iter().filter(|(number, _)| *number > 0));
+    let rest = order(&large, &left, &render("net", &large, None));
+    assert_eq!(rest, [1, 5, 4, 0]);
+}

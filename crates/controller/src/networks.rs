@@ -192,6 +192,17 @@ impl Settled<'_> {
             .collect()
     }
 
+    /// The wishes whose pods may have addresses of slices of the range, as it is cut now or was: an agent compares the
+    /// range and not the size.
+    pub fn sharers(&self, was: Option<Cut>) -> impl Iterator<Item = &Wish> {
+        let ranges = [Some(self.cut.range()), was.map(|cut| cut.range())];
+        let others = self.mismatched.iter().copied();
+        let others = others.filter(move |wish| {
+            wish.network == self.network && ranges.contains(&Some(wish.cut.range()))
+        });
+        self.members.iter().copied().chain(others)
+    }
+
     /// Where definitions of one network disagree: to each of them, and to the pool.
     pub fn mismatch(&self, pool: &str) -> impl Iterator<Item = Trouble> {
         let agreed: Vec<&str> = self

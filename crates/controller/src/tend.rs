@@ -105,9 +105,9 @@ impl Tender {
     ) -> Result<Outcome, TendError> {
         let mut outcome = Outcome::default();
         let networks = [settled.network.to_owned()];
+        let was = stored.as_ref().map(|stored| stored.pool.table.cut());
         let definitions: Vec<String> = settled
-            .members
-            .iter()
+            .sharers(was)
             .filter_map(|wish| Some(wish.definition.split_once('/')?.1.to_owned()))
             .collect();
         let mut returns = Returns::default();

@@ -115,6 +115,31 @@ async fn a_pod_without_an_entry_keeps_the_slice_too() {
     running.stop().await;
 }
 
+/// Agents compare the range and not the size: a pod of a definition that differs in that alone gets an address too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_a_definition_that_differs_in_size_keeps_the_slice_too() {
+    let world = sliced("mismatched").await;
+    let running = world.controller();
+    world.until_rows("blue", &BOTH).await;
+    let other = json!({ "range": "10.0.0.0/24", "node_slice_size": "/26", "network_name": "blue" });
+    world.network("other", other).await;
+    world
+        .until("it is told", async || {
+            let told = world.events(&world.namespace, "other").await;
+            told.iter().any(|(kind, _)| kind == reason::MISMATCH)
+        })
+        .await;
+    world.run_pod("web", "a", "other").await;
+    world.delete_node("a").await;
+    world.delete_node("b").await;
+    world
+        .until_rows("blue", &["10.0.0.0/25 a", "10.0.0.128/25 "])
+        .await;
+    sleep(GRACE * 2).await;
+    assert_eq!(world.rows("blue").await[0], BOTH[0]);
+    running.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_made_again_in_time_keeps_its_slice() {
     let world = sliced("again").await;

@@ -47,6 +47,10 @@ pub struct SliceClaimSpec {
     /// Nodes that ask for a part of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wants: Vec<String>,
+    /// The controller is about to take it back, for its node seems to be gone. Nobody gives from it until its node has
+    /// written on it again (I8).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recalled: bool,
 }
 
 /// A call to one node: look at your slices, somebody has written on a claim of yours. The object's name is the node's, so

@@ -1,9 +1,13 @@
 //! Slices that nodes claimed by themselves, and whose nodes are gone (docs/decisions/0006-slices.md, "Loss").
 //!
 //! ```text
-//!   claim of a node that is gone, unused, twice a grace period apart -> without offers: deleted
+//!   claim of a node that is gone, unused, twice a grace period apart -> recalled, and the node is called
+//!   a pause, one more look                                           -> without offers: deleted
 //!                                                                   -> with offers: nobody's, at the next epoch
 //! ```
+//! A look and a write are two moments: a Node may be made again between them, under an agent that never stopped. That agent
+//! has heard of the recall by the second look, and gives nothing from the claim before it has written on it, which ends what
+//! was planned on it.
 //! A claim with offers keeps its name: the parts that others have would be free by name while they live. Whoever
 //! finds one that is nobody's may take it. Both are guarded by the version that was judged.
 
@@ -30,6 +34,9 @@ pub(crate) struct LostClaims {
     /// Nodes that were seen to go, when all claims were last looked at.
     looked: Option<BTreeMap<String, String>>,
     again: Option<Moment>,
+    /// Claims that are known to be recalled and whose nodes were called, since when: counted from the pass after that, for
+    /// a pass may take longer than the pause. Who made a recall, and when, is nowhere told.
+    recalled: BTreeMap<Suspect, Option<Moment>>,
     /// What was taken back, until it is told.
     pub news: Vec<News>,
 }
@@ -41,6 +48,7 @@ fn after(claim: &Claimed) -> Option<Claimed> {
         node_uid: String::new(),
         epoch: Epoch(claim.epoch.0.saturating_add(1)),
         wants: Vec::new(),
+        recalled: false,
         ..claim.clone()
     })
 }
@@ -87,6 +95,7 @@ impl LostClaims {
             }
         }
         self.suspicions.retain(|suspect| known.contains(suspect));
+        self.recalled.retain(|suspect, _| known.contains(suspect));
         self.looked = Some(view.gone.clone());
         Ok(self.again)
     }
@@ -101,6 +110,12 @@ impl LostClaims {
     ) -> Result<bool, TendError> {
         let (grace, suspect) = (tender.grace, suspect(object));
         if let Some(until) = self.suspicions.due(&suspect, grace)
+            && until > now
+        {
+            self.look_at(until);
+            return Ok(false);
+        }
+        if let Some(until) = self.settles(tender, object, now).await
             && until > now
         {
             self.look_at(until);
@@ -124,6 +139,22 @@ impl LostClaims {
         match self.suspicions.look(suspect, lost, grace, now) {
             Verdict::Kept => self.look_at(now.plus(tender.pause())),
             Verdict::Suspected { until } => self.look_at(until),
+            Verdict::Proved if !claim.recalled => {
+                let recalled = Claimed {
+                    recalled: true,
+                    ..claim.clone()
+                };
+                if looker
+                    .ledger
+                    .amend_slice(object, &recalled)
+                    .await?
+                    .is_some()
+                {
+                    tracing::info!(claim = object.name, node = %claim.node, "a claimed slice is recalled: its node is gone");
+                }
+                // Its pause begins when it is seen.
+                self.look_at(now);
+            }
             Verdict::Proved => {
                 looker.retire(&used.pools).await?;
                 let done = match after(claim) {
@@ -132,10 +163,6 @@ impl LostClaims {
                 };
                 taken = done;
                 if done {
-                    // Should it run after all, it stops giving at once, and not at its next look.
-                    if let Err(error) = looker.ledger.call_node(&claim.node, object).await {
-                        tracing::debug!(node = %claim.node, %error, "the node was not called");
-                    }
                     tracing::info!(
                         claim = object.name, node = %claim.node, offers = claim.offers.len(),
                         "a claimed slice was taken back: its node is gone"
@@ -153,6 +180,38 @@ impl LostClaims {
             }
         }
         Ok(taken)
+    }
+
+    /// Until when a claim that is recalled is left alone: an agent that runs after all has heard of it then.
+    async fn settles(
+        &mut self,
+        tender: &Tender,
+        object: &SliceObject,
+        now: Moment,
+    ) -> Option<Moment> {
+        let suspect = suspect(object);
+        if !object.claim.recalled {
+            self.recalled.remove(&suspect);
+            return None;
+        }
+        let since = match self.recalled.get(&suspect) {
+            Some(since) => since.unwrap_or(now),
+            None => {
+                let node = &object.claim.node;
+                match tender.looker.ledger.call_node(node, object).await {
+                    Ok(()) => {
+                        self.recalled.insert(suspect, None);
+                        return Some(now.plus(Duration::from_millis(1)));
+                    }
+                    Err(error) => {
+                        tracing::warn!(%node, claim = object.name, %error, "the node was not called; it is again");
+                        return Some(now.plus(tender.pause()));
+                    }
+                }
+            }
+        };
+        self.recalled.insert(suspect, Some(since));
+        Some(since.plus(tender.pause()))
     }
 
     fn look_at(&mut self, moment: Moment) {
@@ -196,6 +255,7 @@ mod tests {
             epoch: Epoch(3),
             offers: Vec::new(),
             wants: vec![NodeName::new("c")],
+            recalled: true,
         };
         assert_eq!(after(&claim), None);
         claim.offers.push(Offer {
@@ -204,6 +264,6 @@ mod tests {
         });
         let next = after(&claim).unwrap();
         assert_eq!((next.node.as_str(), next.epoch), ("", Epoch(4)));
-        assert_eq!(next.offers, claim.offers);
+        assert_eq!((&next.offers, next.recalled), (&claim.offers, false));
     }
 }

@@ -192,7 +192,6 @@ impl Tender {
         if stored.is_none() {
             memory.made = Some(task.now);
         }
-        memory.note_recalled(&written, task.now);
         memory.known = Some(Some(written));
         Ok(outcome)
     }

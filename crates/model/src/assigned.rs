@@ -21,11 +21,16 @@ pub enum Careless {
     GiveRecalled,
     /// A node takes a slice on without looking for its Node object first.
     NoNodeLook,
+    /// A slice that is recalled is freed before an agent that lives has heard of it: it is cut off, or the pause is too
+    /// short.
+    Unheard,
 }
 
 #[derive(Clone, Debug)]
 pub struct HandOver {
     pub outages: u8,
+    /// Node objects deleted under agents that live.
+    pub deletions: u8,
     pub careless: Careless,
 }
 
@@ -37,6 +42,9 @@ pub struct Machine {
     registered: bool,
     /// Saw its Node object since it came up: reads the table next.
     seen: bool,
+    /// Took its slice on when it had seen its Node: what is said of it since, it hears within the pause. Of one that has
+    /// just come up and is not there yet, nothing is assumed.
+    listens: bool,
     /// What it gives from: durable, and confirmed since it came up.
     held: Option<u64>,
     /// A pod of it has the address.
@@ -63,6 +71,7 @@ pub struct World {
     machines: [Machine; 2],
     proof: Option<Proof>,
     outages_left: u8,
+    deletions_left: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +84,8 @@ pub enum Step {
     Register(usize),
     SeeNode(usize),
     ReadTable(usize),
+    /// An agent hears that its slice is recalled, or another's. It needs no Node for that.
+    Heed(usize),
     Give(usize),
     End(usize),
     /// Quorum reads: the Node is gone and no pod of it is left. That it was so a grace period ago adds nothing here.
@@ -113,6 +124,16 @@ impl Row {
     }
 }
 
+impl World {
+    /// Whether a node gives from the slice though the table says that it may not.
+    fn is_unheard(&self, node: usize) -> bool {
+        let row = &self.row;
+        let may = row.holder == Some(node) && !row.recalled;
+        let held = self.machines[node].held;
+        held.is_some_and(|epoch| !may || epoch != row.epoch)
+    }
+}
+
 impl HandOver {
     fn is(&self, how: Careless) -> bool {
         self.careless == how
@@ -123,6 +144,7 @@ impl HandOver {
         let mine = row.holder == Some(node) && (!row.recalled || self.is(Careless::GiveRecalled));
         let me = &mut world.machines[node];
         me.held = mine.then_some(row.epoch);
+        me.listens = me.seen;
         me.seen = false;
     }
 
@@ -176,6 +198,7 @@ impl Model for HandOver {
             ..Machine::default()
         };
         let holds = Machine {
+            listens: true,
             held: Some(0),
             ..there.clone()
         };
@@ -187,6 +210,7 @@ impl Model for HandOver {
             machines: [there, holds],
             proof: None,
             outages_left: self.outages,
+            deletions_left: self.deletions,
         }]
     }
 
@@ -206,6 +230,12 @@ impl Model for HandOver {
                 steps.push(Step::Register(node));
             } else {
                 steps.push(Step::SeeNode(node));
+                if world.deletions_left > 0 {
+                    steps.push(Step::NodeDeleted(node));
+                }
+            }
+            if world.is_unheard(node) && !self.is(Careless::GiveRecalled) {
+                steps.push(Step::Heed(node));
             }
             if me.seen || self.is(Careless::NoNodeLook) {
                 steps.push(Step::ReadTable(node));
@@ -233,7 +263,14 @@ impl Model for HandOver {
                 };
                 world.outages_left -= 1;
             }
-            Step::NodeDeleted(node) => world.machines[node].registered = false,
+            Step::NodeDeleted(node) => {
+                let me = &mut world.machines[node];
+                me.registered = false;
+                if me.up {
+                    world.deletions_left -= 1;
+                }
+            }
+            Step::Heed(node) => world.machines[node].held = None,
             Step::Return(node) => world.machines[node].up = true,
             Step::Register(node) => world.machines[node].registered = true,
             Step::SeeNode(node) => world.machines[node].seen = true,
@@ -243,7 +280,13 @@ impl Model for HandOver {
             Step::Look => {
                 let gone =
                     |node: usize| !world.machines[node].registered && !world.machines[node].given;
-                let proved = world.row.holder.is_some_and(gone);
+                // What was recalled is left alone for a pause: by then whoever lives has heard of it.
+                let has_heard = |node: usize| {
+                    let listens = world.machines[node].listens && !self.is(Careless::Unheard);
+                    !listens || !world.is_unheard(node)
+                };
+                let holder = world.row.holder.filter(|node| gone(*node));
+                let proved = holder.is_some_and(|node| !world.row.recalled || has_heard(node));
                 world.proof = proved.then(|| Proof {
                     row: world.row.clone(),
                 });

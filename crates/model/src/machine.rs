@@ -119,6 +119,20 @@ impl Machine {
         self.given.iter().any(|address| range.contains(*address))
     }
 
+    /// Whether it runs and gives from the slice, or is in the middle of taking it on.
+    pub fn concerns_itself_with(&self, range: Prefix) -> bool {
+        let takes = match self.task {
+            Some(
+                Task::Confirming(slice)
+                | Task::Granted(slice)
+                | Task::Emptied(slice)
+                | Task::Settled(slice),
+            ) => slice == range,
+            _ => false,
+        };
+        self.up && (takes || self.verified.contains(&range))
+    }
+
     /// Nothing is held in it, and nothing is out of use.
     pub fn is_idle_in(&self, range: Prefix) -> bool {
         !self.has_pod_in(range) && !self.rows.keys().any(|row| range.contains(*row))

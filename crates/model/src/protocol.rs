@@ -19,12 +19,19 @@ pub enum Careless {
     SilentWithdraw,
     /// A claim of before is taken up without a word at the API server.
     SilentAdoption,
-    /// A node that was away compares and goes on without a word.
+    /// A node that was away compares and goes on without a word, though what it has is recalled.
     SilentReturn,
     /// The claim goes first, the holding after.
     TellFirst,
     /// The controller takes a part from a lost node before the whole.
     PartFirst,
+    /// The controller takes a claim back in the write that follows its look.
+    NoRecall,
+    /// A claim that is recalled is taken back before an agent that lives has heard of it: it is cut off, or the pause is
+    /// too short.
+    Unheard,
+    /// A claim that is recalled is taken back without another look.
+    NoLookAfter,
     /// A donor offers before it has set the part aside.
     OfferFirst,
     /// What may be spared is what is not out of use, offered before or not.
@@ -56,6 +63,8 @@ pub struct Protocol {
     pub cut: u8,
     pub crashes: u8,
     pub outages: u8,
+    /// Node objects deleted under agents that live.
+    pub deletions: u8,
     pub passes: u8,
     /// Pods that a node may have at once.
     pub pods: usize,
@@ -87,7 +96,12 @@ pub enum Step {
     Crash(usize),
     Outage(usize),
     NodeDeleted(usize),
+    /// The Node object is there again, under an agent that never went away.
+    Register(usize),
     Return(usize),
+    /// The agent hears that a slice of its is recalled, or another's.
+    Heed(usize, Prefix),
+    Recall(Prefix),
     Reclaim(Prefix),
 }
 
@@ -117,9 +131,21 @@ impl Protocol {
         if world.outages_left > 0 {
             steps.push(Step::Outage(node));
         }
+        match me.registered {
+            true if world.deletions_left > 0 => steps.push(Step::NodeDeleted(node)),
+            true => {}
+            false => steps.push(Step::Register(node)),
+        }
+        // Whatever it is in the middle of: to give less needs nobody's leave.
+        let unheard = me
+            .verified
+            .iter()
+            .filter(|range| world.is_lost(node, **range));
+        steps.extend(unheard.map(|range| Step::Heed(node, *range)));
         steps.extend(me.given.iter().map(|address| Step::End(node, *address)));
         // The lowest: others differ in nothing that the protocol looks at.
-        if me.given.len() < self.pods {
+        // Pods are bound to nodes that are registered.
+        if me.registered && me.given.len() < self.pods {
             let gives = |address: &Address| me.may_give(*address) && !me.given.contains(address);
             let lowest = addresses(self.range).into_iter().find(gives);
             steps.extend(lowest.map(|address| Step::Give(node, address)));
@@ -156,7 +182,9 @@ impl Protocol {
         steps.extend(free.map(|slot| Step::Claim(node, slot)));
         for (range, claim) in &world.claims {
             let mine = claim.node == name(node);
-            if mine && !me.holdings.contains_key(range) {
+            // What is recalled is taken up again by a node that has seen that its Node is there: else the two would take turns.
+            let stands = !claim.recalled || me.registered;
+            if mine && stands && !me.holdings.contains_key(range) {
                 steps.push(Step::Adopt(node, *range));
             }
             if claim.node.as_str().is_empty() {
@@ -186,6 +214,31 @@ impl Protocol {
         }
         let parts = unsettled.into_iter();
         steps.extend(parts.map(|part| Step::Settle(node, part)));
+    }
+
+    /// What the controller may do with a claim: recall it on proof, and on proof once more, when an agent that lives has
+    /// heard of that, take it back.
+    fn controller(&self, world: &World, range: Prefix) -> Option<Step> {
+        let claim = &world.claims[&range];
+        let holder = (0..self.nodes).find(|node| name(*node) == claim.node)?;
+        let node = &world.machines[holder];
+        // Quorum reads: the Node is gone, and no pod of it is left. That it was so a grace period ago adds nothing here.
+        let is_proved = !node.registered && !node.has_pod_in(range);
+        // Whole before part: what the lost node still had on its way to the whole dies before another can have the part.
+        let is_part = world.claims.iter().any(|(other, whole)| {
+            *other != range && other.covers(range) && whole.node == claim.node
+        });
+        if is_part && !self.is_careless(Careless::PartFirst) {
+            return None;
+        }
+        if !claim.recalled && !self.is_careless(Careless::NoRecall) {
+            return is_proved.then_some(Step::Recall(range));
+        }
+        let has_heard = self.is_careless(Careless::NoRecall)
+            || self.is_careless(Careless::Unheard)
+            || !node.concerns_itself_with(range);
+        let is_seen = is_proved || self.is_careless(Careless::NoLookAfter);
+        (is_seen && has_heard).then_some(Step::Reclaim(range))
     }
 }
 
@@ -218,6 +271,7 @@ impl Model for Protocol {
             machines: vec![Machine::fresh(); self.nodes],
             crashes_left: self.crashes,
             outages_left: self.outages,
+            deletions_left: self.deletions,
             passes_left: self.passes,
         };
         for step in &self.begin {
@@ -262,19 +316,10 @@ impl Model for Protocol {
         for node in 0..self.nodes {
             self.steps_of(world, node, steps);
         }
-        let gone = |range: &Prefix| {
-            let of = (0..self.nodes).find(|node| name(*node) == world.claims[range].node);
-            of.is_some_and(|node| !world.machines[node].registered)
-        };
-        for range in world.claims.keys().filter(|range| gone(range)) {
-            // Whole before part: what the lost node still had on its way to the whole dies before another can have
-            // the part.
-            let holder = &world.claims[range].node;
-            let is_part = world.claims.iter().any(|(other, claim)| {
-                other != range && other.covers(*range) && claim.node == *holder
-            });
-            if self.is_careless(Careless::PartFirst) || !is_part {
-                steps.push(Step::Reclaim(*range));
+        // One thing at a time, as it is one process.
+        if world.wire.iter().all(|sent| sent.from.is_some()) {
+            for range in world.claims.keys() {
+                steps.extend(self.controller(world, *range));
             }
         }
     }
@@ -311,6 +356,17 @@ impl Model for Protocol {
                 |model: &Protocol, world: &World| {
                     let mut machines = world.machines.iter();
                     machines.any(|machine| gives_from_part(model, machine, true))
+                },
+            ),
+            Property::sometimes(
+                "a node gives from two slices",
+                |model: &Protocol, world: &World| {
+                    let slots = model.slots();
+                    let gives = |machine: &Machine| {
+                        let held = slots.iter().filter(|slot| machine.may_give(slot.network()));
+                        held.count() > 1
+                    };
+                    world.machines.iter().any(gives)
                 },
             ),
             Property::sometimes(

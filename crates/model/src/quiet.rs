@@ -44,7 +44,14 @@ fn next(model: &Protocol, world: &World) -> Option<Step> {
     if let Some((node, _)) = nodes().find(|(_, machine)| !machine.up) {
         return Some(Step::Return(node));
     }
+    if let Some((node, _)) = nodes().find(|(_, machine)| !machine.registered) {
+        return Some(Step::Register(node));
+    }
     for (node, machine) in nodes() {
+        let mut verified = machine.verified.iter();
+        if let Some(range) = verified.find(|range| world.is_lost(node, **range)) {
+            return Some(Step::Heed(node, *range));
+        }
         if let Some(address) = machine.given.first() {
             return Some(Step::End(node, *address));
         }

@@ -54,7 +54,17 @@ impl Protocol {
                 me.verified.clear();
                 world.outages_left -= 1;
             }
-            Step::NodeDeleted(node) => world.machines[node].registered = false,
+            Step::NodeDeleted(node) => {
+                let me = &mut world.machines[node];
+                me.registered = false;
+                if me.up {
+                    world.deletions_left -= 1;
+                }
+            }
+            // Its UID is another one; an agent asks for it once.
+            Step::Register(node) => world.machines[node].registered = true,
+            Step::Heed(node, range) => world.machines[node].drop_holding(range),
+            Step::Recall(range) => world.send(None, Write::Recall { range }),
             Step::Return(node) => {
                 let me = &mut world.machines[node];
                 me.up = true;
@@ -116,8 +126,11 @@ impl Protocol {
 
     fn verify(&self, world: &mut World, node: usize, range: Prefix) {
         let me = &mut world.machines[node];
-        let claim = world.claims.get(&range);
-        match standing(&name(node), &me.holdings[&range], claim) {
+        let mut claim = world.claims.get(&range).cloned();
+        if let Some(claim) = &mut claim {
+            claim.recalled &= !self.is_careless(Careless::SilentReturn);
+        }
+        match standing(&name(node), &me.holdings[&range], claim.as_ref()) {
             Standing::Lost { .. } => {
                 me.drop_holding(range);
                 if self.is_careless(Careless::CountLost) {
@@ -188,7 +201,10 @@ impl Protocol {
                 }
                 None
             }
-            Write::Want { .. } | Write::Decline { .. } | Write::Orphan { .. } => None,
+            Write::Want { .. }
+            | Write::Decline { .. }
+            | Write::Recall { .. }
+            | Write::Orphan { .. } => None,
         };
         world.machines[node].task = next;
     }

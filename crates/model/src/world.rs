@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use berth_core::slice::Epoch;
-use berth_core::slice::elastic::Claimed;
+use berth_core::slice::elastic::{Claimed, Standing, standing};
 use berth_core::{Address, Block, Prefix, Space};
 
 use crate::machine::{Machine, Task, name};
@@ -16,6 +16,8 @@ pub struct World {
     pub machines: Vec<Machine>,
     pub crashes_left: u8,
     pub outages_left: u8,
+    /// How often a Node object may still be deleted under an agent that lives.
+    pub deletions_left: u8,
     /// How often a slice may still be passed on: each makes an epoch.
     pub passes_left: u8,
 }
@@ -41,6 +43,13 @@ impl World {
             sent.awaited = false;
         }
         self.wire.sort_unstable();
+    }
+
+    /// Whether a slice that a node holds is not its own any more, by what its claim says now.
+    pub fn is_lost(&self, node: usize, range: Prefix) -> bool {
+        let known = self.machines[node].holdings.get(&range);
+        let claim = self.claims.get(&range);
+        known.is_some_and(|known| standing(&name(node), known, claim) != Standing::Ours)
     }
 
     /// The claim that a part was cut out of.
@@ -87,6 +96,7 @@ impl World {
                     epoch: Epoch(1),
                     offers: Vec::new(),
                     wants: Vec::new(),
+                    recalled: false,
                 };
                 self.claims.insert(range, claim);
                 true

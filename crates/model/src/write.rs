@@ -55,6 +55,10 @@ pub enum Write {
         range: Prefix,
         to: usize,
     },
+    /// The controller's: its node seems to be gone. Nobody gives from it before its node has taken it up again.
+    Recall {
+        range: Prefix,
+    },
     /// The controller's: its node is gone, parts of it are not.
     Orphan {
         range: Prefix,
@@ -85,6 +89,7 @@ impl Write {
             | Write::Stamp { range, .. }
             | Write::Touch { range, .. }
             | Write::PassOn { range, .. }
+            | Write::Recall { range }
             | Write::Orphan { range }
             | Write::Inherit { range, .. } => *range,
             Write::Want { parent }
@@ -114,18 +119,24 @@ pub fn change(claim: &mut Claimed, write: Write, from: Option<usize>) {
         }
         Write::Decline { to, .. } => claim.wants.retain(|node| *node != name(to)),
         Write::Withdraw { child, .. } => claim.offers.retain(|offer| offer.range != child),
-        Write::Stamp { uid, .. } => claim.node_uid = uid.to_string(),
+        Write::Stamp { uid, .. } => {
+            claim.node_uid = uid.to_string();
+            claim.recalled = false;
+        }
+        Write::Recall { .. } => claim.recalled = true,
         Write::PassOn { to, .. } => {
             claim.node = name(to);
             claim.node_uid = String::new();
             claim.epoch = Epoch(claim.epoch.0 + 1);
             claim.offers.clear();
             claim.wants.clear();
+            claim.recalled = false;
         }
         Write::Orphan { .. } => {
             claim.node = NodeName::new("");
             claim.epoch = Epoch(claim.epoch.0 + 1);
             claim.wants.clear();
+            claim.recalled = false;
         }
         Write::Inherit { uid, .. } => {
             claim.node = from.map(name).unwrap_or(NodeName::new(""));

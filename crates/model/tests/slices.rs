@@ -18,6 +18,7 @@ fn mk_protocol(crashes: u8, outages: u8, passes: u8) -> Protocol {
         cut: 31,
         crashes,
         outages,
+        deletions: 0,
         passes,
         pods: 1,
         begin: Vec::new(),
@@ -38,6 +39,8 @@ fn mk_whole(crashes: u8, outages: u8, passes: u8) -> Protocol {
 const PART: &str = "a part is borrowed and may be given";
 
 const BACK: &str = "a part is borrowed back and may be given";
+
+const TWO: &str = "a node gives from two slices";
 
 const LATER: &str = "a slice of a later epoch may be given";
 
@@ -73,6 +76,43 @@ fn a_slice_has_one_holder_when_nodes_are_lost_and_return() {
         ..mk_protocol(0, 1, 0)
     };
     check(protocol, &[PART, LATER]);
+}
+
+/// Somebody deletes a Node whose agent runs on, and it is made again: before the controller looks, between its look and its
+/// write, or after.
+#[test]
+fn a_slice_has_one_holder_when_a_node_is_deleted_under_its_agent() {
+    check(mk_deleted(2), &[LATER]);
+    // A donor, and one who has borrowed.
+    let half = prefix("10.0.0.1/32");
+    let protocol = Protocol {
+        deletions: 1,
+        begin: vec![
+            Step::Claim(1, prefix("10.0.0.0/31")),
+            Step::Want(0, prefix("10.0.0.0/31")),
+            Step::Answer(1, prefix("10.0.0.0/31")),
+            Step::Take(0, half),
+        ],
+        ..mk_protocol(0, 0, 0)
+    };
+    check_to(protocol, 22, &[PART, LATER]);
+}
+
+fn mk_deleted(deletions: u8) -> Protocol {
+    Protocol {
+        deletions,
+        ..mk_whole(1, 0, 1)
+    }
+}
+
+/// Two slots: a node extends, gives one back, and borrows nothing while one is free.
+#[test]
+fn a_node_that_has_two_slices_is_their_one_holder() {
+    let protocol = Protocol {
+        range: "10.0.0.0/31".parse().unwrap(),
+        ..mk_whole(1, 0, 1)
+    };
+    check(protocol, &[TWO, LATER]);
 }
 
 #[test]
@@ -139,7 +179,9 @@ fn lost_and_back() -> Vec<Step> {
     let lost = [
         Step::Outage(1),
         Step::NodeDeleted(1),
+        Step::Recall(whole),
         Step::Reclaim(whole),
+        Step::Recall(one),
         Step::Reclaim(one),
         Step::Return(1),
         Step::Verify(1, whole),
@@ -154,6 +196,7 @@ fn lent_to_a_lost_node() -> Vec<Step> {
     let lost = [
         Step::Outage(0),
         Step::NodeDeleted(0),
+        Step::Recall(half),
         Step::Reclaim(half),
         Step::Return(0),
         Step::Verify(0, half),
@@ -187,6 +230,9 @@ fn every_precaution_is_needed() {
         (SilentReturn, mk_protocol(0, 1, 0)),
         (TellFirst, mk_protocol(1, 0, 0)),
         (PartFirst, mk_protocol(0, 1, 0)),
+        (NoRecall, mk_deleted(1)),
+        (Unheard, mk_deleted(1)),
+        (NoLookAfter, mk_deleted(1)),
         (OfferFirst, mk_protocol(0, 0, 0)),
         (AdoptStray, mk_protocol(1, 0, 0)),
         (PassFirst, mk_whole(0, 0, 1)),
@@ -216,6 +262,7 @@ fn every_precaution_is_needed() {
 fn an_assigned_slice_has_one_holder_whoever_returns_when() {
     let checker = HandOver {
         outages: 2,
+        deletions: 1,
         careless: assigned::Careless::Not,
     }
     .checker()
@@ -228,10 +275,17 @@ fn an_assigned_slice_has_one_holder_whoever_returns_when() {
 
 #[test]
 fn every_precaution_of_a_hand_over_is_needed() {
-    use assigned::Careless::{GiveRecalled, NoNodeLook, NoRecall, NoSecondLook};
-    for careless in [NoRecall, NoSecondLook, GiveRecalled, NoNodeLook] {
+    use assigned::Careless::{GiveRecalled, NoNodeLook, NoRecall, NoSecondLook, Unheard};
+    for (careless, deletions) in [
+        (NoRecall, 0),
+        (NoSecondLook, 0),
+        (GiveRecalled, 0),
+        (NoNodeLook, 0),
+        (Unheard, 1),
+    ] {
         let model = HandOver {
             outages: 1,
+            deletions,
             careless,
         };
         let checker = model.checker().threads(2).spawn_bfs().join();

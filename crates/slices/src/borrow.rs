@@ -249,6 +249,7 @@ impl SlicePool {
     async fn take_whole(&self, of: &Arc<Sliced>, object: &SliceObject) -> Result<bool, SliceError> {
         let claim = Claimed {
             node_uid: self.world.node_uid().await?,
+            recalled: false,
             ..object.claim.clone()
         };
         match self.world.cluster.amend_slice(object, &claim).await? {

@@ -104,6 +104,7 @@ impl SlicePool {
             epoch: Epoch(object.claim.epoch.0 + 1),
             offers: Vec::new(),
             wants: Vec::new(),
+            recalled: false,
             ..object.claim.clone()
         };
         if self

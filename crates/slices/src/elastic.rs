@@ -57,6 +57,7 @@ impl World {
             epoch: FIRST,
             offers: Vec::new(),
             wants: Vec::new(),
+            recalled: false,
         }
     }
 }
@@ -75,7 +76,11 @@ impl SlicePool {
             };
             let claim = find(holding.slice).map(|object| &object.claim);
             if let Standing::Lost { to, .. } = standing(&world.node, &known, claim) {
-                let to = to.map_or("nobody's".to_owned(), |node| format!("{node}'s"));
+                let to = match to {
+                    Some(_) if claim.is_some_and(|claim| claim.recalled) => "recalled".to_owned(),
+                    Some(node) => format!("{node}'s"),
+                    None => "nobody's".to_owned(),
+                };
                 self.lose(holding, &to).await?;
             }
         }
@@ -98,9 +103,22 @@ impl SlicePool {
                 continue;
             }
             let known = known.cloned();
+            // What is recalled is left alone while this node's Node is not there: no pod can be bound to it, and the controller
+            // and this agent would write in turns.
+            if object.claim.recalled {
+                match world.registered().await {
+                    Ok(_) => {}
+                    Err(SliceError::Unregistered { .. }) => {
+                        self.set_unsure(true);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
             // A write before anything is given: a DELETE of before may be on its way, ours or a controller's.
             let renewed = Claimed {
                 node_uid: uid.clone(),
+                recalled: false,
                 ..object.claim.clone()
             };
             let Some(object) = world.cluster.amend_slice(object, &renewed).await? else {
@@ -201,6 +219,7 @@ impl SlicePool {
             holding.is_active()
                 && holding.slice == claim.range
                 && claim.node == self.world.node
+                && !claim.recalled
                 && holding.epoch == claim.epoch
                 && holding.node_uid == claim.node_uid
         })

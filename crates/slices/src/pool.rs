@@ -315,7 +315,13 @@ impl SlicePool {
                         self.answer_wants(&object).await?;
                     }
                 }
-                _ => self.suspect(),
+                found => {
+                    // At once: whoever has the gate may wait for others, and the controller does not wait for it.
+                    if found.is_some_and(|object| object.claim.recalled) {
+                        self.lose(holding, "recalled").await?;
+                    }
+                    self.suspect();
+                }
             }
         }
         Ok(())

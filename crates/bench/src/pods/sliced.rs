@@ -113,6 +113,7 @@ async fn fill(bed: &Bed, home: &Home, network: &str, live: usize) -> Result<usiz
             epoch: 1,
             offers: Vec::new(),
             wants: Vec::new(),
+            recalled: false,
         };
         let mut claim = SliceClaim::new(&names::slice(network, slice), spec);
         let labels = [

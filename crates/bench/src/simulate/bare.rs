@@ -27,6 +27,7 @@ pub async fn rate(cluster: &Cluster, claims: usize, at_once: usize) -> Result<Op
             epoch: 1,
             offers: Vec::new(),
             wants: Vec::new(),
+            recalled: false,
         };
         let claim = SliceClaim::new(&format!("bare-{n:06}"), spec);
         api.create(&PostParams::default(), &claim).await?;

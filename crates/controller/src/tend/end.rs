@@ -64,7 +64,6 @@ impl Tender {
                         let _ = pool.table.recall(holding.slice, &holding.node);
                     }
                     let written = self.pools.write(task.name, Some(&stored), &pool).await?;
-                    memory.note_recalled(&written, task.now);
                     memory.known = Some(Some(written));
                     return Ok(outcome);
                 }

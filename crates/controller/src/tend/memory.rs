@@ -68,7 +68,8 @@ impl Memory {
         self.known = None;
     }
 
-    /// Counts from the first sight of a recall: who made it, and when, is nowhere told.
+    /// Counts from the first look that begins with a recall: who made it, and when, is nowhere told, and what this
+    /// controller has just written it began to write some time after `now`.
     pub(super) fn note_recalled(&mut self, stored: &StoredSlicePool, now: Moment) {
         let table = &stored.pool.table;
         self.recalled.retain(|slice, _| table.is_recalled(*slice));

@@ -27,6 +27,8 @@ pub struct Claimed {
     pub offers: Vec<Offer>,
     /// Who asks for a part of it.
     pub wants: Vec<NodeName>,
+    /// A controller is about to take it back: nobody gives from it before its node has written on it again (I8).
+    pub recalled: bool,
 }
 
 impl Claimed {
@@ -74,6 +76,7 @@ pub fn standing(me: &NodeName, known: &Known, claim: Option<&Claimed>) -> Standi
     match claim {
         Some(claim)
             if claim.node == *me
+                && !claim.recalled
                 && claim.epoch == known.epoch
                 && claim.range == known.range
                 && claim.node_uid == known.node_uid =>
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_is_ours_while_node_uid_and_epoch_agree() {
+    fn a_holding_is_ours_while_node_uid_and_epoch_agree_and_nobody_recalls_it() {
         let known = Known {
             range: prefix("10.0.0.0/28"),
             node_uid: "u1".into(),
@@ -389,6 +392,7 @@ mod tests {
             epoch: Epoch(1),
             offers: Vec::new(),
             wants: Vec::new(),
+            recalled: false,
         };
         let stands =
             |claim: Option<&Claimed>| standing(&node("a"), &known, claim) == Standing::Ours;
@@ -405,6 +409,10 @@ mod tests {
             },
             Claimed {
                 node_uid: "u2".into(),
+                ..claim.clone()
+            },
+            Claimed {
+                recalled: true,
                 ..claim.clone()
             },
         ] {
@@ -425,6 +433,7 @@ mod tests {
                 node: node("t"),
             }],
             wants: Vec::new(),
+            recalled: false,
         };
         assert!(parent.lets(child, &node("t")));
         assert!(!parent.lets(child, &node("u")));

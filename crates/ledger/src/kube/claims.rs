@@ -208,6 +208,7 @@ fn slice(record: &Record) -> Result<SliceClaimSpec, String> {
             .map_err(|_| format!("the attribute epoch {epoch:?} is no number"))?,
         offers: Vec::new(),
         wants: Vec::new(),
+        recalled: false,
     })
 }
 

@@ -112,6 +112,7 @@ impl KubeLedger {
             epoch: i64::try_from(claim.epoch.0).unwrap_or(i64::MAX),
             offers: Vec::new(),
             wants: Vec::new(),
+            recalled: false,
         };
         let ask = self.wire.ask(Verb::Create, &SLICES, &name);
         let mut object = serde_json::to_value(SliceClaim::new(&name, spec))
@@ -145,12 +146,18 @@ impl KubeLedger {
         });
         match ours {
             // A DELETE may be on its way to it.
-            Some(found) => self.amend_slice(&found, &found.claim).await,
+            Some(found) => {
+                let taken_up = Claimed {
+                    recalled: false,
+                    ..found.claim.clone()
+                };
+                self.amend_slice(&found, &taken_up).await
+            }
             None => Ok(None),
         }
     }
 
-    /// Writes holder, offers and wants of a claim, if it is still as it was read. None: it is not.
+    /// Writes holder, offers and wants of a claim, and whether it is recalled, if it is still as it was read. None: it is not.
     pub async fn amend_slice(
         &self,
         object: &SliceObject,
@@ -177,6 +184,7 @@ impl KubeLedger {
                 "epoch": claim.epoch.0,
                 "offers": offers,
                 "wants": claim.wants,
+                "recalled": claim.recalled.then_some(true),
             },
         });
         let patched = self
@@ -257,6 +265,7 @@ fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
             epoch: Epoch(u64::try_from(spec.epoch).unwrap_or_default()),
             offers,
             wants: spec.wants.into_iter().map(NodeName::new).collect(),
+            recalled: spec.recalled,
         },
         uid: text("uid"),
         resource_version: text("resourceVersion"),

@@ -29,6 +29,7 @@ mod plain;
 mod precautions;
 mod race;
 mod rebuilt;
+mod recalled;
 mod requests;
 mod returned;
 #[path = "../../../controller/tests/test_controller/mod.rs"]

@@ -18,7 +18,12 @@ pub struct World<'a> {
 
 impl<'a> World<'a> {
     pub async fn start(site: &'a Site) -> World<'a> {
+        World::start_with(site, test_controller::GRACE).await
+    }
+
+    pub async fn start_with(site: &'a Site, grace: Duration) -> World<'a> {
         let mut config = test_controller::config(site.kubeconfig.clone(), &site.namespace);
+        config.grace = grace;
         config.resync = Duration::from_secs(1);
         let controller = test_controller::start(config);
         World { site, controller }

@@ -28,11 +28,14 @@ use crate::tend::{TendError, Tender};
 /// Which claim is suspected: its name, its node's UID, its epoch.
 type Suspect = (String, String, Epoch);
 
+/// Names and UIDs of nodes that went, and names of those out of service.
+type Absent = (BTreeMap<String, String>, BTreeSet<NodeName>);
+
 #[derive(Debug, Default)]
 pub(crate) struct LostClaims {
     suspicions: Suspicions<Suspect>,
-    /// Nodes that were seen to go, when all claims were last looked at.
-    looked: Option<BTreeMap<String, String>>,
+    /// Nodes that were seen to go, or out of service, when all claims were last looked at.
+    looked: Option<Absent>,
     again: Option<Moment>,
     /// Claims that are known to be recalled and whose nodes were called, since when: counted from the pass after that, for
     /// a pass may take longer than the pause. Who made a recall, and when, is nowhere told.
@@ -67,7 +70,8 @@ impl LostClaims {
         now: Moment,
     ) -> Result<Option<Moment>, TendError> {
         let due = self.again.is_some_and(|again| again <= now);
-        if self.looked.as_ref() == Some(&view.gone) && !due {
+        let absent = (view.gone.clone(), view.out_of_service.clone());
+        if self.looked.as_ref() == Some(&absent) && !due {
             return Ok(self.again);
         }
         self.again = None;
@@ -96,7 +100,7 @@ impl LostClaims {
         }
         self.suspicions.retain(|suspect| known.contains(suspect));
         self.recalled.retain(|suspect, _| known.contains(suspect));
-        self.looked = Some(view.gone.clone());
+        self.looked = Some(absent);
         Ok(self.again)
     }
 

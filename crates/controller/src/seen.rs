@@ -54,6 +54,8 @@ pub struct View {
     pub heads: BTreeMap<String, Head>,
     /// UIDs of nodes that were seen to go.
     pub gone: BTreeMap<String, String>,
+    /// Nodes that are there and out of service.
+    pub out_of_service: BTreeSet<NodeName>,
 }
 
 impl View {
@@ -88,9 +90,14 @@ impl Seen {
     pub fn view(&self) -> Option<View> {
         let inner = self.lock();
         let nodes = inner.nodes.as_ref()?.iter();
-        let nodes = nodes.filter(|(_, node)| !node.out_of_service);
+        let (out, nodes): (Vec<_>, Vec<_>) = nodes.partition(|(_, node)| node.out_of_service);
+        let names = |nodes: Vec<(&String, &Node)>| -> BTreeSet<NodeName> {
+            let names = nodes.into_iter().map(|(name, _)| NodeName::new(name));
+            names.collect()
+        };
         Some(View {
-            nodes: nodes.map(|(name, _)| NodeName::new(name)).collect(),
+            nodes: names(nodes),
+            out_of_service: names(out),
             definitions: inner.definitions.as_ref()?.values().cloned().collect(),
             heads: inner.heads.clone()?,
             gone: inner.gone.clone(),

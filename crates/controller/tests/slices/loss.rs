@@ -278,6 +278,33 @@ async fn claims_of_a_node_that_is_gone_go_back_too() {
     running.stop().await;
 }
 
+/// A taint is a loss too, and is not waited for until everything is read anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_of_a_node_out_of_service_go_back_when_it_is_tainted() {
+    let world = World::new("tainted-claims").await;
+    world.nodes(&["here"]).await;
+    let ipam = json!({ "range": "10.0.0.0/24", "fast_ipam": true });
+    world.network("net", ipam).await;
+    for (name, range, node) in [
+        ("10.0.0.0-28", "10.0.0.0/28", "gone"),
+        ("10.0.0.16-28", "10.0.0.16/28", "here"),
+    ] {
+        world.claim(name, range, node, json!([])).await;
+    }
+    let running = world.controller();
+    // All claims were looked at then, and none of those that are left is suspected.
+    world
+        .until("taken back", async || {
+            world.claims().await == ["10.0.0.16-28 here 3"]
+        })
+        .await;
+    world.taint("here", true).await;
+    world
+        .until("taken back, too", async || world.claims().await.is_empty())
+        .await;
+    running.stop().await;
+}
+
 /// What the lost node still has on its way to the whole dies before another can have the part.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_whole_is_taken_from_a_lost_node_before_its_part() {

@@ -8,12 +8,13 @@
 )]
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use berth_cni::http;
 use berth_cni::wire::Request;
 use berth_cni::{Environment, http::ClientError};
-use berth_testkit::{Account, Agent, Cluster, Process, guarded};
+use berth_testkit::{Account, Agent, Attachment, Cluster, Process, Whereabouts, guarded};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use serde_json::{Value, json};
@@ -30,6 +31,10 @@ struct Site {
 }
 
 struct Node(Agent);
+
+fn ipam() -> Value {
+    json!({ "type": "whereabouts", "range": "10.9.0.0/16", "enable_overlapping_ranges": false })
+}
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
     json!({ "apiGroups": [group], "resources": resources, "verbs": verbs })
@@ -142,8 +147,7 @@ async fn until(what: &str, check: impl AsyncFn() -> bool) {
 impl Node {
     fn call(&self, verb: &str, pod: &str) -> Result<(bool, Value), ClientError> {
         let conf = json!({
-            "cniVersion": "1.0.0", "name": "shared", "type": "macvlan",
-            "ipam": { "type": "whereabouts", "range": "10.9.0.0/16", "enable_overlapping_ranges": false },
+            "cniVersion": "1.0.0", "name": "shared", "type": "macvlan", "ipam": ipam(),
         });
         let environment = Environment {
             command: verb.into(),
@@ -265,4 +269,96 @@ async fn the_nodes_meet_in_the_leaders_desk_and_do_without_it() {
         }
     }
     until("nothing is left", async || site.held().await.is_empty()).await;
+}
+
+/// One call of the real whereabouts; the address of an ADD.
+fn peer(whereabouts: &Whereabouts, verb: &str, pod: &str) -> Option<String> {
+    let container = format!("{pod}-container");
+    let who = Attachment {
+        pod,
+        container: &container,
+        ifname: "net1",
+    };
+    let output = whereabouts.call(verb, who, &ipam()).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{verb} {pod}: {text}");
+    let body: Value = serde_json::from_str(&text).unwrap_or_default();
+    body["ips"][0]["address"].as_str().map(str::to_owned)
+}
+
+/// Nodes of which some still have whereabouts: the leader's desk and its processes write one object at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leaders_desk_and_whereabouts_give_from_one_pool() {
+    let site = Site::new().await;
+    let _first = site.controller("first");
+    until("it leads", async || site.leader().await.is_some()).await;
+    let nodes = [site.node("n0").await, site.node("n1").await];
+    let whereabouts = Whereabouts::new(site.agent.kubeconfig(), "n2").unwrap();
+    let held: Mutex<BTreeMap<String, String>> = Mutex::default();
+    let gain = |address: String, pod: &str| {
+        let before = held
+            .lock()
+            .unwrap()
+            .insert(address.clone(), format!("ns/{pod}"));
+        assert_eq!(before, None, "{address} was given twice (I1)");
+    };
+    // From now on anybody may get the address.
+    let lose = |pod: &str| {
+        let pod = format!("ns/{pod}");
+        held.lock().unwrap().retain(|_, holder| *holder != pod);
+    };
+    std::thread::scope(|scope| {
+        for (at, node) in nodes.iter().enumerate() {
+            for lane in 0..2 {
+                let (gain, lose) = (&gain, &lose);
+                scope.spawn(move || {
+                    for n in 0..15 {
+                        let pod = format!("berth-{at}-{lane}-{n}");
+                        gain(node.add(&pod), &pod);
+                        if n % 3 == 0 {
+                            lose(&pod);
+                            assert!(node.call("DEL", &pod).unwrap().0, "{pod}");
+                        }
+                    }
+                });
+            }
+        }
+        for lane in 0..2 {
+            let (whereabouts, gain, lose) = (&whereabouts, &gain, &lose);
+            scope.spawn(move || {
+                for n in 0..15 {
+                    let pod = format!("where-{lane}-{n}");
+                    gain(peer(whereabouts, "ADD", &pod).unwrap(), &pod);
+                    if n % 3 == 0 {
+                        lose(&pod);
+                        peer(whereabouts, "DEL", &pod);
+                    }
+                }
+            });
+        }
+    });
+    let gathered: u64 = nodes.iter().map(Node::gathered).sum();
+    assert!(gathered > 0, "the leader answered nobody");
+    let given = held.lock().unwrap().clone();
+    assert_eq!(given.len(), 60);
+    assert_eq!(site.held().await, given);
+    // Each frees its own, at once, and no other's.
+    std::thread::scope(|scope| {
+        for (at, node) in nodes.iter().enumerate() {
+            scope.spawn(move || {
+                for n in (0..30).filter(|n| n % 15 % 3 != 0) {
+                    let pod = format!("berth-{at}-{}-{}", n / 15, n % 15);
+                    assert!(node.call("DEL", &pod).unwrap().0, "{pod}");
+                }
+            });
+        }
+        scope.spawn(|| {
+            for n in (0..15).filter(|n| n % 3 != 0) {
+                peer(&whereabouts, "DEL", &format!("where-0-{n}"));
+            }
+        });
+    });
+    let mut left = given;
+    left.retain(|_, pod| pod.starts_with("ns/where-1-"));
+    assert_eq!(site.held().await, left);
 }

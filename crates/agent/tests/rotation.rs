@@ -61,6 +61,8 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
     for crd in berth_api::crds().unwrap() {
         cluster.apply_object(crd).await.unwrap();
     }
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1" } });
+    cluster.apply_object(node).await.unwrap();
     let namespace = cluster.namespace("rotation").await.unwrap();
     let verbs = ["get", "list", "watch", "create", "patch", "delete"];
     let rules = json!([

@@ -193,6 +193,9 @@ async fn the_engine_finds_the_cluster_where_the_installation_left_it() {
     assert!(installed.contains("whereabouts.kubeconfig"), "{installed}");
 
     // And by which name the node goes.
+    let node =
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1.example" } });
+    Cluster::shared().await.apply_object(node).await.unwrap();
     let mut sliced = conf();
     sliced["ipam"] = json!({"type": "berth", "range": "10.9.0.0/24", "fast_ipam": true});
     let (success, body) = call(&odd.engine(), odd.state.path(), "ADD", "b", &sliced);

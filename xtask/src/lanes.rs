@@ -21,7 +21,7 @@ const LANES: usize = 2;
 const LONG: [(&str, u64); 8] = [
     ("berth/node", 180),
     ("berth-agent/slices", 165),
-    ("berth/deploy", 95),
+    ("berth/deploy", 145),
     ("berth-ledger/kube", 75),
     ("berth/takeover", 70),
     ("berth-controller/slices", 60),

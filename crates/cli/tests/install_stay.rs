@@ -141,9 +141,14 @@ fn kill_9_leaves_nothing_half_done() {
     host.program("opt/cni/bin/whereabouts", "theirs");
     let before = host.files();
     let whole = |text: &str| {
-        ["echo theirs\n", "echo plugin", "echo engine\n"]
-            .iter()
-            .any(|says| text.contains(says))
+        [
+            "echo theirs\n",
+            "echo plugin",
+            "echo engine\n",
+            "whereabouts.d\"\n}\n",
+        ]
+        .iter()
+        .any(|says| text.contains(says))
             && text.ends_with('\n')
     };
     for moment in 0..25 {

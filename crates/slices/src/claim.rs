@@ -11,7 +11,8 @@ use berth_core::slice::elastic::{Mark, MarkState, Walk, usual_size};
 use berth_core::slice::{Cut, Holding as Slot, NodeName, SliceTable};
 use berth_ledger::LedgerError;
 use berth_ledger::kube::SliceObject;
-use tokio::time::Instant;
+use rand::RngExt;
+use tokio::time::{Instant, sleep};
 
 use crate::error::SliceError;
 use crate::holdings::Holding;
@@ -28,6 +29,8 @@ const LEAVING_LIMIT: Duration = Duration::from_secs(30);
 const CUTS: usize = 3;
 /// Marks that somebody else wrote at the same time, or that nobody here can write over.
 const TRIES: usize = 20;
+/// How long a node may wait for another to make a mark that is not there: as long as that takes, some times over.
+const STAND_BACK: Duration = Duration::from_millis(500);
 /// What became of a slot that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
@@ -62,6 +65,7 @@ impl SlicePool {
         if !found.is_some_and(|mark| mark.state == MarkState::Sliced && says(&mark)) {
             found = self.world.cluster.mark(&of.plain()).await?;
         }
+        let mut stood_back = false;
         for _ in 0..TRIES {
             match found {
                 Some(mark) if mark.state == MarkState::Leaving => {
@@ -82,6 +86,12 @@ impl SlicePool {
                     self.leaving_for(false);
                     self.set_mark(Some(mark));
                     return Ok(mark);
+                }
+                // A new network begins on many nodes at once: one of them looks for the others, and makes the mark.
+                None if !stood_back => {
+                    stood_back = true;
+                    let part = rand::rng().random_range(0.0..1.0);
+                    sleep(STAND_BACK.mul_f64(part)).await;
                 }
                 known => {
                     // What a controller has assigned is still given from; whoever claims looks again after its claim.

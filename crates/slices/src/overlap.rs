@@ -62,7 +62,7 @@ impl SlicePool {
         of: &Sliced,
         others: &BTreeMap<Prefix, Mark>,
     ) -> Result<(), SliceError> {
-        let claims = self.world.cluster.slices(None, None).await?;
+        let claims = self.world.cluster.slices_of_network(&of.network).await?;
         // Of a range whose mark goes, all of them; else what overlaps, of a range that may have no mark yet.
         let in_the_way = claims.iter().filter(|object| {
             let marked = others.keys().any(|one| object.is_of(&of.network, *one));

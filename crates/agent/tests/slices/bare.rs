@@ -257,7 +257,7 @@ impl Drop for Bare {
 /// A claim as an agent has written it; what it is a slice of is `whole`.
 pub async fn claim(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, offers: Value) {
     let name = range.replace('/', "-");
-    let labels = json!({ "berth.dev/node": node, "berth.dev/range": whole.replace('/', "-") });
+    let labels = json!({ "berth.dev/node": node, "berth.dev/range": whole.replace('/', "-"), "berth.dev/network": "" });
     site.create::<SliceClaim>(json!({
         "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
         "metadata": { "name": name, "labels": labels },

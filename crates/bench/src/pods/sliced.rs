@@ -119,6 +119,7 @@ async fn fill(bed: &Bed, home: &Home, network: &str, live: usize) -> Result<usiz
         let labels = [
             ("berth.dev/node", node.clone()),
             ("berth.dev/range", names::pool(network, "", whole)),
+            ("berth.dev/network", network.to_owned()),
         ];
         let labels = labels.map(|(key, value)| (key.to_owned(), value));
         claim.metadata.labels = Some(labels.into());

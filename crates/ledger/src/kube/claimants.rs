@@ -26,7 +26,7 @@ impl KubeLedger {
             let node = metadata["labels"][NODE].as_str()?;
             (!node.is_empty() && !known.contains(node)).then(|| node.to_owned())
         };
-        let strange = self.wire.pick_metadata(&SLICES, PAGE, node).await?;
+        let strange = self.wire.pick_metadata(&SLICES, "", PAGE, node).await?;
         Ok(strange.into_iter().collect())
     }
 }

@@ -21,6 +21,12 @@ use crate::{LedgerError, PoolKey, Snapshot};
 /// The annotation of a slice's pool that a node publishes: its value is the node.
 pub const PUBLISHED: &str = "berth.dev/published-by";
 
+/// The label of a plain pool whose range is sliced has the mark's own key, and this value.
+const YES: &str = "true";
+
+/// Pools in one answer of a list of metadata.
+const METADATA_PAGE: u32 = 500;
+
 /// Writes that met another writer, before the caller has to look again.
 const TRIES: usize = 5;
 
@@ -169,7 +175,11 @@ impl KubeLedger {
             let name = metadata["name"].as_str()?;
             Some((names::range_of_pool(network, name)?, name.to_owned(), text))
         };
-        let found = self.wire.pick_metadata(&POOLS, PAGE, marked).await?;
+        let labels = format!("{SLICED}={YES}");
+        let found = self
+            .wire
+            .pick_metadata(&POOLS, &labels, METADATA_PAGE, marked);
+        let found = found.await?;
         let mark = |(range, name, text): (Prefix, String, String)| {
             let mark = serde_json::from_str(&text).map_err(|error| LedgerError::Unreadable {
                 target: self.wire.ask(Verb::Get, &POOLS, &name).target(),
@@ -187,7 +197,8 @@ impl KubeLedger {
             let name = metadata["name"].as_str().filter(|_| theirs);
             name.map(str::to_owned)
         };
-        let names = self.wire.pick_metadata(&POOLS, PAGE, name).await?;
+        let names = self.wire.pick_metadata(&POOLS, "", METADATA_PAGE, name);
+        let names = names.await?;
         Ok(names.into_iter().collect())
     }
 
@@ -206,6 +217,11 @@ impl KubeLedger {
             if !applies(now) {
                 return Ok(false);
             }
+            // A sliced range is found by its label among the pools that nodes publish, of which there may be thousands.
+            let labels = match key {
+                SLICED => json!({ key: to.map(|_| YES) }),
+                _ => json!({}),
+            };
             let (verb, written) = match &found {
                 None => {
                     let Some(range) = pool.network else {
@@ -214,7 +230,7 @@ impl KubeLedger {
                     let object = json!({
                         "apiVersion": POOLS.api_version(),
                         "kind": POOLS.kind,
-                        "metadata": { "name": pool.name, "annotations": { key: to } },
+                        "metadata": { "name": pool.name, "annotations": { key: to }, "labels": labels },
                         "spec": { "range": range.to_string(), "allocations": {} },
                     });
                     (Verb::Create, self.wire.create(&POOLS, &object).await)
@@ -223,6 +239,7 @@ impl KubeLedger {
                     let merge = json!({ "metadata": {
                         "resourceVersion": found.object["metadata"]["resourceVersion"],
                         "annotations": { key: to },
+                        "labels": labels,
                     } });
                     let patch = Patch::Merge(merge);
                     let patched = self.wire.patch(&POOLS, &pool.name, &patch).await;

@@ -25,6 +25,8 @@ const PAGE: u32 = 500;
 pub(super) const NODE: &str = "berth.dev/node";
 /// The label of a claim that says which range it is of.
 const RANGE: &str = "berth.dev/range";
+/// And of which network.
+const NETWORK: &str = "berth.dev/network";
 
 /// The annotation of a claim that makes every write of it one.
 const WRITTEN: &str = "berth.dev/written";
@@ -85,7 +87,17 @@ impl KubeLedger {
             .chain(node)
             .map(|(key, value)| format!("{key}={}", label(&value)))
             .collect();
-        let objects = self.wire.list(&SLICES, &selector.join(","), PAGE).await?;
+        self.slices_by(&selector.join(",")).await
+    }
+
+    /// All claims of a network, of whatever range of its.
+    pub async fn slices_of_network(&self, network: &str) -> Result<Vec<SliceObject>, LedgerError> {
+        self.slices_by(&format!("{NETWORK}={}", label(network)))
+            .await
+    }
+
+    async fn slices_by(&self, selector: &str) -> Result<Vec<SliceObject>, LedgerError> {
+        let objects = self.wire.list(&SLICES, selector, PAGE).await?;
         objects
             .iter()
             .map(|object| {
@@ -120,6 +132,7 @@ impl KubeLedger {
         object["metadata"]["labels"] = json!({
             NODE: label(claim.node.as_str()),
             RANGE: label(&names::pool(network, "", whole)),
+            NETWORK: label(network),
         });
         match self.wire.create(&SLICES, &object).await {
             Ok(created) => self.slice_of(&name, &created).map(Some),

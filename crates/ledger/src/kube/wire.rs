@@ -213,10 +213,14 @@ impl Wire {
     pub async fn pick_metadata<T>(
         &self,
         resource: &'static Resource,
+        labels: &str,
         page: u32,
         pick: impl Fn(&Value) -> Option<T>,
     ) -> Result<Vec<T>, LedgerError> {
         let mut params = ListParams::default().limit(page);
+        if !labels.is_empty() {
+            params = params.labels(labels);
+        }
         let mut picked = Vec::new();
         loop {
             let request = self.request(resource).list_metadata(&params);

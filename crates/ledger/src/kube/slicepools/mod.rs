@@ -173,7 +173,9 @@ impl SlicePools {
                 .is_none_or(|pool| pool == name)
                 .then(|| name.to_owned())
         };
-        self.wire.pick_metadata(&SLICE_POOLS, NAMED, first).await
+        self.wire
+            .pick_metadata(&SLICE_POOLS, "", NAMED, first)
+            .await
     }
 
     /// The range that the pool of that name is of, read so that every acknowledged write is seen; its rows are not.

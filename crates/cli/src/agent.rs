@@ -62,7 +62,7 @@ struct SliceArgs {
     #[arg(long, env = "BERTH_SLICE_GATHER_MS", default_value_t = 200)]
     slice_gather_ms: u64,
     /// Seconds for which their publication is put off at most while the API server is slow to answer claims.
-    #[arg(long, env = "BERTH_SLICE_PUBLISH_WITHIN", default_value_t = 60)]
+    #[arg(long, env = "BERTH_SLICE_PUBLISH_WITHIN", default_value_t = 120)]
     slice_publish_within: u64,
     /// About how many seconds lie between two comparisons of slices with the cluster's objects.
     #[arg(long, env = "BERTH_SLICE_LOOK", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]

@@ -62,7 +62,8 @@ impl SlicePool {
         of: &Sliced,
         others: &BTreeMap<Prefix, Mark>,
     ) -> Result<(), SliceError> {
-        let claims = self.world.cluster.slices_of_network(&of.network).await?;
+        let cluster = &self.world.cluster;
+        let claims = cluster.slices_beside(&of.network, of.range).await?;
         // Of a range whose mark goes, all of them; else what overlaps, of a range that may have no mark yet.
         let in_the_way = claims.iter().filter(|object| {
             let marked = others.keys().any(|one| object.is_of(&of.network, *one));

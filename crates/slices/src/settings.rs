@@ -32,7 +32,7 @@ impl Default for SliceSettings {
             gather: Duration::from_millis(200),
             gather_busy: Duration::from_secs(1),
             gather_most: Duration::from_secs(5),
-            publish_within: Duration::from_secs(60),
+            publish_within: Duration::from_secs(120),
             look: Duration::from_secs(60),
             assign_wait: Duration::from_secs(3),
             idle: Duration::from_secs(600),

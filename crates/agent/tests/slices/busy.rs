@@ -132,7 +132,7 @@ async fn a_publication_stands_back_while_claims_are_slow_and_no_longer_than_the_
         given.insert(node.add(pod, &ipam).await, format!("ns/{pod}"));
     }
     let answered = node.made(CLAIMS)[0].0.at + Duration::from_secs(1);
-    // Without the limit it would be after 200 claims: more than two minutes.
+    // Without the limit it would be after a thousand claims: more than a quarter of an hour.
     site.shows("published", &given).await;
     let stood_back = published_at(&node).unwrap() - answered;
     // Nodes are apart from each other by a quarter.

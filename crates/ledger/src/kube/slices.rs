@@ -90,9 +90,14 @@ impl KubeLedger {
         self.slices_by(&selector.join(",")).await
     }
 
-    /// All claims of a network, of whatever range of its.
-    pub async fn slices_of_network(&self, network: &str) -> Result<Vec<SliceObject>, LedgerError> {
-        self.slices_by(&format!("{NETWORK}={}", label(network)))
+    /// All claims of a network, but for those of that range.
+    pub async fn slices_beside(
+        &self,
+        network: &str,
+        range: Prefix,
+    ) -> Result<Vec<SliceObject>, LedgerError> {
+        let (network, range) = (label(network), label(&names::pool(network, "", range)));
+        self.slices_by(&format!("{NETWORK}={network},{RANGE}!={range}"))
             .await
     }
 

@@ -67,7 +67,7 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
     let verbs = ["get", "list", "watch", "create", "patch", "delete"];
     let rules = json!([
         { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
-        { "apiGroups": ["berth.dev"], "resources": ["sliceclaims"], "verbs": verbs },
+        { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },
         { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
     ]);
     let old = cluster.service_account(&namespace, "old", rules.clone());

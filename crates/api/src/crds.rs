@@ -7,7 +7,7 @@
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use crate::berth::{SliceCall, SliceClaim};
+use crate::berth::SliceCall;
 use crate::cncf::{IPAMClaim, NetworkAttachmentDefinition};
 use crate::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
 
@@ -27,7 +27,6 @@ pub fn crds() -> Result<Vec<Value>, serde_json::Error> {
             Status::Plain,
         ),
         (IPAMClaim::crd(), Spec::Optional, Status::Subresource),
-        (SliceClaim::crd(), Spec::Required, Status::Plain),
         (SliceCall::crd(), Spec::Optional, Status::Plain),
     ]
     .into_iter()

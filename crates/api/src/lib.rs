@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod berth;
+pub mod claim;
 pub mod cncf;
 mod crds;
 pub mod names;

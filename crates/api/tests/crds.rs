@@ -52,6 +52,7 @@ fn the_committed_files_are_the_generated_ones() {
         expected.insert(name);
     }
     expected.insert("policy-ippools.yaml".to_owned());
+    expected.insert("namespace-slices.yaml".to_owned());
     let found: BTreeSet<String> = std::fs::read_dir(&place)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())

@@ -43,7 +43,7 @@ async fn account() -> (Account, String) {
     let verbs = ["get", "list", "watch", "create", "patch", "delete"];
     let rules = json!([
         { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
-        { "apiGroups": ["berth.dev"], "resources": ["sliceclaims"], "verbs": verbs },
+        { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },
         { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
     ]);
     let account = cluster.service_account(&namespace, &namespace, rules);
@@ -201,7 +201,7 @@ async fn the_engine_finds_the_cluster_where_the_installation_left_it() {
     let (success, body) = call(&odd.engine(), odd.state.path(), "ADD", "b", &sliced);
     assert!(success, "{body}");
     let client = Cluster::shared().await.client().await.unwrap();
-    let claims: Api<SliceClaim> = Api::namespaced(client, &namespace);
+    let claims: Api<SliceClaim> = Api::namespaced(client, &format!("berth-{namespace}"));
     let claims = claims.list(&ListParams::default()).await.unwrap();
     let nodes: Vec<&str> = claims
         .iter()

@@ -52,7 +52,7 @@ async fn machine() -> Machine {
     let verbs = ["get", "list", "watch", "create", "patch", "delete"];
     let rules = json!([
         { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
-        { "apiGroups": ["berth.dev"], "resources": ["sliceclaims"], "verbs": verbs },
+        { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },
         { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
     ]);
     let account = cluster

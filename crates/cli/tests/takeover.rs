@@ -283,10 +283,12 @@ async fn a_live_whereabouts_cluster_is_taken_over_and_given_back() {
     // Taken over.
     image(&site.node);
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
-    let [crds, agent, controller] = ["crds", "agent", "controller"].map(|part| deploy.join(part));
+    let parts = ["crds", "agent", "controller", "slices"];
+    let [crds, agent, controller, slices_] = parts.map(|part| deploy.join(part));
     site.kubectl(&["apply", "--filename", crds.to_str().unwrap()]);
-    site.kubectl(&["apply", "-k", agent.to_str().unwrap()]);
-    site.kubectl(&["apply", "-k", controller.to_str().unwrap()]);
+    for part in [&agent, &controller, &slices_] {
+        site.kubectl(&["apply", "-k", part.to_str().unwrap()]);
+    }
     rolled_out(&site, "daemonset/berth-agent");
     rolled_out(&site, "deployment/berth-controller");
     until("a controller leads", || {

@@ -63,7 +63,7 @@ impl News {
             definitions,
             reason: reason::TAKEN_BACK,
             message: format!(
-                "SliceClaim {claim} was taken back: node {node} is gone, and nobody uses an address of it{rest}"
+                "claim {claim} was taken back: node {node} is gone, and nobody uses an address of it{rest}"
             ),
         }
     }

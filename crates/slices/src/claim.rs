@@ -4,33 +4,26 @@
 //! back, and what the plain pool holds of the slot. A claim that does not bear it goes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use berth_core::Prefix;
-use berth_core::slice::elastic::{Mark, MarkState, Walk, usual_size};
+use berth_core::slice::elastic::{Mark, Walk};
 use berth_core::slice::{Cut, Holding as Slot, NodeName, SliceTable};
-use berth_ledger::LedgerError;
 use berth_ledger::kube::SliceObject;
-use rand::RngExt;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::error::SliceError;
 use crate::holdings::Holding;
+use crate::mark::wished_size;
 use crate::pool::SlicePool;
-use crate::sliced::{Mode, Sliced};
+use crate::sliced::Sliced;
 
 /// Slots that turned out to be taken before all claims are read at once.
 const WALKED: usize = 8;
 /// Free slots of that list that turned out to be taken, before it is left to the next try.
 const LISTED: usize = 64;
-/// How long a range may be on its way back before a network that is sliced takes it again.
-const LEAVING_LIMIT: Duration = Duration::from_secs(30);
 /// How often a range may turn out to be cut otherwise during one claim.
 const CUTS: usize = 3;
-/// Marks that somebody else wrote at the same time, or that nobody here can write over.
-const TRIES: usize = 20;
-/// How long a node may wait for another to make a mark that is not there: as long as that takes, some times over.
-const STAND_BACK: Duration = Duration::from_millis(500);
+
 /// What became of a slot that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
@@ -41,76 +34,7 @@ enum Attempt {
     OtherCut,
 }
 
-/// The size of slices that a network asks for, where nobody has cut its range yet.
-fn wished_size(of: &Sliced) -> u8 {
-    match of.mode {
-        Mode::Elastic {
-            size: Some(size), ..
-        } => size,
-        _ => usual_size(of.range),
-    }
-}
-
 impl SlicePool {
-    /// The range's mark; made, if there is none that says what this network does.
-    pub async fn mark(&self, of: &Arc<Sliced>) -> Result<Mark, SliceError> {
-        let says = |mark: &Mark| mark.for_network(of.checked) == *mark;
-        if let Some(mark) = self.known_mark().filter(says) {
-            return Ok(mark);
-        }
-        let size = wished_size(of);
-        Cut::new(of.range, size)?;
-        // Whoever claims by it looks again after its claim.
-        let mut found = self.world.cluster.recent_mark(&of.plain()).await?;
-        if !found.is_some_and(|mark| mark.state == MarkState::Sliced && says(&mark)) {
-            found = self.world.cluster.mark(&of.plain()).await?;
-        }
-        let mut stood_back = false;
-        for _ in 0..TRIES {
-            match found {
-                Some(mark) if mark.state == MarkState::Leaving => {
-                    // Nobody finished going back: the network is sliced again.
-                    if self.leaving_for(true) < LEAVING_LIMIT {
-                        return Err(SliceError::Leaving { range: of.range });
-                    }
-                    let again = Some(Mark {
-                        state: MarkState::Sliced,
-                        ..mark
-                    });
-                    self.world
-                        .cluster
-                        .set_mark(&of.plain(), Some(mark), again)
-                        .await?;
-                }
-                Some(mark) if says(&mark) => {
-                    self.leaving_for(false);
-                    self.set_mark(Some(mark));
-                    return Ok(mark);
-                }
-                // A new network begins on many nodes at once: one of them looks for the others, and makes the mark.
-                None if !stood_back => {
-                    stood_back = true;
-                    let part = rand::rng().random_range(0.0..1.0);
-                    sleep(STAND_BACK.mul_f64(part)).await;
-                }
-                known => {
-                    // What a controller has assigned is still given from; whoever claims looks again after its claim.
-                    self.world.plain.open(of).await?;
-                    self.part_from_others(of).await?;
-                    let mark = known.unwrap_or(Mark::sliced(size));
-                    let mark = Some(mark.for_network(of.checked));
-                    let plain = of.plain();
-                    self.world.cluster.set_mark(&plain, known, mark).await?;
-                }
-            }
-            found = self.world.cluster.mark(&of.plain()).await?;
-        }
-        Err(SliceError::Store(LedgerError::Conflict {
-            pool: of.plain().name,
-            held: Vec::new(),
-        }))
-    }
-
     /// Claims one more slice, if one is free. The gate must be held.
     pub async fn claim_free(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
         // One on its way back is not claimed from to find that out again: whoever brings it back waits for claims to go.
@@ -249,7 +173,7 @@ impl SlicePool {
             // Nobody has sliced the range yet, or given from it as this network does. A claim says nothing to those who give
             // in other ways; the mark does, so the pool is read again after that.
             self.set_mark(None);
-            if let Err(error) = self.mark(of).await {
+            if let Err(error) = self.marked(of, now.sliced).await {
                 self.drop_claim(object).await?;
                 return Err(error);
             }

@@ -49,6 +49,7 @@ mod forget;
 mod holdings;
 mod keep;
 mod ledger;
+mod mark;
 mod metrics;
 mod moved;
 mod ours;

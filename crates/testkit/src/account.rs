@@ -51,20 +51,22 @@ impl Account {
 }
 
 impl Cluster {
-    /// Creates a namespace that nobody else has; its name begins with the one given.
+    /// Creates a namespace that nobody else has; its name begins with the one given. And the one for claims on its pools.
     pub async fn namespace(&self, name: &str) -> Result<String> {
         let name = format!("{name}-{}", self.serial());
-        let object = Namespace {
-            metadata: ObjectMeta {
-                name: Some(name.clone()),
-                ..ObjectMeta::default()
-            },
-            ..Namespace::default()
-        };
-        Api::<Namespace>::all(self.client().await?)
-            .create(&PostParams::default(), &object)
-            .await
-            .with_context(|| format!("create namespace {name}"))?;
+        for name in [&name, &format!("berth-{name}")] {
+            let object = Namespace {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    ..ObjectMeta::default()
+                },
+                ..Namespace::default()
+            };
+            Api::<Namespace>::all(self.client().await?)
+                .create(&PostParams::default(), &object)
+                .await
+                .with_context(|| format!("create namespace {name}"))?;
+        }
         if self.admits_accounts() {
             self.default_account(&name).await?;
         }

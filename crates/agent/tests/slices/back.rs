@@ -106,7 +106,7 @@ async fn a_part_that_is_claimed_late_is_not_held() {
     let (ipam, plain) = (fast_cut(whole, "/28"), plain(whole));
     let on_its_way = async {
         until("the part is about to be claimed", async || {
-            let made = taker.made("/sliceclaims");
+            let made = taker.made("/leases");
             let late = made
                 .iter()
                 .any(|(asked, _)| asked.body["metadata"]["name"] == "10.93.0.8-29");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use berth_agent::SliceSettings;
-use berth_api::berth::{SliceCall, SliceClaim};
+use berth_api::berth::{SliceCall, SliceClaimSpec};
 use berth_api::whereabouts::IPPool;
 use berth_core::{Address, Change, Prefix};
 use berth_desk::DeskMetrics;
@@ -15,7 +15,7 @@ use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, Slices, sliced};
 use berth_testkit::{Asked, Cluster, Fate, Relay};
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -258,12 +258,14 @@ impl Drop for Bare {
 pub async fn claim(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, offers: Value) {
     let name = range.replace('/', "-");
     let labels = json!({ "berth.dev/node": node, "berth.dev/range": whole.replace('/', "-"), "berth.dev/network": "" });
-    site.create::<SliceClaim>(json!({
-        "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
-        "metadata": { "name": name, "labels": labels },
-        "spec": { "range": range, "node": node, "nodeUID": "", "epoch": epoch, "offers": offers },
-    }))
-    .await;
+    let words = json!({ "range": range, "offers": offers }).to_string();
+    let claim = json!({
+        "metadata": { "name": name, "labels": labels, "annotations": { "berth.dev/slice": words } },
+        "spec": { "holderIdentity": node, "leaseTransitions": epoch },
+    });
+    let claim = serde_json::from_value(claim).unwrap();
+    let params = PostParams::default();
+    site.claim_api().create(&params, &claim).await.unwrap();
 }
 
 /// The plain pool of a range that was sliced, without reservations.
@@ -277,20 +279,40 @@ pub async fn sliced(site: &Site, whole: &str, size: u8) {
     .await;
 }
 
-/// Writes on a claim as another node does, and calls its holder.
-pub async fn write(site: &Site, range: &str, patch: Value, holder: &str) {
-    let params = PatchParams::default();
+/// Writes on a claim as another node does.
+pub async fn amend(site: &Site, range: &str, change: impl FnOnce(&mut SliceClaimSpec)) {
+    let claims = site.claim_api();
     let name = range.replace('/', "-");
-    let patch = Patch::Merge(patch);
-    let claims = site.api::<SliceClaim>();
+    let mut spec = claims.get(&name).await.unwrap().spec;
+    change(&mut spec);
+    let mut merge = spec.merge();
+    merge["metadata"]["labels"] = json!({ "berth.dev/node": spec.node });
+    let params = PatchParams::default();
+    let patch = Patch::Merge(merge);
     claims.patch(&name, &params, &patch).await.unwrap();
+}
+
+/// What a node writes that passes a claim on.
+pub fn pass(claim: &mut SliceClaimSpec, to: &str) {
+    *claim = SliceClaimSpec {
+        network: claim.network.clone(),
+        range: claim.range.clone(),
+        node: to.to_owned(),
+        epoch: claim.epoch + 1,
+        ..SliceClaimSpec::default()
+    };
+}
+
+/// Asks for a part of a claim as another node does, and calls its holder.
+pub async fn want(site: &Site, range: &str, taker: &str, holder: &str) {
+    amend(site, range, |claim| claim.wants.push(taker.to_owned())).await;
     let call = json!({ "metadata": { "name": holder }, "spec": { "call": range } });
     site.create::<SliceCall>(call).await;
 }
 
 /// Takes all claims of a node away and calls it, as a controller does that found it gone; returns when it has lost them.
 pub async fn take_claims(site: &Site, node: &str) {
-    let claims = site.api::<SliceClaim>();
+    let claims = site.claim_api();
     for range in site.holders().await.into_keys() {
         let name = range.replace('/', "-");
         claims
@@ -318,7 +340,7 @@ pub async fn take_claims(site: &Site, node: &str) {
 /// Ranges and nodes of a claim's offers, once nobody wants a part of it any more.
 pub async fn answered(site: &Site, range: &str) -> Vec<(String, String)> {
     let name = range.replace('/', "-");
-    let claims = site.api::<SliceClaim>();
+    let claims = site.claim_api();
     until("the want is answered", async || {
         let now = claims.get(&name).await.unwrap().spec;
         if !now.wants.is_empty() {

@@ -11,7 +11,7 @@ use crate::bare::Bare;
 use crate::call::{fast, fast_cut};
 use crate::machine::{Site, quick, until};
 
-const CLAIMS: &str = "/sliceclaims";
+const CLAIMS: &str = "/leases";
 
 fn is_claim(asked: &Asked) -> bool {
     asked.method == "POST" && asked.path.ends_with(CLAIMS)

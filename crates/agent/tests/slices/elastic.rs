@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use berth_api::berth::{SliceCall, SliceClaim};
+use berth_api::berth::SliceCall;
 use berth_api::whereabouts::IPPool;
 use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams};
@@ -150,7 +150,7 @@ async fn a_claim_that_is_gone_is_not_given_from() {
     let first: Value = json!(machine.add("a", &ipam).await);
     let range = site.holders().await.into_keys().next().unwrap();
     let name = range.replace('/', "-");
-    site.api::<SliceClaim>()
+    site.claim_api()
         .delete(&name, &DeleteParams::default())
         .await
         .unwrap();
@@ -217,7 +217,7 @@ async fn a_lost_nodes_claim_is_taken_over_without_the_parts_that_are_others() {
     }
     let expected: BTreeSet<String> = (1..8).map(|n| format!("10.14.0.{n}")).collect();
     assert_eq!(given, expected);
-    let taken = site.api::<SliceClaim>().get("10.14.0.0-28").await.unwrap();
+    let taken = site.claim_api().get("10.14.0.0-28").await.unwrap();
     assert_eq!((taken.spec.node.as_str(), taken.spec.epoch), ("heir", 5));
     assert_eq!(taken.spec.offers.len(), 1);
     let (code, why) = machine.try_add("one-too-many", &ipam).await.unwrap_err();

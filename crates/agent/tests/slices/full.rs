@@ -19,7 +19,7 @@ async fn claimed(site: &Site, whole: &str, slots: impl Iterator<Item = String>) 
 }
 
 fn is_want(asked: &Asked) -> bool {
-    asked.method == "PATCH" && asked.path.contains("/sliceclaims/")
+    asked.method == "PATCH" && asked.path.contains("/namespaces/berth-")
 }
 
 /// However many claims there are: some are asked, others by the next ADD.
@@ -81,7 +81,7 @@ async fn a_node_that_found_nothing_free_does_not_look_at_every_change() {
         given.remove(&address);
         site.shows("taken off", &given).await;
     }
-    let tries = node.made("/sliceclaims");
+    let tries = node.made("/leases");
     // Its own, and all others once.
     assert!(tries.len() <= 2 * 8, "{} tries", tries.len());
 }

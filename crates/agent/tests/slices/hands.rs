@@ -5,20 +5,20 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use berth_agent::SliceSettings;
-use berth_api::berth::{SliceCall, SliceClaim};
+use berth_api::berth::SliceCall;
 use futures::future::join_all;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::bare::claim;
+use crate::bare::{amend, claim, pass};
 use crate::call::{bare, fast_cut};
 use crate::machine::{Machine, Site, quick, until};
 
 /// All claims, to be read by a person.
 async fn claims_of(site: &Site) -> String {
-    let claims = site.api::<SliceClaim>().list(&ListParams::default()).await;
-    let specs = claims.unwrap().into_iter().map(|one| json!(one.spec));
-    json!(specs.collect::<Vec<_>>()).to_string()
+    let claims = site.claims().await.into_iter();
+    let specs = claims.map(|one| format!("{:?}", one.spec));
+    specs.collect::<Vec<_>>().join("\n")
 }
 
 /// A node has lent the first address of its slice, and the borrower has passed it on to it: the part begins where the
@@ -86,13 +86,10 @@ async fn what_was_lost_is_not_given_as_of_what_is_inherited() {
     let ipam = fast_cut(whole, "/28");
     assert_eq!(bare(&machine.add("first", &ipam).await), "10.22.0.14");
     machine.del("first", &ipam).await;
-    let claims = site.api::<SliceClaim>();
+    let claims = site.claim_api();
     let params = DeleteParams::default();
     claims.delete("10.22.0.14-32", &params).await.unwrap();
-    let taken_back = Patch::Merge(json!({ "spec": { "offers": [] } }));
-    let merge = PatchParams::default();
-    let patched = claims.patch("10.22.0.8-29", &merge, &taken_back).await;
-    patched.unwrap();
+    amend(&site, "10.22.0.8/29", |claim| claim.offers = Vec::new()).await;
     site.create::<SliceCall>(json!({ "metadata": { "name": "unlucky" }, "spec": { "call": "1" } }))
         .await;
     until("the node knows that it was lost", async || {
@@ -164,14 +161,8 @@ async fn what_is_passed_on_late_is_heard_of() {
     let ipam = fast_cut(whole, "/32");
     let (code, why) = machine.try_add("p", &ipam).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
-    let passed = Patch::Merge(json!({
-        "metadata": { "labels": { "berth.dev/node": "passed" } },
-        "spec": { "node": "passed", "nodeUID": "", "epoch": 2, "wants": [] },
-    }));
-    let claims = site.api::<SliceClaim>();
-    let params = PatchParams::default();
-    let patched = claims.patch("10.26.0.1-32", &params, &passed).await;
-    patched.unwrap();
+    amend(&site, "10.26.0.1/32", |claim| pass(claim, "passed")).await;
+    let claims = site.claim_api();
     let call = json!({ "metadata": { "name": "passed" }, "spec": { "call": "7 10.26.0.1-32" } });
     site.create::<SliceCall>(call).await;
     until("it is taken on", async || {

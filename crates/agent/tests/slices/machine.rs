@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use berth_agent::{AgentConfig, GarbageSettings, Patience, SliceSettings, serve};
-use berth_api::berth::SliceClaim;
+use berth_api::claim::{self, SliceClaim};
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
@@ -111,11 +111,21 @@ impl Site {
         list.unwrap().into_iter().map(told).collect()
     }
 
+    pub fn claim_api(&self) -> Api<SliceClaim> {
+        let namespace = claim::namespace(&self.namespace);
+        Api::namespaced(self.client.clone(), &namespace)
+    }
+
+    /// Every claim.
+    pub async fn claims(&self) -> Vec<SliceClaim> {
+        let claims = self.claim_api().list(&ListParams::default()).await;
+        claims.unwrap().items
+    }
+
     /// The range and the node of every claim.
     pub async fn holders(&self) -> BTreeMap<String, String> {
-        let claims = self.api::<SliceClaim>().list(&ListParams::default()).await;
         let holder = |one: SliceClaim| (one.spec.range, one.spec.node);
-        claims.unwrap().into_iter().map(holder).collect()
+        self.claims().await.into_iter().map(holder).collect()
     }
 
     /// Pod and container of every entry of a pool, by offset; none if there is no such pool.

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use berth_api::berth::SliceClaim;
-use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use crate::call::bare;
@@ -68,14 +66,7 @@ async fn there_and_back_without_a_pod_that_notices() {
     given.published(&site).await;
     let in_plain = site.entries("10.9.0.0-24").await.unwrap();
     assert_eq!(in_plain.len(), 7, "{in_plain:?}");
-    let claims = async || {
-        let list = site
-            .api::<SliceClaim>()
-            .list(&ListParams::default())
-            .await
-            .unwrap();
-        list.items.len()
-    };
+    let claims = async || site.claims().await.len();
     assert!(claims().await >= 4);
 
     // Back: all that is held is in the plain pool, nothing else is left.

@@ -7,12 +7,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use berth_agent::SliceSettings;
-use berth_api::berth::SliceClaim;
 use berth_testkit::Fate;
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::bare::{Bare, answered, claim, write};
+use crate::bare::{Bare, amend, answered, claim, pass, want};
 use crate::call::fast_cut;
 use crate::machine::{Site, quick, until};
 
@@ -130,8 +128,7 @@ async fn a_part_that_came_back_and_is_not_held_yet_is_not_offered_again() {
     );
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(node.local.refused(), Some(Vec::new()), "it is in use");
-    let want = json!({ "spec": { "wants": ["asker"] } });
-    write(&site, whole, want, "lender").await;
+    want(&site, whole, "asker", "lender").await;
     let before = [(part.to_owned(), "borrower".to_owned())];
     assert_eq!(answered(&site, whole).await, before);
     assert_eq!(
@@ -142,7 +139,7 @@ async fn a_part_that_came_back_and_is_not_held_yet_is_not_offered_again() {
 
 /// Answers a request for a part by passing it on, as its node does.
 async fn pass_on(site: &Site, part: &str, taker: &str) {
-    let claims = site.api::<SliceClaim>();
+    let claims = site.claim_api();
     let name = part.replace('/', "-");
     until("asked", async || {
         let now = claims.get(&name).await.unwrap().spec;
@@ -150,13 +147,7 @@ async fn pass_on(site: &Site, part: &str, taker: &str) {
         asked.then_some(()).ok_or(format!("{now:?}"))
     })
     .await;
-    let passed = json!({
-        "metadata": { "labels": { "berth.dev/node": taker } },
-        "spec": { "node": taker, "nodeUID": "", "epoch": 2, "offers": [], "wants": [] },
-    });
-    let params = PatchParams::default();
-    let patch = Patch::Merge(passed);
-    claims.patch(&name, &params, &patch).await.unwrap();
+    amend(site, part, |claim| pass(claim, taker)).await;
 }
 
 /// `KeepShut`: an address that came back is about to be passed on: it is out of use in the slice around it, and its holding
@@ -171,8 +162,7 @@ async fn a_slice_that_did_not_get_out_is_given_from_again() {
     let first: BTreeSet<u8> = (1..11).collect();
     assert_eq!(fill(&node, "a", 10, &ipam(whole)).await, first);
     node.local.refuse_holdings();
-    let want = json!({ "spec": { "wants": ["asker"] } });
-    write(&site, part, want, "keeper").await;
+    want(&site, part, "asker", "keeper").await;
     let out = until("it does not get out", async || {
         let refused = node.local.refused();
         refused.ok_or("not asked yet".to_owned())
@@ -203,16 +193,15 @@ async fn an_offer_that_was_never_made_is_looked_for_on_the_smallest_slice() {
     assert_eq!(fill(&node, "a", 5, &ipam(whole)).await, first);
     let mut cut = false;
     node.relay.rule(move |asked| {
-        let offers = asked.body["spec"]["offers"].as_array();
-        let offers = offers.is_some_and(|offers| !offers.is_empty());
+        let words = asked.body["metadata"]["annotations"]["berth.dev/slice"].as_str();
+        let offers = words.is_some_and(|words| words.contains("offers"));
         let is_offer = asked.method == "PATCH" && asked.path.ends_with("10.34.0.16-29") && offers;
         if is_offer && !std::mem::replace(&mut cut, true) {
             return Fate::Cut;
         }
         Fate::Pass
     });
-    let want = json!({ "spec": { "wants": ["asker"] } });
-    write(&site, part, want, "inner").await;
+    want(&site, part, "asker", "inner").await;
     until("the offer is lost on its way", async || {
         let seen = node.relay.seen().into_iter();
         let mut lost = seen.filter(|(asked, code)| asked.method == "PATCH" && code.is_none());

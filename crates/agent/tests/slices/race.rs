@@ -151,7 +151,7 @@ async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     site.register(name).await;
     let node = Arc::new(Node {
         below: Arc::new(MemoryLedger::new()),
-        claims: site.api(),
+        claims: site.claim_api(),
         calls: site.api(),
         name: name.to_owned(),
         range: range.parse().unwrap(),
@@ -183,8 +183,8 @@ async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
         address.split('/').next().unwrap().to_owned()
     };
     let first = add("a").await;
-    let claims = site.api::<SliceClaim>().list(&ListParams::default()).await;
-    let slices = claims.unwrap().into_iter().map(|one| one.spec.range);
+    let claims = site.claims().await.into_iter();
+    let slices = claims.map(|one| one.spec.range);
     let slices: Vec<Prefix> = slices.map(|range| range.parse().unwrap()).collect();
     *node.trap.lock().unwrap() = Trap::Set;
     let second = add("b").await;

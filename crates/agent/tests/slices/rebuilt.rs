@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use berth_api::berth::SliceClaim;
 use berth_api::names;
 use berth_api::whereabouts::OverlappingRangeIPReservation;
 use berth_testkit::Fate;
@@ -161,7 +160,7 @@ async fn what_pods_have_goes_back_to_the_plain_pool_without_a_ledger() {
     let plain = json!({ "range": whole, "enable_overlapping_ranges": false });
     let begins = async {
         until("the range is on its way back", async || {
-            let claims = site.api::<SliceClaim>();
+            let claims = site.claim_api();
             let now = claims.get("10.94.0.0-29").await.unwrap().spec;
             let told = !now.wants.is_empty();
             told.then_some(()).ok_or(format!("{now:?}"))

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use berth_api::berth::SliceClaim;
 use berth_api::whereabouts::IPPool;
 use berth_testkit::Cluster;
 use k8s_openapi::api::core::v1::Node;
@@ -44,7 +43,7 @@ async fn a_claim_is_recalled_before_it_is_taken_from_an_agent_that_lives() {
     machine.add("before", &ipam).await;
     machine.del("before", &ipam).await;
     delete_node(&site, "deleted-alive").await;
-    let claims = site.api::<SliceClaim>();
+    let claims = site.claim_api();
     let claim = async || claims.get_opt("10.40.0.0-28").await.unwrap();
     until("recalled", async || {
         let claim = claim().await.expect("it was taken with no recall");

@@ -47,9 +47,11 @@ async fn a_first_add_is_one_claim_and_one_look() {
         let now = async || {
             let mut all = Vec::new();
             for verb in ["GET", "POST", "PATCH"] {
-                for resource in ["ippools", "sliceclaims"] {
-                    all.push(count(&site, verb, resource).await);
-                }
+                all.push(count(&site, verb, "ippools").await);
+            }
+            // The API server reads and renews a Lease of its own.
+            for verb in ["POST", "PATCH"] {
+                all.push(count(&site, verb, "leases").await);
             }
             all
         };
@@ -58,7 +60,7 @@ async fn a_first_add_is_one_claim_and_one_look() {
         let after = now().await;
         let made: Vec<u64> = after.iter().zip(before).map(|(n, m)| n - m).collect();
         // The look at the plain pool, the claim.
-        assert_eq!(made, [1, 0, 0, 1, 0, 0], "checks: {checked}");
+        assert_eq!(made, [1, 0, 0, 1, 0], "checks: {checked}");
         let before = now().await;
         second.add("more", &ipam).await;
         assert_eq!(now().await, before, "checks: {checked}");

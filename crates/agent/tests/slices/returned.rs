@@ -1,11 +1,8 @@
 //! What came back to the node that it was cut from, and is not needed there either.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use berth_agent::SliceSettings;
-use berth_api::berth::SliceClaim;
-use kube::api::ListParams;
 use serde_json::json;
 
 use crate::bare::claim;
@@ -32,10 +29,7 @@ async fn a_part_that_came_back_is_given_back_with_the_slice_around_it() {
     node.add("p", &ipam).await;
     node.del("p", &ipam).await;
     until("given back", async || {
-        let claims = site.api::<SliceClaim>();
-        let now = claims.list(&ListParams::default()).await.unwrap();
-        let now = now.into_iter().map(|one| (one.spec.range, one.spec.node));
-        let now: BTreeMap<String, String> = now.collect();
+        let now = site.holders().await;
         now.is_empty().then_some(()).ok_or(format!("{now:?}"))
     })
     .await;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use berth_api::berth::{SliceClaim, SliceClaimSpec};
+use berth_api::claim::{self, SliceClaim, SliceClaimSpec};
 use berth_api::names;
 use berth_api::whereabouts::{IPAllocation, IPPool, IPPoolSpec};
 use berth_core::{Address, Prefix};
@@ -95,7 +95,7 @@ pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
 async fn fill(bed: &Bed, home: &Home, network: &str, live: usize) -> Result<usize> {
     let client = bed.cluster.client().await?;
     let namespace = &home.account.namespace;
-    let claims: Api<SliceClaim> = Api::namespaced(client.clone(), namespace);
+    let claims: Api<SliceClaim> = Api::namespaced(client.clone(), &claim::namespace(namespace));
     let pools: Api<IPPool> = Api::namespaced(client, namespace);
     let whole: Prefix = FULL.parse().context("a range")?;
     let slices = live.div_ceil(SLICE);
@@ -109,11 +109,8 @@ async fn fill(bed: &Bed, home: &Home, network: &str, live: usize) -> Result<usiz
             network: network.to_owned(),
             range: slice.to_string(),
             node: node.clone(),
-            node_uid: String::new(),
             epoch: 1,
-            offers: Vec::new(),
-            wants: Vec::new(),
-            recalled: false,
+            ..SliceClaimSpec::default()
         };
         let mut claim = SliceClaim::new(&names::slice(network, slice), spec);
         let labels = [

@@ -23,11 +23,9 @@ pub async fn rate(cluster: &Cluster, claims: usize, at_once: usize) -> Result<Op
             network: "bare".to_owned(),
             range: "10.0.0.0/26".to_owned(),
             node: format!("node-{n:05}"),
-            node_uid: String::new(),
+            node_uid: "0a3c3e5e-bb1b-4f4e-8f6e-000000000000".to_owned(),
             epoch: 1,
-            offers: Vec::new(),
-            wants: Vec::new(),
-            recalled: false,
+            ..SliceClaimSpec::default()
         };
         let claim = SliceClaim::new(&format!("bare-{n:06}"), spec);
         api.create(&PostParams::default(), &claim).await?;

@@ -93,6 +93,7 @@ impl Simulate {
         let namespace = cluster.namespace("sim").await?;
         let rules = json!([
             {"apiGroups": ["whereabouts.cni.cncf.io", "berth.dev"], "resources": ["*"], "verbs": ["*"]},
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]},
             {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]},
         ]);
         let account = cluster.service_account(&namespace, "agents", rules).await?;

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use berth_core::{Address, Prefix};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::{Api, Client};
+use serde_json::Value;
 
 use crate::figure::progress;
 
@@ -49,13 +50,24 @@ pub async fn examine(client: &Client, namespace: &str, given: &[Given]) -> Resul
         }
     }
 
-    let claims = all(client, namespace, "berth.dev", "SliceClaim").await?;
+    let claims = all(
+        client,
+        &format!("berth-{namespace}"),
+        "coordination.k8s.io/v1",
+        "Lease",
+    )
+    .await?;
     verdict.claims = claims.len();
     let mut holders: BTreeMap<(String, Prefix), String> = BTreeMap::new();
     for claim in &claims {
-        let text = |field: &str| claim.data["spec"][field].as_str().unwrap_or_default();
+        let words = claim.metadata.annotations.as_ref();
+        let words = words.and_then(|annotations| annotations.get("berth.dev/slice"));
+        let words: Value = serde_json::from_str(words.context("a Lease without a slice")?)?;
+        let text = |field: &str| words[field].as_str().unwrap_or_default();
         let range: Prefix = text("range").parse().context("a claim's range")?;
-        holders.insert((text("network").to_owned(), range), text("node").to_owned());
+        let node = claim.data["spec"]["holderIdentity"].as_str();
+        let node = node.unwrap_or_default().to_owned();
+        holders.insert((text("network").to_owned(), range), node);
     }
     let mut before: Option<&(String, Prefix)> = None;
     for holder in holders.keys() {
@@ -77,7 +89,14 @@ pub async fn examine(client: &Client, namespace: &str, given: &[Given]) -> Resul
     }
 
     let mut published = 0;
-    for pool in all(client, namespace, "whereabouts.cni.cncf.io", "IPPool").await? {
+    for pool in all(
+        client,
+        namespace,
+        "whereabouts.cni.cncf.io/v1alpha1",
+        "IPPool",
+    )
+    .await?
+    {
         let range: Prefix = pool.data["spec"]["range"]
             .as_str()
             .unwrap_or_default()
@@ -106,10 +125,11 @@ pub async fn examine(client: &Client, namespace: &str, given: &[Given]) -> Resul
 async fn all(
     client: &Client,
     namespace: &str,
-    group: &str,
+    api_version: &str,
     kind: &str,
 ) -> Result<Vec<DynamicObject>> {
-    let gvk = GroupVersionKind::gvk(group, "v1alpha1", kind);
+    let (group, version) = api_version.split_once('/').context("a group")?;
+    let gvk = GroupVersionKind::gvk(group, version, kind);
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), namespace, &ApiResource::from_gvk(&gvk));
     let mut params = ListParams::default().limit(500);

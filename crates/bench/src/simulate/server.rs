@@ -46,7 +46,7 @@ mod tests {
         let text = r#"# TYPE apiserver_request_total counter
 apiserver_request_total{code="200",dry_run="",verb="GET"} 7
 apiserver_request_total{code="201",dry_run="",resource="ippools",verb="POST",version="v1alpha1"} 1.5e+01
-apiserver_request_total{code="409",resource="sliceclaims",verb="POST"} 2
+apiserver_request_total{code="409",resource="leases",verb="POST"} 2
 apiserver_request_total{code="200",verb="PATCH"} 1
 apiserver_request_duration_seconds_count{verb="POST"} 99
 "#;

@@ -9,6 +9,7 @@
 )]
 
 mod chain;
+mod claims;
 mod controller;
 mod manifests;
 mod outage;
@@ -22,6 +23,8 @@ use tokio::sync::OnceCell;
 
 /// Where the manifests put everything.
 const HOME: &str = "kube-system";
+/// And where nodes claim slices.
+const CLAIMS: &str = "berth-kube-system";
 
 fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -37,7 +40,7 @@ async fn deployed() -> &'static Cluster {
         .get_or_init(|| async {
             let crds = deploy("crds");
             kubectl(cluster, &["apply", "--filename", crds.to_str().unwrap()]);
-            for part in ["agent", "controller"] {
+            for part in ["agent", "controller", "slices"] {
                 kubectl(cluster, &["apply", "-k", deploy(part).to_str().unwrap()]);
             }
         })

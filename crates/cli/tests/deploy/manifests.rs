@@ -23,7 +23,7 @@ fn relative(from: &Path, to: &Path) -> String {
 }
 
 /// What a user's own kustomization over one of ours makes.
-fn build(base: &str, lines: &str) -> Vec<Value> {
+pub fn build(base: &str, lines: &str) -> Vec<Value> {
     let dir = tempfile::tempdir().unwrap();
     let base = relative(dir.path(), &deploy(base));
     let text = format!("resources: [{base}]\n{lines}\n");

@@ -19,7 +19,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::{HOME, deploy, kubectl};
+use crate::{CLAIMS, HOME, deploy, kubectl};
 
 const NODES: [&str; 3] = ["out-1", "out-2", "out-3"];
 /// Pods that a node has at a time, per network.
@@ -58,7 +58,7 @@ impl Site {
         let cluster = Cluster::start().await.unwrap();
         let crds = deploy("crds");
         kubectl(&cluster, &["apply", "--filename", crds.to_str().unwrap()]);
-        for part in ["agent", "controller"] {
+        for part in ["agent", "controller", "slices"] {
             kubectl(&cluster, &["apply", "-k", deploy(part).to_str().unwrap()]);
         }
         for (ipam, name) in networks().iter().zip(["blue", "fast"]) {
@@ -140,7 +140,8 @@ impl Site {
             .iter()
             .filter_map(|table| table.status.as_ref());
         let rows = tables.flat_map(|table| &table.allocations);
-        let claims = self.api::<SliceClaim>().list(&all).await.unwrap();
+        let claims: Api<SliceClaim> = Api::namespaced(self.client.clone(), CLAIMS);
+        let claims = claims.list(&all).await.unwrap();
         let claims = claims.items.iter().filter(|claim| claim.spec.node == node);
         rows.filter(|row| row.node_name == node).count() + claims.count()
     }

@@ -8,7 +8,7 @@ use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-use crate::{HOME, agent, deployed};
+use crate::{CLAIMS, HOME, agent, deployed};
 
 const VERBS: [&str; 8] = [
     "get",
@@ -21,8 +21,8 @@ const VERBS: [&str; 8] = [
     "deletecollection",
 ];
 
-/// `group/resource`, `resource/subresource` or `resource=name`, and what is allowed in the namespace of the pools and
-/// in any other.
+/// `group/resource`, `resource/subresource` or `resource=name`, and what is allowed in one namespace and in any
+/// other.
 struct Right(
     &'static str,
     &'static [&'static str],
@@ -44,11 +44,6 @@ const AGENT: &[Right] = &[
         NONE,
     ),
     Right("whereabouts.cni.cncf.io/nodeslicepools", READ, NONE),
-    Right(
-        "berth.dev/sliceclaims",
-        &["get", "list", "create", "patch", "delete"],
-        NONE,
-    ),
     Right(
         "berth.dev/slicecalls",
         &["get", "list", "watch", "create", "patch"],
@@ -119,11 +114,6 @@ const CONTROLLER: &[Right] = &[
         &["get", "list", "watch", "create", "patch", "delete"],
         NONE,
     ),
-    Right(
-        "berth.dev/sliceclaims",
-        &["get", "list", "patch", "delete"],
-        NONE,
-    ),
     Right("berth.dev/slicecalls", &["create", "patch"], NONE),
     Right(
         "coordination.k8s.io/leases=berth-controller",
@@ -161,6 +151,29 @@ const CONTROLLER: &[Right] = &[
     Right("/serviceaccounts/token", NONE, NONE),
 ];
 
+/// In the namespace of the claims.
+const AGENT_CLAIMS: &[Right] = &[
+    Right(
+        "coordination.k8s.io/leases",
+        &["get", "list", "create", "patch", "delete"],
+        NONE,
+    ),
+    Right("whereabouts.cni.cncf.io/ippools", NONE, NONE),
+    Right("/configmaps", NONE, NONE),
+    Right("/secrets", NONE, NONE),
+];
+
+const CONTROLLER_CLAIMS: &[Right] = &[
+    Right(
+        "coordination.k8s.io/leases",
+        &["get", "list", "patch", "delete"],
+        NONE,
+    ),
+    Right("whereabouts.cni.cncf.io/ippools", NONE, NONE),
+    Right("/configmaps", NONE, NONE),
+    Right("/secrets", NONE, NONE),
+];
+
 /// The verbs that the API server grants.
 async fn granted(
     reviews: &Api<SelfSubjectAccessReview>,
@@ -188,13 +201,13 @@ async fn granted(
     granted
 }
 
-async fn check(account: &Account, rights: &[Right]) {
+async fn check(account: &Account, home: &str, rights: &[Right]) {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(account.client().await.unwrap());
     let expected = |verbs: &[&'static str]| verbs.iter().copied().collect::<BTreeSet<_>>();
     // The authorizer learns of a binding by watch: what is allowed may take a moment, what is not does not change.
     let begun = Instant::now();
-    for Right(what, home, away) in rights {
-        for (namespace, verbs) in [(HOME, home), ("default", away)] {
+    for Right(what, here, away) in rights {
+        for (namespace, verbs) in [(home, here), ("default", away)] {
             loop {
                 let now = granted(&reviews, what, namespace).await;
                 if now == expected(verbs) {
@@ -213,7 +226,9 @@ async fn check(account: &Account, rights: &[Right]) {
 
 #[tokio::test]
 async fn the_agent_may_do_what_it_does_and_nothing_else() {
-    check(&agent().await, AGENT).await;
+    let account = agent().await;
+    check(&account, HOME, AGENT).await;
+    check(&account, CLAIMS, AGENT_CLAIMS).await;
 }
 
 #[tokio::test]
@@ -223,5 +238,6 @@ async fn the_controller_may_do_what_it_does_and_nothing_else() {
         .account(HOME, "berth-controller")
         .await
         .unwrap();
-    check(&account, CONTROLLER).await;
+    check(&account, HOME, CONTROLLER).await;
+    check(&account, CLAIMS, CONTROLLER_CLAIMS).await;
 }

@@ -114,6 +114,7 @@ async fn deploy(node: &Node) -> Account {
     let mut manifests: Vec<PathBuf> = crds.map(|entry| entry.unwrap().path()).collect();
     manifests.push(deploy.join("agent/rbac.yaml"));
     manifests.push(deploy.join("controller/rbac.yaml"));
+    manifests.push(deploy.join("slices/rbac.yaml"));
     for manifest in manifests {
         let documents = fs::read_to_string(manifest).unwrap();
         node.cluster().apply(&documents).await.unwrap();

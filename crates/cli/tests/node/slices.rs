@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
 use serde_json::{Value, json};
 
 use crate::scene::Scene;
@@ -53,10 +53,14 @@ async fn assigned(scene: &Scene, pool: &str) -> String {
 
 /// Ranges of the claims of an elastic network.
 async fn claims(scene: &Scene) -> Vec<String> {
-    let claims = scene.objects_in(HOME, "berth.dev/v1alpha1", "SliceClaim");
+    let claims = scene.objects_in("berth-kube-system", "coordination.k8s.io/v1", "Lease");
     let all = claims.list(&ListParams::default()).await.unwrap();
-    let range = |spec: &Value| spec["range"].as_str().unwrap().to_owned();
-    all.iter().map(|claim| range(&claim.data["spec"])).collect()
+    let range = |claim: &DynamicObject| {
+        let words = &claim.metadata.annotations.as_ref().unwrap()["berth.dev/slice"];
+        let words: Value = serde_json::from_str(words).unwrap();
+        words["range"].as_str().unwrap().to_owned()
+    };
+    all.iter().map(range).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

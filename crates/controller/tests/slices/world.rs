@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use berth_api::claim::SliceClaim;
 use berth_controller::ControllerConfig;
 use berth_testkit::{Cluster, Served};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
@@ -272,21 +273,18 @@ impl World {
             .unwrap();
     }
 
-    fn slice_claims(&self) -> Api<DynamicObject> {
-        let gvk = GroupVersionKind::gvk("berth.dev", "v1alpha1", "SliceClaim");
-        Api::namespaced_with(
-            self.client.clone(),
-            &self.namespace,
-            &ApiResource::from_gvk(&gvk),
-        )
+    fn slice_claims(&self) -> Api<SliceClaim> {
+        Api::namespaced(self.client.clone(), &format!("berth-{}", self.namespace))
     }
 
     /// A slice that a node has claimed by itself, three times passed on.
     pub async fn claim(&self, name: &str, range: &str, node: &str, offers: Value) {
+        let labels = json!({ "berth.dev/node": node, "berth.dev/range": "whole" });
+        let words = json!({ "range": range, "nodeUID": "u", "offers": offers }).to_string();
         let object = json!({
-            "apiVersion": "berth.dev/v1alpha1", "kind": "SliceClaim",
-            "metadata": { "name": name, "labels": { "berth.dev/node": node } },
-            "spec": { "range": range, "node": node, "nodeUID": "u", "epoch": 3, "offers": offers },
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": { "name": name, "labels": labels, "annotations": { "berth.dev/slice": words } },
+            "spec": { "holderIdentity": node, "leaseTransitions": 3 },
         });
         let object = serde_json::from_value(object).unwrap();
         let claims = self.slice_claims();
@@ -301,10 +299,8 @@ impl World {
         let list = self.slice_claims().list(&ListParams::default()).await;
         let claims = list.unwrap().items.into_iter();
         claims
-            .map(|claim| {
-                let spec = &claim.data["spec"];
-                let node = spec["node"].as_str().unwrap();
-                format!("{} {node} {}", claim.metadata.name.unwrap(), spec["epoch"])
+            .map(|SliceClaim { metadata, spec }| {
+                format!("{} {} {}", metadata.name.unwrap(), spec.node, spec.epoch)
             })
             .collect()
     }

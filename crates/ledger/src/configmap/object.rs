@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 
 use super::document::Document;
-use crate::kube::resource::Resource;
+use crate::kube::resource::{Place, Resource};
 use crate::turns::{PREFIX, Ring};
 use crate::{LedgerError, Version};
 
@@ -27,6 +27,7 @@ pub(super) const CONFIG_MAPS: Resource = Resource {
     version: "v1",
     plural: "configmaps",
     kind: "ConfigMap",
+    place: Place::Pools,
 };
 
 /// Finds the pools among other ConfigMaps.

@@ -35,7 +35,7 @@ impl ConfigMapLedger {
         Err(failure.into_error(Ask {
             verb,
             resource: &object::CONFIG_MAPS,
-            namespace: &self.namespace,
+            pools: &self.namespace,
             name,
         }))
     }

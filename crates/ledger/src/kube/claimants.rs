@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use berth_api::claim::NODE;
 use berth_core::slice::NodeName;
 use serde_json::Value;
 
 use super::KubeLedger;
 use super::label::label;
 use super::resource::SLICES;
-use super::slices::NODE;
 use crate::LedgerError;
 
 /// Claims in one answer: their metadata is small.

@@ -9,7 +9,7 @@ use berth_api::berth::{SliceClaim, SliceClaimSpec};
 use berth_api::whereabouts::{OverlappingRangeIPReservation, OverlappingRangeIPReservationSpec};
 use berth_core::{Handle, Owner, Record};
 use kube::api::{Patch, Preconditions};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::resource::{RESERVATIONS, Resource, SLICES};
@@ -225,7 +225,8 @@ fn read(kind: ClaimKind, object: &Value) -> Result<Record, String> {
             ))
         }
         ClaimKind::Slice => {
-            let spec: SliceClaimSpec = serde_json::from_value(spec).map_err(unreadable)?;
+            let SliceClaim { spec, .. } =
+                SliceClaim::deserialize(object).map_err(|error| error.to_string())?;
             let record = Record::new(
                 Owner::new(spec.node, spec.network),
                 Handle::new(spec.node_uid),

@@ -1,5 +1,9 @@
 //! The kinds that this ledger keeps its truth in.
 
+use std::borrow::Cow;
+
+use berth_api::claim;
+
 /// One kind, as the API server serves it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Resource {
@@ -7,6 +11,16 @@ pub(crate) struct Resource {
     pub version: &'static str,
     pub plural: &'static str,
     pub kind: &'static str,
+    pub place: Place,
+}
+
+/// The namespace of a kind's objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// That of the pools.
+    Pools,
+    /// That of the claims on them.
+    Claims,
 }
 
 pub(super) const POOLS: Resource = Resource {
@@ -14,6 +28,7 @@ pub(super) const POOLS: Resource = Resource {
     version: "v1alpha1",
     plural: "ippools",
     kind: "IPPool",
+    place: Place::Pools,
 };
 
 pub(super) const RESERVATIONS: Resource = Resource {
@@ -21,13 +36,13 @@ pub(super) const RESERVATIONS: Resource = Resource {
     version: "v1alpha1",
     plural: "overlappingrangeipreservations",
     kind: "OverlappingRangeIPReservation",
+    place: Place::Pools,
 };
 
+/// Claims of slices (berth_api::claim).
 pub(super) const SLICES: Resource = Resource {
-    group: "berth.dev",
-    version: "v1alpha1",
-    plural: "sliceclaims",
-    kind: "SliceClaim",
+    place: Place::Claims,
+    ..LEASES
 };
 
 pub(super) const SLICE_CALLS: Resource = Resource {
@@ -35,6 +50,7 @@ pub(super) const SLICE_CALLS: Resource = Resource {
     version: "v1alpha1",
     plural: "slicecalls",
     kind: "SliceCall",
+    place: Place::Pools,
 };
 
 pub(super) const SLICE_POOLS: Resource = Resource {
@@ -42,6 +58,7 @@ pub(super) const SLICE_POOLS: Resource = Resource {
     version: "v1alpha1",
     plural: "nodeslicepools",
     kind: "NodeSlicePool",
+    place: Place::Pools,
 };
 
 /// Where turns are kept; no truth.
@@ -50,6 +67,7 @@ pub(super) const LEASES: Resource = Resource {
     version: "v1",
     plural: "leases",
     kind: "Lease",
+    place: Place::Pools,
 };
 
 impl Resource {
@@ -65,8 +83,17 @@ impl Resource {
         }
     }
 
-    /// The collection's path in one namespace.
-    pub fn path(&self, namespace: &str) -> String {
+    /// The namespace of its objects, where pools are in that one.
+    pub fn namespace<'a>(&self, pools: &'a str) -> Cow<'a, str> {
+        match self.place {
+            Place::Pools => pools.into(),
+            Place::Claims => claim::namespace(pools).into(),
+        }
+    }
+
+    /// The collection's path, where pools are in that namespace.
+    pub fn path(&self, pools: &str) -> String {
+        let namespace = self.namespace(pools);
         format!(
             "/apis/{}/{}/namespaces/{namespace}/{}",
             self.group, self.version, self.plural

@@ -3,13 +3,14 @@
 //!
 //! Every write names the version that it was planned on: one that lost the race changes nothing.
 
-use berth_api::berth::{SliceClaim, SliceClaimSpec, SliceOffer};
+use berth_api::claim::{NETWORK, NODE, RANGE, SliceClaim, SliceClaimSpec, SliceOffer};
 use berth_api::names;
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::slice::{Epoch, NodeName};
 use kube::api::{Patch, Preconditions};
 use rand::RngExt;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::KubeLedger;
@@ -20,13 +21,6 @@ use crate::LedgerError;
 
 /// Claims in one answer of a list.
 const PAGE: u32 = 500;
-
-/// The label of a claim that says whose it is.
-pub(super) const NODE: &str = "berth.dev/node";
-/// The label of a claim that says which range it is of.
-const RANGE: &str = "berth.dev/range";
-/// And of which network.
-const NETWORK: &str = "berth.dev/network";
 
 /// The annotation of a claim that makes every write of it one.
 const WRITTEN: &str = "berth.dev/written";
@@ -121,16 +115,7 @@ impl KubeLedger {
         claim: &Claimed,
     ) -> Result<Option<SliceObject>, LedgerError> {
         let name = names::slice(network, claim.range);
-        let spec = SliceClaimSpec {
-            network: network.to_owned(),
-            range: claim.range.to_string(),
-            node: claim.node.to_string(),
-            node_uid: claim.node_uid.clone(),
-            epoch: i64::try_from(claim.epoch.0).unwrap_or(i64::MAX),
-            offers: Vec::new(),
-            wants: Vec::new(),
-            recalled: false,
-        };
+        let spec = spec_of(network, claim);
         let ask = self.wire.ask(Verb::Create, &SLICES, &name);
         let mut object = serde_json::to_value(SliceClaim::new(&name, spec))
             .map_err(|error| unreadable(ask.target(), &error.to_string()))?;
@@ -181,30 +166,13 @@ impl KubeLedger {
         object: &SliceObject,
         claim: &Claimed,
     ) -> Result<Option<SliceObject>, LedgerError> {
-        let offers: Vec<SliceOffer> = claim
-            .offers
-            .iter()
-            .map(|offer| SliceOffer {
-                range: offer.range.to_string(),
-                node: offer.node.to_string(),
-            })
-            .collect();
-        let merge = json!({
-            "metadata": {
-                "resourceVersion": object.resource_version,
-                "labels": { NODE: label(claim.node.as_str()) },
-                // Always a change: what was sent before, and may still arrive, finds another version.
-                "annotations": { WRITTEN: format!("{:x}", rand::rng().random_range(0..u64::MAX)) },
-            },
-            "spec": {
-                "node": claim.node,
-                "nodeUID": claim.node_uid,
-                "epoch": claim.epoch.0,
-                "offers": offers,
-                "wants": claim.wants,
-                "recalled": claim.recalled.then_some(true),
-            },
-        });
+        let mut merge = spec_of(&object.network, claim).merge();
+        let metadata = &mut merge["metadata"];
+        metadata["resourceVersion"] = json!(object.resource_version);
+        metadata["labels"] = json!({ NODE: label(claim.node.as_str()) });
+        // Always a change: what was sent before, and may still arrive, finds another version.
+        let other = rand::rng().random_range(0..u64::MAX);
+        metadata["annotations"][WRITTEN] = json!(format!("{other:x}"));
         let patched = self
             .wire
             .patch(&SLICES, &object.name, &Patch::Merge(merge))
@@ -255,10 +223,26 @@ fn unreadable(target: String, why: &str) -> LedgerError {
     }
 }
 
+fn spec_of(network: &str, claim: &Claimed) -> SliceClaimSpec {
+    let offer = |offer: &Offer| SliceOffer {
+        range: offer.range.to_string(),
+        node: offer.node.to_string(),
+    };
+    SliceClaimSpec {
+        network: network.to_owned(),
+        range: claim.range.to_string(),
+        node: claim.node.to_string(),
+        node_uid: claim.node_uid.clone(),
+        epoch: u32::try_from(claim.epoch.0).unwrap_or(u32::MAX),
+        offers: claim.offers.iter().map(offer).collect(),
+        wants: claim.wants.iter().map(NodeName::to_string).collect(),
+        recalled: claim.recalled,
+    }
+}
+
 fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
-    let spec = object.get("spec").cloned().unwrap_or_default();
-    let spec: SliceClaimSpec =
-        serde_json::from_value(spec).map_err(|error| format!("its spec: {error}"))?;
+    let SliceClaim { metadata, spec } =
+        SliceClaim::deserialize(object).map_err(|error| error.to_string())?;
     let range = |text: &str| -> Result<Prefix, String> {
         text.parse().map_err(|_| format!("{text:?} is no CIDR"))
     };
@@ -269,10 +253,7 @@ fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
             node: NodeName::new(&offer.node),
         });
     }
-    let text = |field: &str| {
-        let value = object["metadata"][field].as_str();
-        value.unwrap_or_default().to_owned()
-    };
+    let labels = metadata.labels.unwrap_or_default();
     Ok(SliceObject {
         name: name.to_owned(),
         network: spec.network,
@@ -280,16 +261,13 @@ fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
             range: range(&spec.range)?,
             node: NodeName::new(spec.node),
             node_uid: spec.node_uid,
-            epoch: Epoch(u64::try_from(spec.epoch).unwrap_or_default()),
+            epoch: Epoch(spec.epoch.into()),
             offers,
             wants: spec.wants.into_iter().map(NodeName::new).collect(),
             recalled: spec.recalled,
         },
-        uid: text("uid"),
-        resource_version: text("resourceVersion"),
-        whole: object["metadata"]["labels"][RANGE]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned(),
+        uid: metadata.uid.unwrap_or_default(),
+        resource_version: metadata.resource_version.unwrap_or_default(),
+        whole: labels.get(RANGE).cloned().unwrap_or_default(),
     })
 }

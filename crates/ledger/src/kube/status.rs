@@ -4,12 +4,13 @@
 //! a success (I2); what the server refuses before it does anything can be told from that; every
 //! refusal names the verb, the kind and what would be right.
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::time::Duration;
 
 use kube::core::Status;
 
-use super::resource::Resource;
+use super::resource::{Place, Resource};
 use crate::{LedgerError, Rejection, chain};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +50,21 @@ impl Verb {
 pub(crate) struct Ask<'a> {
     pub verb: Verb,
     pub resource: &'static Resource,
-    pub namespace: &'a str,
+    /// The namespace of the pools.
+    pub pools: &'a str,
     /// Empty for the whole collection.
     pub name: &'a str,
 }
 
 impl Ask<'_> {
+    fn namespace(&self) -> Cow<'_, str> {
+        self.resource.namespace(self.pools)
+    }
+
     pub fn target(&self) -> String {
         match self.name {
-            "" => format!("{}s of {}", self.resource.kind, self.namespace),
-            name => format!("{} {}/{name}", self.resource.kind, self.namespace),
+            "" => format!("{}s of {}", self.resource.kind, self.namespace()),
+            name => format!("{} {}/{name}", self.resource.kind, self.namespace()),
         }
     }
 }
@@ -206,15 +212,19 @@ fn forbidden(ask: Ask<'_>, message: String) -> String {
         "{message}; grant `{}` on `{}` in namespace `{}`",
         ask.verb.name(),
         ask.resource.name(),
-        ask.namespace
+        ask.namespace()
     )
 }
 
 fn missing(ask: Ask<'_>, message: String, own: bool) -> String {
     if own && message.starts_with("namespaces ") {
+        let would_be_right = match ask.resource.place {
+            Place::Pools => "create it, or name another",
+            Place::Claims => "nodes claim slices there; apply deploy/crds/namespace-slices.yaml",
+        };
         return format!(
-            "namespace `{}` does not exist: create it, or name another",
-            ask.namespace
+            "namespace `{}` does not exist: {would_be_right}",
+            ask.namespace()
         );
     }
     if own && !message.contains("could not find the requested resource") {

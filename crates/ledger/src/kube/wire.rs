@@ -53,7 +53,7 @@ impl Wire {
         Ask {
             verb,
             resource,
-            namespace: &self.namespace,
+            pools: &self.namespace,
             name,
         }
     }
@@ -70,7 +70,8 @@ impl Wire {
             kind: resource.kind.into(),
             plural: resource.plural.into(),
         };
-        Api::namespaced_with(self.client.clone(), &self.namespace, &kind)
+        let namespace = resource.namespace(&self.namespace);
+        Api::namespaced_with(self.client.clone(), &namespace, &kind)
     }
 
     fn request(&self, resource: &Resource) -> core::Request {

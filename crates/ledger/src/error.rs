@@ -5,6 +5,8 @@ use std::time::Duration;
 use berth_core::Address;
 use thiserror::Error;
 
+use crate::{Guard, PoolKey};
+
 #[derive(Debug, Error)]
 pub enum LedgerError {
     /// A precondition did not hold: somebody else wrote. Load again, plan again.
@@ -74,6 +76,23 @@ pub enum Rejection {
 }
 
 impl LedgerError {
+    /// The answer of a store that can't look at another pool in the step of a commit.
+    pub fn unguarded(pool: &PoolKey, guard: &Guard) -> Self {
+        Self::Rejected {
+            operation: "guarded commit",
+            target: format!("pool {pool}"),
+            rejection: Rejection::Storage(format!(
+                "it is not kept so that pool {} can be looked at in the same step",
+                guard.pool
+            )),
+        }
+    }
+
+    /// Whether a commit was refused because the pool that guards it is not as it was read.
+    pub fn is_of(&self, guard: &Guard) -> bool {
+        matches!(self, Self::Conflict { pool, .. } if *pool == guard.pool.name)
+    }
+
     /// Whether the same request may succeed if it is simply put again.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Unavailable { .. })

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use berth_core::{Change, Record};
 use futures::stream::BoxStream;
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
+use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
 
 /// Every [`Layer`] is a [`Ledger`]; the calls mean what they mean there.
 #[async_trait]
@@ -38,6 +38,17 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         changes: &[Change],
     ) -> Result<Version, LedgerError> {
         self.below(Some(pool)).commit(pool, base, changes).await
+    }
+
+    async fn commit_guarded(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+        guard: &Guard,
+    ) -> Result<Version, LedgerError> {
+        let below = self.below(Some(pool));
+        below.commit_guarded(pool, base, changes, guard).await
     }
 
     async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
@@ -125,6 +136,16 @@ impl<L: Layer> Ledger for L {
         changes: &[Change],
     ) -> Result<Version, LedgerError> {
         Layer::commit(self, pool, base, changes).await
+    }
+
+    async fn commit_guarded(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+        guard: &Guard,
+    ) -> Result<Version, LedgerError> {
+        Layer::commit_guarded(self, pool, base, changes, guard).await
     }
 
     async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {

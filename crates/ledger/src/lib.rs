@@ -116,6 +116,13 @@ impl Version {
     }
 }
 
+/// Another pool of the same store, that a commit is made only beside: it must still be as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guard {
+    pub pool: PoolKey,
+    pub version: Version,
+}
+
 /// A pool as it stood durably at `version`.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -202,6 +209,20 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         base: &Version,
         changes: &[Change],
     ) -> Result<Version, LedgerError>;
+
+    /// The same, if another pool is still at the version that it was read at: in one step, so what was decided by that pool
+    /// holds when this is durable. It is not: a [`LedgerError::Conflict`] that names it, and nothing is written.
+    ///
+    /// A store that keeps each pool by itself can't promise that, and refuses.
+    async fn commit_guarded(
+        &self,
+        pool: &PoolKey,
+        _base: &Version,
+        _changes: &[Change],
+        guard: &Guard,
+    ) -> Result<Version, LedgerError> {
+        Err(LedgerError::unguarded(pool, guard))
+    }
 
     /// Waits until a commit has a chance, where writers of one object take turns. Only a hint: a commit needs no turn,
     /// and a turn promises none.

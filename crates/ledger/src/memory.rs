@@ -11,11 +11,13 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use tokio::sync::watch;
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Version};
+
+type Pools = BTreeMap<PoolKey, watch::Sender<(u64, Pool)>>;
 
 #[derive(Debug, Default)]
 pub struct MemoryLedger {
-    pools: Mutex<BTreeMap<PoolKey, watch::Sender<(u64, Pool)>>>,
+    pools: Mutex<Pools>,
     claims: Mutex<BTreeMap<ClaimKey, Record>>,
 }
 
@@ -38,6 +40,33 @@ fn snapshot(state: &(u64, Pool)) -> Snapshot {
     }
 }
 
+/// A pool that nobody wrote yet is at version 0 and at none.
+fn is_at(number: u64, version: &Version) -> bool {
+    version.stored() == number.to_string() || (number == 0 && version.stored().is_empty())
+}
+
+fn write(
+    pools: &mut Pools,
+    pool: &PoolKey,
+    base: &Version,
+    changes: &[Change],
+) -> Result<Version, LedgerError> {
+    let state = pools
+        .entry(pool.clone())
+        .or_insert_with(|| watch::channel((0, Pool::new())).0);
+    let (number, mut next) = state.borrow().clone();
+    for change in changes {
+        next.apply(change).map_err(|_| LedgerError::Conflict {
+            pool: pool.to_string(),
+            held: vec![change.address()],
+        })?;
+    }
+    state.send_replace((number + 1, next));
+    let version = Version::new((number + 1).to_string());
+    let exact = is_at(number, base) && !base.is_merged();
+    Ok(if exact { version } else { version.merged() })
+}
+
 #[async_trait]
 impl Ledger for MemoryLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
@@ -54,23 +83,25 @@ impl Ledger for MemoryLedger {
         base: &Version,
         changes: &[Change],
     ) -> Result<Version, LedgerError> {
+        write(&mut lock(&self.pools), pool, base, changes)
+    }
+
+    async fn commit_guarded(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+        guard: &Guard,
+    ) -> Result<Version, LedgerError> {
         let mut pools = lock(&self.pools);
-        let state = pools
-            .entry(pool.clone())
-            .or_insert_with(|| watch::channel((0, Pool::new())).0);
-        let (number, mut next) = state.borrow().clone();
-        for change in changes {
-            next.apply(change).map_err(|_| LedgerError::Conflict {
-                pool: pool.to_string(),
-                held: vec![change.address()],
-            })?;
+        let number = pools.get(&guard.pool).map_or(0, |state| state.borrow().0);
+        if !is_at(number, &guard.version) {
+            return Err(LedgerError::Conflict {
+                pool: guard.pool.to_string(),
+                held: Vec::new(),
+            });
         }
-        // A pool that nobody wrote yet is at version 0 and at none.
-        let exact =
-            *base == Version::new(number.to_string()) || (number == 0 && base.stored().is_empty());
-        state.send_replace((number + 1, next));
-        let version = Version::new((number + 1).to_string());
-        Ok(if exact { version } else { version.merged() })
+        write(&mut pools, pool, base, changes)
     }
 
     async fn watch(

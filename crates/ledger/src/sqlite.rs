@@ -20,7 +20,7 @@ use futures::stream::BoxStream;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::watch;
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Version};
 
 mod fault;
 mod rows;
@@ -97,6 +97,33 @@ impl SqliteLedger {
                 why: error.to_string(),
             })
         })
+    }
+
+    async fn write(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+        guard: Option<&Guard>,
+    ) -> Result<Version, LedgerError> {
+        let (pool, base, changes) = (pool.clone(), base.clone(), changes.to_vec());
+        let guard = guard.cloned();
+        let version = self
+            .run("commit", move |connection| {
+                // Immediate: a transaction that reads first and then finds itself unable to write
+                // would have to be begun again anyway.
+                let transaction =
+                    connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+                if let Some(guard) = &guard {
+                    rows::check(&transaction, &guard.pool, &guard.version)?;
+                }
+                let version = rows::commit(&transaction, &pool, &base, &changes)?;
+                transaction.commit()?;
+                Ok(version)
+            })
+            .await?;
+        self.inner.commits.send_modify(|count| *count += 1);
+        Ok(version)
     }
 
     /// The same for what only reads. Of a small file that is done here and now, if nobody else is at the connection: its
@@ -183,20 +210,17 @@ impl Ledger for SqliteLedger {
         base: &Version,
         changes: &[Change],
     ) -> Result<Version, LedgerError> {
-        let (pool, base, changes) = (pool.clone(), base.clone(), changes.to_vec());
-        let version = self
-            .run("commit", move |connection| {
-                // Immediate: a transaction that reads first and then finds itself unable to write
-                // would have to be begun again anyway.
-                let transaction =
-                    connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-                let version = rows::commit(&transaction, &pool, &base, &changes)?;
-                transaction.commit()?;
-                Ok(version)
-            })
-            .await?;
-        self.inner.commits.send_modify(|count| *count += 1);
-        Ok(version)
+        self.write(pool, base, changes, None).await
+    }
+
+    async fn commit_guarded(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+        guard: &Guard,
+    ) -> Result<Version, LedgerError> {
+        self.write(pool, base, changes, Some(guard)).await
     }
 
     async fn watch(

@@ -107,6 +107,7 @@ async fn conforms() {
         ledgers: vec![Arc::new(bench.ledger), Arc::new(other)],
         rests: false,
         named: false,
+        guarded: false,
     })
     .await;
 }

@@ -20,6 +20,7 @@ async fn conforms() {
         ledgers: vec![Arc::clone(&ledger), ledger],
         rests: true,
         named: true,
+        guarded: true,
     })
     .await;
 }

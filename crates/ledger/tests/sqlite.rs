@@ -39,6 +39,7 @@ async fn conforms() {
         ledgers: vec![open(), open(), open(), open()],
         rests: true,
         named: true,
+        guarded: true,
     })
     .await;
 }

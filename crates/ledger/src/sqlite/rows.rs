@@ -40,6 +40,21 @@ pub(super) fn load(connection: &Connection, key: &PoolKey) -> Result<Snapshot, F
     Ok(Snapshot { pool, version })
 }
 
+/// Whether a pool is at that version: else it was changed since it was read.
+pub(super) fn check(connection: &Connection, key: &PoolKey, at: &Version) -> Result<(), Failure> {
+    match version(connection, key)? == *at {
+        true => Ok(()),
+        false => Err(conflict(key, Vec::new())),
+    }
+}
+
+fn conflict(key: &PoolKey, held: Vec<Address>) -> Failure {
+    Failure::Ledger(LedgerError::Conflict {
+        pool: key.name.clone(),
+        held,
+    })
+}
+
 /// Preconditions are the statements' own: a row that is there already, or is not as expected,
 /// makes the whole transaction a conflict.
 pub(super) fn commit(
@@ -48,17 +63,8 @@ pub(super) fn commit(
     base: &Version,
     changes: &[Change],
 ) -> Result<Version, Failure> {
-    let current = version(connection, key)?;
-    let conflict = |held: Vec<Address>| {
-        Failure::Ledger(LedgerError::Conflict {
-            pool: key.name.clone(),
-            held,
-        })
-    };
-    if *base != current {
-        return Err(conflict(Vec::new()));
-    }
-    let number = current.stored().parse::<i64>().unwrap_or(0) + 1;
+    check(connection, key, base)?;
+    let number = base.stored().parse::<i64>().unwrap_or(0) + 1;
     connection
         .prepare_cached(
             "INSERT INTO pools (name, network, version) VALUES (?1, ?2, ?3)
@@ -85,7 +91,7 @@ pub(super) fn commit(
             } => update_address(connection, key, *address, expected, record)?,
         };
         if !done {
-            return Err(conflict(vec![change.address()]));
+            return Err(conflict(key, vec![change.address()]));
         }
     }
     Ok(Version::new(number.to_string()))

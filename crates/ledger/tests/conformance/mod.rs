@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use berth_core::{Address, Change, Handle, Moment, Owner, Record, Rest};
 use berth_ledger::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, RetryPolicy, SharedLedger, Version,
+    ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, RetryPolicy, SharedLedger, Version,
 };
 use futures::StreamExt;
 
@@ -27,6 +27,8 @@ pub struct Subject {
     pub rests: bool,
     /// Whether it can hold claims by name.
     pub named: bool,
+    /// Whether it looks at another pool in the step of a commit.
+    pub guarded: bool,
 }
 
 pub fn mk_record(name: &str) -> Record {
@@ -91,6 +93,10 @@ pub async fn suite(subject: Subject) {
     }
     if subject.named {
         names_are_claimed_once(&subject).await;
+    }
+    match subject.guarded {
+        true => a_commit_is_made_only_beside_what_was_read(&subject).await,
+        false => a_guard_that_nobody_can_keep_is_refused(&subject).await,
     }
     many_writers_lose_nothing(&subject).await;
 }
@@ -352,6 +358,65 @@ async fn names_are_claimed_once(subject: &Subject) {
 
 /// 32 writers, each with its own loop of load, lowest free, commit, retry: no address twice (I1),
 /// every acknowledged one is there (I2), nothing else is.
+fn mk_guard(subject: &Subject, version: Version) -> Guard {
+    let name = format!("{}-beside", subject.pool.name);
+    let pool = PoolKey::of_network(name, subject.pool.network.unwrap());
+    Guard { pool, version }
+}
+
+async fn a_commit_is_made_only_beside_what_was_read(subject: &Subject) {
+    let last = subject.ledgers.len() - 1;
+    let (ledger, other) = (&subject.ledgers[0], &subject.ledgers[last]);
+    let pool = &subject.pool;
+    // Nothing is there yet, and that is what was read.
+    let absent = mk_guard(subject, Version::default());
+    let attempt = async |n: u32, guard: &Guard| {
+        let base = ledger.load(pool).await.unwrap().version;
+        let changes = [claim(n, "guarded")];
+        ledger.commit_guarded(pool, &base, &changes, guard).await
+    };
+    attempt(50, &absent).await.unwrap();
+    // By another handle, as another process would.
+    let guard = &absent.pool;
+    let first = write(other.as_ref(), guard, &[claim(1, "a")])
+        .await
+        .unwrap();
+    let refused = attempt(51, &absent).await.unwrap_err();
+    assert!(refused.is_of(&absent), "{refused:?}");
+    let known = mk_guard(subject, first);
+    attempt(52, &known).await.unwrap();
+    write(other.as_ref(), guard, &[release(1, "a")])
+        .await
+        .unwrap();
+    let refused = attempt(53, &known).await.unwrap_err();
+    assert!(refused.is_of(&known), "{refused:?}");
+    // The pool's own preconditions are told from the guard's.
+    let now = other.load(guard).await.unwrap().version;
+    let held_already = attempt(52, &mk_guard(subject, now)).await.unwrap_err();
+    assert!(held_already.needs_reload(), "{held_already:?}");
+    assert!(!held_already.is_of(&known), "{held_already:?}");
+    let now = held(other.as_ref(), pool).await;
+    let has = |n: u32| now.contains_key(&mk_address(n));
+    assert_eq!([50, 51, 52, 53].map(has), [true, false, true, false]);
+}
+
+async fn a_guard_that_nobody_can_keep_is_refused(subject: &Subject) {
+    let (ledger, pool) = (&subject.ledgers[0], &subject.pool);
+    let before = ledger.load(pool).await.unwrap();
+    let guard = mk_guard(subject, Version::default());
+    let changes = [claim(50, "guarded")];
+    let refused = ledger
+        .commit_guarded(pool, &before.version, &changes, &guard)
+        .await;
+    let refused = refused.unwrap_err();
+    assert!(
+        matches!(refused, LedgerError::Rejected { .. }),
+        "{refused:?}"
+    );
+    let now = held(ledger.as_ref(), pool).await;
+    assert!(!now.contains_key(&mk_address(50)));
+}
+
 async fn many_writers_lose_nothing(subject: &Subject) {
     const WRITERS: usize = 32;
     const EACH: usize = 4;

@@ -155,6 +155,7 @@ async fn all_conform(name: &str, turned: fn(KubeLedger) -> KubeLedger) {
         ledgers,
         rests: true,
         named: true,
+        guarded: false,
     })
     .await;
 }

@@ -37,7 +37,11 @@ impl SlicePool {
             }
             {
                 let _closed = self.giving.write().await;
-                self.set_held(self.holdings.remove(holding).await?);
+                self.set_held(self.holdings.forget(holding).await?);
+            }
+            if self.held().iter().any(|one| one.slice == slice) {
+                // Another process of this node has taken it on again.
+                continue;
             }
             tracing::info!(%slice, node = %self.world.node, "a slice that is not given from any more has no pod, and is forgotten");
             // The pool of one that has moved is published still.

@@ -6,7 +6,7 @@
 
 use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
-use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{Guard, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
 
 use crate::sliced::{Mode, Sliced, untold};
 
@@ -168,6 +168,20 @@ impl Holding {
     }
 }
 
+/// All holdings of a range, as they stood at a version of their pool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Roll {
+    pub all: Vec<Holding>,
+    pub version: Version,
+}
+
+/// What becomes of a holding, by what is known of it.
+enum Step {
+    Put,
+    Remove,
+    Leave,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Holdings {
     ledger: SharedLedger,
@@ -184,81 +198,114 @@ impl Holdings {
         }
     }
 
-    pub async fn load(&self) -> Result<Vec<Holding>, LedgerError> {
+    pub async fn load(&self) -> Result<Roll, LedgerError> {
         let now = self.ledger.load(&self.key).await?;
-        self.read(&now.pool)
+        self.read(now)
     }
 
-    fn read(&self, pool: &Pool) -> Result<Vec<Holding>, LedgerError> {
+    fn read(&self, now: Snapshot) -> Result<Roll, LedgerError> {
         let one = |(_, record): (_, &Record)| {
             Holding::read(record).ok_or_else(|| LedgerError::Unreadable {
                 target: format!("pool {}", self.key),
                 why: format!("holding {:?}", record.owner.subject),
             })
         };
-        pool.records().map(one).collect()
+        Ok(Roll {
+            all: now.pool.records().map(one).collect::<Result<_, _>>()?,
+            version: now.version,
+        })
+    }
+
+    /// What lets a commit pass only while all holdings are as they were read.
+    pub fn guard(&self, version: Version) -> Guard {
+        Guard {
+            pool: self.key.clone(),
+            version,
+        }
     }
 
     /// Writes a holding as it is now, whatever was there; gives back all.
-    pub async fn put(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
-        let record = self.record(holding);
-        self.change(holding, |_| Some(record.clone())).await
+    pub async fn put(&self, holding: &Holding) -> Result<Roll, LedgerError> {
+        self.change(holding, None, |_| Step::Put).await
     }
 
-    /// The same, if it is still there: a slice that was passed on or given back meanwhile does not come back by it.
-    pub async fn renew(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
-        let record = self.record(holding);
-        self.change(holding, |there| there.then(|| record.clone()))
-            .await
+    /// The same, if it is still given from by that grant: a slice that was lost, passed on or given back meanwhile does not
+    /// come back by it.
+    pub async fn renew(&self, holding: &Holding) -> Result<Roll, LedgerError> {
+        let still = |known: &Holding| known.is_active() && known.epoch == holding.epoch;
+        let step = |known: Option<&Holding>| match known.is_some_and(still) {
+            true => Step::Put,
+            false => Step::Leave,
+        };
+        self.change(holding, None, step).await
     }
 
-    pub async fn remove(&self, holding: &Holding) -> Result<Vec<Holding>, LedgerError> {
-        self.change(holding, |_| None).await
+    /// Removes a holding, whatever its state, if the pool that guards it is as it was read.
+    pub async fn remove(&self, holding: &Holding, guard: &Guard) -> Result<Roll, LedgerError> {
+        self.change(holding, Some(guard), |_| Step::Remove).await
     }
 
-    fn record(&self, holding: &Holding) -> Record {
-        holding.record().with(attribute::NETWORK, &self.network)
+    /// Removes a holding that is not given from. One that is by now stays: somebody has taken it on again.
+    pub async fn forget(&self, holding: &Holding) -> Result<Roll, LedgerError> {
+        let step = |known: Option<&Holding>| match known.is_some_and(Holding::is_active) {
+            true => Step::Leave,
+            false => Step::Remove,
+        };
+        self.change(holding, None, step).await
     }
 
     async fn change(
         &self,
         holding: &Holding,
-        to: impl Fn(bool) -> Option<Record>,
-    ) -> Result<Vec<Holding>, LedgerError> {
+        guard: Option<&Guard>,
+        step: impl Fn(Option<&Holding>) -> Step,
+    ) -> Result<Roll, LedgerError> {
+        let record = holding.record().with(attribute::NETWORK, &self.network);
         loop {
             let mut now = self.ledger.load(&self.key).await?;
+            let roll = self.read(now.clone())?;
+            let known = roll.all.iter().find(|one| one.slice == holding.slice);
+            let step = step(known);
             let Some(address) = place(&now.pool, holding.slice) else {
-                return self.read(&now.pool);
+                return Ok(roll);
             };
-            let known = now.pool.get(address).cloned();
-            let to = to(known.is_some());
-            let change = match (known, to) {
-                (None, None) => None,
-                (None, Some(record)) => Some(Change::Claim { address, record }),
-                (Some(expected), Some(record)) => Some(Change::Update {
+            let change = match (now.pool.get(address).cloned(), step) {
+                (_, Step::Leave) | (None, Step::Remove) => return Ok(roll),
+                (None, Step::Put) => Change::Claim {
+                    address,
+                    record: record.clone(),
+                },
+                (Some(expected), Step::Put) => Change::Update {
                     address,
                     expected,
-                    record,
-                }),
-                (Some(expected), None) => Some(Change::Release {
+                    record: record.clone(),
+                },
+                (Some(expected), Step::Remove) => Change::Release {
                     address,
                     expected,
                     rest: None,
-                }),
+                },
             };
-            if let Some(change) = change {
-                let changes = [change];
-                match self.ledger.commit(&self.key, &now.version, &changes).await {
-                    Ok(_) => {}
-                    Err(error) if error.needs_reload() => continue,
-                    Err(error) => return Err(error),
+            let (base, changes) = (&now.version, std::slice::from_ref(&change));
+            let made = match guard {
+                None => self.ledger.commit(&self.key, base, changes).await,
+                Some(guard) => {
+                    let ledger = &self.ledger;
+                    ledger.commit_guarded(&self.key, base, changes, guard).await
                 }
-                for change in &changes {
+            };
+            match made {
+                // Somebody wrote in between, and the store has both: this copy has not.
+                Ok(version) if version.is_merged() => return self.load().await,
+                Ok(version) => {
                     // Planned on exactly this copy.
-                    let _ = now.pool.apply(change);
+                    let _ = now.pool.apply(&change);
+                    return self.read(Snapshot { version, ..now });
                 }
+                Err(error) if guard.is_some_and(|guard| error.is_of(guard)) => return Err(error),
+                Err(error) if error.needs_reload() => {}
+                Err(error) => return Err(error),
             }
-            return self.read(&now.pool);
         }
     }
 }
@@ -315,6 +362,14 @@ mod tests {
         }
     }
 
+    /// That nothing was given yet.
+    fn unwritten(of: &Sliced) -> Guard {
+        Guard {
+            pool: of.key(),
+            version: Version::default(),
+        }
+    }
+
     /// A part that was borrowed back, or passed on to the node that it was cut from.
     #[tokio::test]
     async fn slices_that_begin_at_one_address_are_held_beside_each_other() {
@@ -331,14 +386,14 @@ mod tests {
             for one in [&outer, &inner, &last, &inner] {
                 holdings.put(one).await.unwrap();
             }
-            let all = holdings.load().await.unwrap();
+            let all = holdings.load().await.unwrap().all;
             assert_eq!(all.len(), 3, "{all:?}");
             for one in [&outer, &inner, &last] {
                 assert!(all.contains(one), "{one:?}");
             }
-            holdings.remove(&inner).await.unwrap();
-            let all = holdings.remove(&last).await.unwrap();
-            assert_eq!(all, [outer]);
+            holdings.remove(&inner, &unwritten(&of)).await.unwrap();
+            let left = holdings.remove(&last, &unwritten(&of)).await.unwrap();
+            assert_eq!(left.all, [outer]);
         }
     }
 
@@ -348,13 +403,42 @@ mod tests {
         let holdings = Holdings::new(ledger, &sliced("10.0.0.0/24"));
         let (outer, inner) = (holding("10.0.0.16/28"), holding("10.0.0.16/29"));
         holdings.put(&outer).await.unwrap();
-        let all = holdings.renew(&inner).await.unwrap();
-        assert_eq!(all, std::slice::from_ref(&outer));
+        let now = holdings.renew(&inner).await.unwrap();
+        assert_eq!(now.all, std::slice::from_ref(&outer));
         let proved = Holding {
             disjoint: false,
             ..outer
         };
-        assert_eq!(holdings.renew(&proved).await.unwrap(), [proved]);
+        let now = holdings.renew(&proved).await.unwrap();
+        assert_eq!(now.all, std::slice::from_ref(&proved));
+        for changed in [
+            Holding {
+                state: State::Lost,
+                ..proved.clone()
+            },
+            Holding {
+                epoch: Epoch(4),
+                ..proved.clone()
+            },
+        ] {
+            holdings.put(&changed).await.unwrap();
+            assert_eq!(holdings.renew(&proved).await.unwrap().all, [changed]);
+        }
+    }
+
+    #[tokio::test]
+    async fn only_what_is_not_given_from_is_forgotten() {
+        let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+        let holdings = Holdings::new(ledger, &sliced("10.0.0.0/24"));
+        let active = holding("10.0.0.16/28");
+        let lost = Holding {
+            state: State::Lost,
+            ..active.clone()
+        };
+        holdings.put(&active).await.unwrap();
+        assert_eq!(holdings.forget(&lost).await.unwrap().all, [active]);
+        holdings.put(&lost).await.unwrap();
+        assert_eq!(holdings.forget(&lost).await.unwrap().all, []);
     }
 
     #[tokio::test]
@@ -363,12 +447,13 @@ mod tests {
         let ledger: SharedLedger = Arc::new(MemoryLedger::new());
         let holdings = Holdings::new(Arc::clone(&ledger), &of);
         let mut holding = holding("10.0.0.16/28");
-        assert_eq!(holdings.put(&holding).await.unwrap(), [holding.clone()]);
+        let now = holdings.put(&holding).await.unwrap();
+        assert_eq!(now.all, [holding.clone()]);
         holding.state = State::Lost;
         holding.node_uid = "u2".into();
         holding.unreserved = true;
         holdings.put(&holding).await.unwrap();
-        assert_eq!(holdings.load().await.unwrap(), [holding.clone()]);
+        assert_eq!(holdings.load().await.unwrap().all, [holding.clone()]);
         let told = range_of(&ledger, &of.holdings()).await.unwrap().unwrap();
         assert_eq!(
             (told.network, told.slice_pool),
@@ -385,8 +470,13 @@ mod tests {
         holdings.put(&claimed).await.unwrap();
         let told = range_of(&ledger, &of.holdings()).await.unwrap().unwrap();
         assert!(matches!(told.mode, Mode::Elastic { .. }), "{told:?}");
-        assert_eq!(holdings.remove(&claimed).await.unwrap(), [holding.clone()]);
-        assert_eq!(holdings.remove(&holding).await.unwrap(), []);
-        assert_eq!(holdings.remove(&holding).await.unwrap(), []);
+        for (gone, left) in [
+            (&claimed, vec![holding.clone()]),
+            (&holding, vec![]),
+            (&holding, vec![]),
+        ] {
+            let now = holdings.remove(gone, &unwritten(&of)).await.unwrap();
+            assert_eq!(now.all, left);
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Layer, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
+use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
@@ -63,14 +63,35 @@ impl Layer for NodeLedger {
             return self.below(Some(pool)).commit(pool, base, changes).await;
         };
         let version = {
-            // Nothing is given from a slice that was lost or given back since this was planned (I8).
+            // Nothing is given from a slice that was lost or given back since this was planned (I8), by whichever process.
             let _giving = keeper.giving.read().await;
-            keeper.check_given(changes)?;
-            self.local.commit(pool, base, changes).await
+            loop {
+                let guard = keeper.check_given(changes)?;
+                let made = self.local.commit_guarded(pool, base, changes, &guard);
+                match made.await {
+                    Err(error) if error.is_of(&guard) => keeper.reread_held().await?,
+                    made => break made,
+                }
+            }
         };
         // Told of a failed one too: its outcome may be unknown.
         keeper.touch();
         version
+    }
+
+    /// Pools of slices have a guard already: this ledger's own.
+    async fn commit_guarded(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+        guard: &Guard,
+    ) -> Result<Version, LedgerError> {
+        if pool.name.starts_with(POOLS) {
+            return Err(LedgerError::unguarded(pool, guard));
+        }
+        let cluster = &self.cluster;
+        cluster.commit_guarded(pool, base, changes, guard).await
     }
 
     async fn news(
@@ -94,3 +115,6 @@ impl Layer for NodeLedger {
         self.cluster.watch(pool).await
     }
 }
+
+#[cfg(test)]
+mod tests;

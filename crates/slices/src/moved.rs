@@ -46,11 +46,9 @@ impl SlicePool {
             of_table && one.slice.overlaps(slice)
         };
         // As its ledger has it: this process may not have been asked for that range yet.
-        let held = self.holdings.load().await?;
+        let held = self.holdings.load().await?.all;
         let mut given = Vec::new();
         for holding in held.iter().filter(moves) {
-            let local = self.world.local.load(&self.of().key()).await?;
-            given.extend(entries(&local.pool, slice));
             if holding.is_active() {
                 tracing::info!(slice = %holding.slice, range = %self.of().range, "a slice is of another range now");
                 let moved = Holding {
@@ -59,6 +57,9 @@ impl SlicePool {
                 };
                 self.set_held(self.holdings.put(&moved).await?);
             }
+            // After that: another process of this node may have given from it to the last.
+            let local = self.world.local.load(&self.of().key()).await?;
+            given.extend(entries(&local.pool, slice));
         }
         Ok(given)
     }

@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use berth_core::Prefix;
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Mark;
-use berth_core::{Change, Prefix};
 use berth_ledger::kube::slicepools::{StoredSlicePool, Versions};
-use berth_ledger::{LedgerError, SharedLedger};
+use berth_ledger::{Guard, LedgerError, SharedLedger, Version};
 use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock};
 use tokio::time::Instant;
 
 use crate::confirm::Confirmation;
 use crate::error::SliceError;
-use crate::holdings::{Holding, Holdings, State};
+use crate::holdings::{Holding, Holdings, Roll};
 use crate::metrics::OfRange;
 use crate::publish::Publisher;
 use crate::retire::LEAVING;
@@ -78,6 +78,8 @@ pub struct Active {
 #[derive(Default)]
 struct Held {
     all: Arc<Vec<Holding>>,
+    /// Of their pool in the node's ledger. Another process may have changed it since.
+    version: Version,
     generation: u64,
 }
 
@@ -131,12 +133,24 @@ impl SlicePool {
         Arc::clone(&locked(&self.held).all)
     }
 
-    pub fn set_held(&self, held: Vec<Holding>) {
-        let active = held.iter().filter(|holding| holding.is_active()).count();
+    /// The same, and what lets a commit pass only while it is so.
+    pub fn held_and_guard(&self) -> (Arc<Vec<Holding>>, Guard) {
+        let held = locked(&self.held);
+        let guard = self.holdings.guard(held.version.clone());
+        (Arc::clone(&held.all), guard)
+    }
+
+    pub fn set_held(&self, roll: Roll) {
+        let active = roll.all.iter().filter(|one| one.is_active()).count();
         let gauge = self.world.metrics.held.get_or_create(&self.label()).clone();
-        gauge.set(i64::try_from(active).unwrap_or(i64::MAX));
         let mut now = locked(&self.held);
-        now.all = Arc::new(held);
+        // It was read before what is known already was written.
+        if roll.version.order(&now.version) == Some(std::cmp::Ordering::Less) {
+            return;
+        }
+        gauge.set(i64::try_from(active).unwrap_or(i64::MAX));
+        now.all = Arc::new(roll.all);
+        now.version = roll.version;
         now.generation += 1;
     }
 
@@ -183,7 +197,7 @@ impl SlicePool {
         if !self.active().slices.is_empty() {
             return Ok(Vec::new());
         }
-        let held = self.holdings.load().await?;
+        let held = self.holdings.load().await?.all;
         let lost = held.iter().filter(|one| !one.is_active());
         Ok(lost.map(|one| one.slice).collect())
     }
@@ -357,69 +371,5 @@ impl SlicePool {
             let mut changed = locked(&self.changed);
             *changed = Some(changed.map_or(since, |now| now.min(since)));
         }
-    }
-
-    /// Stops giving from a slice: written first, told second (I8).
-    pub async fn lose(&self, holding: &Holding, to: &str) -> Result<(), SliceError> {
-        let lost = Holding {
-            state: State::Lost,
-            ..holding.clone()
-        };
-        {
-            // Whoever gives an address just now has given it when this is written, or finds that it may not.
-            let _closed = self.giving.write().await;
-            self.set_held(self.holdings.put(&lost).await?);
-        }
-        self.world.metrics.lost.get_or_create(&self.label()).inc();
-        tracing::error!(
-            slice = %holding.slice, epoch = holding.epoch.0, node = %self.world.node,
-            "this slice is {to} now; nothing is given from it, and what pods hold stays until they go"
-        );
-        let Holding { slice, epoch, .. } = holding;
-        self.world.tell_of_loss(format!(
-            "slice {slice} (epoch {}) of {} is {to} now: nothing is given from it, and what pods hold stays until they go",
-            epoch.0,
-            self.of().range
-        ));
-        Ok(())
-    }
-
-    /// Whether every address that is about to be given is of a slice that is given from. The lock must be held.
-    pub fn check_given(&self, changes: &[Change]) -> Result<(), LedgerError> {
-        let (of, held) = (self.of(), self.held());
-        let slices = held
-            .iter()
-            .filter(|one| one.is_active())
-            .map(|one| one.slice);
-        let mut claimed = changes.iter().filter_map(|change| match change {
-            // What no network of the range gives by choice may be asked for by name, slice or not.
-            Change::Claim { address, .. } if of.usable.contains(*address) => Some(*address),
-            _ => None,
-        });
-        let stray = claimed.find(|address| !slices.clone().any(|slice| slice.contains(*address)));
-        match stray {
-            None => Ok(()),
-            // Not a conflict: planned again on the same slices, it would meet the same end.
-            Some(_) => Err(LedgerError::Moved {
-                pool: of.key().name,
-            }),
-        }
-    }
-
-    /// Writes a slice that was granted: from now on it is given from.
-    pub async fn hold(&self, holding: Holding) -> Result<(), SliceError> {
-        tracing::info!(slice = %holding.slice, epoch = holding.epoch.0, node = %holding.node, "a slice is held");
-        // One change at a time: what was read before a slice was passed on must not be known after it.
-        let _closed = self.giving.write().await;
-        self.set_held(self.holdings.put(&holding).await?);
-        Ok(())
-    }
-
-    /// Writes what is new of a holding. A slice can be passed on at any time, also by whoever does not hold the gate: one
-    /// that is not held any more stays so.
-    pub async fn renew_holding(&self, holding: &Holding) -> Result<(), SliceError> {
-        let _closed = self.giving.write().await;
-        self.set_held(self.holdings.renew(holding).await?);
-        Ok(())
     }
 }

@@ -161,10 +161,9 @@ impl SlicePool {
         self.copy_to_plain(of).await?;
         for holding in held.iter() {
             let _closed = self.giving.write().await;
-            self.set_held(self.holdings.remove(holding).await?);
+            self.set_held(self.holdings.forget(holding).await?);
         }
-        // What is in the plain pool is that pool's: here it goes, and from what is published.
-        self.world.amend(&of.key(), everything).await?;
+        self.empty(of).await?;
         for slice in slices {
             {
                 let mut publisher = self.publisher.lock().await;
@@ -181,6 +180,24 @@ impl SlicePool {
             self.end_claim(of, object).await?;
         }
         Ok(())
+    }
+
+    /// What is in the plain pool is that pool's: here it goes, and from what is published. Not so what another process of this
+    /// node gives from a slice that it has taken on meanwhile: nobody has copied that.
+    async fn empty(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
+        let (held, unchanged) = self.held_and_guard();
+        let emptied = match held.is_empty() {
+            true => {
+                self.world
+                    .amend_beside(&of.key(), &unchanged, everything)
+                    .await
+            }
+            false => return Err(SliceError::Leaving { range: of.range }),
+        };
+        match emptied {
+            Err(error) if error.is_of(&unchanged) => Err(SliceError::Leaving { range: of.range }),
+            emptied => Ok(emptied.map(|_| ())?),
+        }
     }
 
     /// Takes in what may be held in slices that are this node's and that its ledger does not know, for it was lost: what pods

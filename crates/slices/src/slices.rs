@@ -409,7 +409,7 @@ impl Slices {
         all.iter().filter(serves).count()
     }
 
-    fn pool(&self, of: &Arc<Sliced>) -> Arc<SlicePool> {
+    pub(crate) fn pool(&self, of: &Arc<Sliced>) -> Arc<SlicePool> {
         let pool = self.pool_as_called(of);
         // Whenever it is called for: a network may turn to slices of another kind under a node that runs.
         self.hear(of.mode);

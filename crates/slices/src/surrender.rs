@@ -10,6 +10,7 @@ use std::sync::Arc;
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Claimed;
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
+use berth_ledger::Guard;
 use berth_ledger::kube::SliceObject;
 
 use crate::error::SliceError;
@@ -39,6 +40,14 @@ fn part_of(record: &Record) -> Option<Prefix> {
 fn addresses(part: Prefix) -> impl Iterator<Item = Address> {
     let count = part.block().count().min(MOST);
     (0..count).filter_map(move |n| part.network().plus(n))
+}
+
+/// Whether anybody has an address of a slice, or one rests. What is out of use is nobody's.
+fn is_held_in(pool: &Pool, slice: Prefix) -> bool {
+    let records = pool.records().filter(|(_, row)| part_of(row).is_none());
+    let held = records.map(|(address, _)| address);
+    let rests = pool.rests().map(|(address, _)| address);
+    held.chain(rests).any(|address| slice.contains(address))
 }
 
 /// The claim that a part was split off.
@@ -87,25 +96,39 @@ impl SlicePool {
         to: &NodeName,
     ) -> Result<bool, SliceError> {
         let _closed = self.giving.write().await;
-        let held = self.held();
-        let local = self.world.local.load(&of.key()).await?;
-        let records = local
-            .pool
-            .records()
-            .map(|(address, record)| (address, part_of(record).is_none()));
-        let rests = local.pool.rests().map(|(address, _)| (address, true));
-        let mut held_in = records.chain(rests);
-        if held_in.any(|(address, held)| held && slice.contains(address)) {
-            return Ok(false);
-        }
         let around = |one: &Holding| one.slice != slice && one.slice.covers(slice);
-        if held.iter().any(around) && !self.surrender(of, slice, to).await? {
-            return Ok(false);
+        let mut aside = false;
+        loop {
+            // As the file has it: another process of this node may have taken on a slice around it, or ended this one.
+            self.reread_held().await?;
+            let held = self.held();
+            let local = self.world.local.load(&of.key()).await?;
+            if is_held_in(&local.pool, slice) {
+                return Ok(false);
+            }
+            if !aside && held.iter().any(around) {
+                if !self.surrender(of, slice, to).await? {
+                    return Ok(false);
+                }
+                aside = true;
+                continue;
+            }
+            let Some(holding) = held.iter().find(|holding| holding.slice == slice) else {
+                return Ok(true);
+            };
+            let unchanged = Guard {
+                pool: of.key(),
+                version: local.version,
+            };
+            match self.holdings.remove(holding, &unchanged).await {
+                // Another process has given an address since, of this slice or of another.
+                Err(error) if error.is_of(&unchanged) => {}
+                left => {
+                    self.set_held(left?);
+                    return Ok(true);
+                }
+            }
         }
-        if let Some(holding) = held.iter().find(|holding| holding.slice == slice) {
-            self.set_held(self.holdings.remove(holding).await?);
-        }
-        Ok(true)
     }
 
     /// Puts the addresses of a slice that was granted into use, whatever took them out, but for the parts of it that are

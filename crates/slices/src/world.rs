@@ -7,7 +7,7 @@ use berth_core::slice::NodeName;
 use berth_core::{Change, Pool, Prefix};
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::kube::{Connection, SliceObject};
-use berth_ledger::{KubeLedger, LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{Guard, KubeLedger, LedgerError, PoolKey, SharedLedger};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::time::Instant;
@@ -77,14 +77,40 @@ impl World {
         key: &PoolKey,
         plan: impl Fn(&Pool) -> Vec<Change>,
     ) -> Result<Vec<Change>, LedgerError> {
+        self.amend_as(key, None, plan).await
+    }
+
+    /// The same, if another pool is as it was read: else nothing, and an error of that guard.
+    pub async fn amend_beside(
+        &self,
+        key: &PoolKey,
+        guard: &Guard,
+        plan: impl Fn(&Pool) -> Vec<Change>,
+    ) -> Result<Vec<Change>, LedgerError> {
+        self.amend_as(key, Some(guard), plan).await
+    }
+
+    async fn amend_as(
+        &self,
+        key: &PoolKey,
+        guard: Option<&Guard>,
+        plan: impl Fn(&Pool) -> Vec<Change>,
+    ) -> Result<Vec<Change>, LedgerError> {
+        let local = &self.local;
         loop {
-            let now = self.local.load(key).await?;
+            let now = local.load(key).await?;
             let changes = plan(&now.pool);
             if changes.is_empty() {
                 return Ok(changes);
             }
-            match self.local.commit(key, &now.version, &changes).await {
+            let (base, changed) = (&now.version, &changes);
+            let made = match guard {
+                None => local.commit(key, base, changed).await,
+                Some(guard) => local.commit_guarded(key, base, changed, guard).await,
+            };
+            match made {
                 Ok(_) => return Ok(changes),
+                Err(error) if guard.is_some_and(|guard| error.is_of(guard)) => return Err(error),
                 Err(error) if error.needs_reload() => {}
                 Err(error) => return Err(error),
             }

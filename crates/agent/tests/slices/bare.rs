@@ -10,7 +10,9 @@ use berth_api::whereabouts::IPPool;
 use berth_core::{Address, Change, Prefix};
 use berth_desk::DeskMetrics;
 use berth_ledger::kube::Connect;
-use berth_ledger::{Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Version};
+use berth_ledger::{
+    Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Version,
+};
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, Slices, sliced};
@@ -93,6 +95,41 @@ impl Local {
         rows.map(|(address, row)| (address, row.owner.part.clone()))
             .collect()
     }
+
+    /// Fails if a test has it so.
+    async fn before(&self, pool: &PoolKey) -> Result<(), LedgerError> {
+        let refuses = matches!(*self.refusal.lock().unwrap(), Refusal::Next);
+        if !refuses || !pool.name.starts_with(sliced::HOLDINGS) {
+            return Ok(());
+        }
+        let rows = self.out_of_use(pool.network.unwrap()).await;
+        *self.refusal.lock().unwrap() = Refusal::Made(rows);
+        Err(LedgerError::Unavailable {
+            target: "the node's ledger".to_owned(),
+            why: "a test refuses this".to_owned(),
+            retry_after: None,
+        })
+    }
+
+    /// Looks at what has to be out of use.
+    async fn after(&self, pool: &PoolKey, changes: &[Change]) {
+        let watch = self.watch.lock().unwrap().clone();
+        let Some(Watch { part, parts, .. }) = watch.filter(|watch| watch.pool == *pool) else {
+            return;
+        };
+        let now = self.out_of_use(pool.network.unwrap()).await;
+        let out = |address: Address| {
+            let mut rows = now.iter();
+            rows.any(|(one, of)| *one == address && parts.contains(of))
+        };
+        for n in 0..part.block().count() {
+            let address = part.network().plus(n).unwrap();
+            if !out(address) {
+                let breach = format!("{address} is in use after {changes:?}");
+                self.breaches.lock().unwrap().push(breach);
+            }
+        }
+    }
 }
 
 #[async_trait]
@@ -107,32 +144,23 @@ impl Layer for Local {
         base: &Version,
         changes: &[Change],
     ) -> Result<Version, LedgerError> {
-        let refuses = matches!(*self.refusal.lock().unwrap(), Refusal::Next);
-        if refuses && pool.name.starts_with(sliced::HOLDINGS) {
-            let rows = self.out_of_use(pool.network.unwrap()).await;
-            *self.refusal.lock().unwrap() = Refusal::Made(rows);
-            return Err(LedgerError::Unavailable {
-                target: "the node's ledger".to_owned(),
-                why: "a test refuses this".to_owned(),
-                retry_after: None,
-            });
-        }
+        self.before(pool).await?;
         let made = self.below.commit(pool, base, changes).await?;
-        let watch = self.watch.lock().unwrap().clone();
-        if let Some(Watch { part, parts, .. }) = watch.filter(|watch| watch.pool == *pool) {
-            let now = self.out_of_use(pool.network.unwrap()).await;
-            let out = |address: Address| {
-                let mut rows = now.iter();
-                rows.any(|(one, of)| *one == address && parts.contains(of))
-            };
-            for n in 0..part.block().count() {
-                let address = part.network().plus(n).unwrap();
-                if !out(address) {
-                    let breach = format!("{address} is in use after {changes:?}");
-                    self.breaches.lock().unwrap().push(breach);
-                }
-            }
-        }
+        self.after(pool, changes).await;
+        Ok(made)
+    }
+
+    async fn commit_guarded(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+        guard: &Guard,
+    ) -> Result<Version, LedgerError> {
+        self.before(pool).await?;
+        let below = &self.below;
+        let made = below.commit_guarded(pool, base, changes, guard).await?;
+        self.after(pool, changes).await;
         Ok(made)
     }
 }

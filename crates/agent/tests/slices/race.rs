@@ -8,7 +8,7 @@ use berth_api::berth::{SliceCall, SliceClaim};
 use berth_core::{Address, Block, Change, Prefix, Record, Space};
 use berth_desk::DeskMetrics;
 use berth_ledger::{
-    Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Snapshot, Version,
+    Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Snapshot, Version,
 };
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
@@ -96,11 +96,12 @@ impl Layer for Node {
         self.below.load(pool).await
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: &Guard,
     ) -> Result<Version, LedgerError> {
         let sprung = {
             let mut trap = self.trap.lock().unwrap();
@@ -118,7 +119,8 @@ impl Layer for Node {
                 retry_after: None,
             });
         }
-        self.below.commit(pool, base, changes).await
+        let below = &self.below;
+        below.commit_guarded(pool, base, changes, guard).await
     }
 }
 

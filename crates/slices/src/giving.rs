@@ -5,8 +5,8 @@
 //! node: an agent that begins or ends has `berth cni` beside it, over one file. Who ends to give from a slice only if nothing of it
 //! is held writes that only while the pool is as it was looked at. In one process neither meets the other: the lock `giving`.
 
-use berth_core::Change;
-use berth_ledger::{Guard, LedgerError};
+use berth_core::{Change, Pool};
+use berth_ledger::{Guard, LedgerError, PoolKey};
 
 use crate::error::SliceError;
 use crate::holdings::{Holding, State};
@@ -67,12 +67,68 @@ impl SlicePool {
         Ok(())
     }
 
-    /// Writes a slice that was granted: from now on it is given from.
+    /// That no other process of this node has changed what is held since the gate was taken: what was looked at with it says
+    /// still what is this node's. The gate must be held.
+    fn undisturbed(&self) -> Result<Guard, LedgerError> {
+        let (_, known) = self.held_and_guard();
+        match self.gate.is_undisturbed() {
+            true => Ok(known),
+            false => Err(LedgerError::Conflict {
+                pool: known.pool.name,
+                held: Vec::new(),
+            }),
+        }
+    }
+
+    /// Takes in what another process wrote, if a commit was refused because of that.
+    async fn heed<T>(&self, made: Result<T, LedgerError>, by: &Guard) -> Result<T, LedgerError> {
+        if matches!(&made, Err(error) if error.is_of(by)) {
+            self.reread_held().await?;
+        }
+        made
+    }
+
+    /// Changes the pool of a slice that is about to be held, as long as nobody else holds and lends it. The gate must be
+    /// held.
+    pub async fn amend_undisturbed(
+        &self,
+        pool: &PoolKey,
+        plan: impl Fn(&Pool) -> Vec<Change>,
+    ) -> Result<(), SliceError> {
+        let _giving = self.giving.read().await;
+        let known = self.undisturbed()?;
+        let made = self.world.amend_beside(pool, &known, plan).await;
+        self.heed(made, &known).await?;
+        Ok(())
+    }
+
+    /// Has whoever is about to take a slice on by what it has looked at look again: this process is about to end claims that
+    /// nobody holds.
+    pub async fn outdate_looks(&self) -> Result<(), SliceError> {
+        let _closed = self.giving.write().await;
+        let (held, none) = self.held_and_guard();
+        let range = self.of().range;
+        if !held.is_empty() {
+            return Err(SliceError::Leaving { range });
+        }
+        let outdated = self.holdings.outdate(&none).await;
+        match self.heed(outdated, &none).await {
+            Err(error) if error.is_of(&none) => Err(SliceError::Leaving { range }),
+            outdated => {
+                self.set_held(outdated?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes a slice that was granted: from now on it is given from. The gate must be held.
     pub async fn hold(&self, holding: Holding) -> Result<(), SliceError> {
-        tracing::info!(slice = %holding.slice, epoch = holding.epoch.0, node = %holding.node, "a slice is held");
         // One change at a time: what was read before a slice was passed on must not be known after it.
         let _closed = self.giving.write().await;
-        self.set_held(self.holdings.put(&holding).await?);
+        let known = self.undisturbed()?;
+        let held = self.holdings.grant(&holding, &known).await;
+        self.set_held(self.heed(held, &known).await?);
+        tracing::info!(slice = %holding.slice, epoch = holding.epoch.0, node = %holding.node, "a slice is held");
         Ok(())
     }
 

@@ -14,6 +14,7 @@
 //! | `holdings` | which slices are held, durably |
 //! | `world` | what all ranges of a node share |
 //! | `pool` | one range on this node: its state |
+//! | `gate` | who changes what is held |
 //! | `giving` | when a slice is given from, and when that ends |
 //! | `confirm` | whether that is confirmed |
 //! | `keep` | the one task that keeps it |
@@ -47,6 +48,7 @@ mod elastic;
 mod error;
 mod events;
 mod forget;
+mod gate;
 mod giving;
 mod holdings;
 mod keep;

@@ -1,5 +1,6 @@
 //! One range on this node: what it holds, and whether that is confirmed.
 
+use std::cmp::Ordering::{Equal, Less};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::confirm::Confirmation;
 use crate::error::SliceError;
+use crate::gate::Gate;
 use crate::holdings::{Holding, Holdings, Roll};
 use crate::metrics::OfRange;
 use crate::publish::Publisher;
@@ -28,7 +30,7 @@ pub(crate) struct SlicePool {
     pub holdings: Holdings,
     pub publisher: AsyncMutex<Publisher>,
     /// Held by whoever changes what is held.
-    pub gate: AsyncMutex<()>,
+    pub gate: Gate,
     /// Held by whoever surrenders parts or passes a slice on, and by whoever takes one on, until it is held; taken after
     /// the gate where both are.
     pub donating: AsyncMutex<()>,
@@ -78,8 +80,8 @@ pub struct Active {
 #[derive(Default)]
 struct Held {
     all: Arc<Vec<Holding>>,
-    /// Of their pool in the node's ledger. Another process may have changed it since.
-    version: Version,
+    /// Of their pool in the node's ledger; none before it was read. Another process may have changed it since.
+    version: Option<Version>,
     generation: u64,
 }
 
@@ -90,7 +92,7 @@ impl SlicePool {
             holdings: Holdings::new(ledger, &of),
             world,
             publisher: AsyncMutex::default(),
-            gate: AsyncMutex::default(),
+            gate: Gate::default(),
             donating: AsyncMutex::default(),
             of: Mutex::new(of),
             held: Mutex::default(),
@@ -136,7 +138,9 @@ impl SlicePool {
     /// The same, and what lets a commit pass only while it is so.
     pub fn held_and_guard(&self) -> (Arc<Vec<Holding>>, Guard) {
         let held = locked(&self.held);
-        let guard = self.holdings.guard(held.version.clone());
+        let guard = self
+            .holdings
+            .guard(held.version.clone().unwrap_or_default());
         (Arc::clone(&held.all), guard)
     }
 
@@ -144,13 +148,18 @@ impl SlicePool {
         let active = roll.all.iter().filter(|one| one.is_active()).count();
         let gauge = self.world.metrics.held.get_or_create(&self.label()).clone();
         let mut now = locked(&self.held);
-        // It was read before what is known already was written.
-        if roll.version.order(&now.version) == Some(std::cmp::Ordering::Less) {
-            return;
+        if let Some(known) = &now.version {
+            // Nothing new, or read before what is known already was written.
+            if matches!(roll.version.order(known), Some(Equal | Less)) {
+                return;
+            }
+            if roll.since != *known {
+                self.gate.note_other();
+            }
         }
         gauge.set(i64::try_from(active).unwrap_or(i64::MAX));
         now.all = Arc::new(roll.all);
-        now.version = roll.version;
+        now.version = Some(roll.version);
         now.generation += 1;
     }
 

@@ -174,6 +174,9 @@ impl SlicePool {
         let of_range = Some((of.network.as_str(), of.range));
         let cluster = &self.world.cluster;
         let mut mine = cluster.slices(of_range, Some(&self.world.node)).await?;
+        if !mine.is_empty() {
+            self.outdate_looks().await?;
+        }
         // Parts first: what they are of can go after them.
         mine.sort_by_key(|object| Reverse(object.claim.range.length()));
         for object in mine {

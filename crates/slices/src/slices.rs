@@ -260,17 +260,23 @@ impl Slices {
                     return Err(none(donors));
                 }
                 let began = Instant::now();
-                if pool.claim_free(of).await? {
-                    return Ok(());
-                }
-                let in_vain = if borrow {
-                    pool.borrow(of).await?
-                } else {
-                    Err(0)
+                let search = async {
+                    match pool.claim_free(of).await? {
+                        true => Ok(Ok(())),
+                        false if borrow => pool.borrow(of).await,
+                        false => Ok(Err(0)),
+                    }
                 };
-                if let Err(donors) = in_vain {
-                    pool.vain.note_asked(began, Instant::now(), donors);
-                    return Err(none(donors));
+                match search.await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(donors)) => {
+                        pool.vain.note_asked(began, Instant::now(), donors);
+                        return Err(none(donors));
+                    }
+                    // Another process of this node was faster: what it has got may do for this one too.
+                    Err(SliceError::Store(error))
+                        if error.needs_reload() && pool.active() != now => {}
+                    Err(error) => return Err(error),
                 }
             }
         }

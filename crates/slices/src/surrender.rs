@@ -85,7 +85,8 @@ impl SlicePool {
         Ok(made.len() == addresses.len())
     }
 
-    /// Stops giving from a whole slice, if nothing in it is held: its holding goes. False: something is.
+    /// Stops giving from a whole slice, if nothing in it is held: its holding goes. False: something is, or it is not given from
+    /// any more.
     ///
     /// A slice that lies in another one of this node stays out of use there, row by row. One that lies in none needs no rows:
     /// whoever has planned to give from it finds at its commit that it is not held, however large it is.
@@ -102,6 +103,10 @@ impl SlicePool {
             // As the file has it: another process of this node may have taken on a slice around it, or ended this one.
             self.reread_held().await?;
             let held = self.held();
+            let given_from = |one: &&Holding| one.slice == slice && one.is_active();
+            let Some(holding) = held.iter().find(given_from) else {
+                return Ok(false);
+            };
             let local = self.world.local.load(&of.key()).await?;
             if is_held_in(&local.pool, slice) {
                 return Ok(false);
@@ -113,9 +118,6 @@ impl SlicePool {
                 aside = true;
                 continue;
             }
-            let Some(holding) = held.iter().find(|holding| holding.slice == slice) else {
-                return Ok(true);
-            };
             let unchanged = Guard {
                 pool: of.key(),
                 version: local.version,
@@ -162,8 +164,7 @@ impl SlicePool {
             };
             inside.filter_map(change).collect()
         };
-        self.world.amend(&of.key(), rows).await?;
-        Ok(())
+        self.amend_undisturbed(&of.key(), rows).await
     }
 
     /// Whether anything is out of use.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use berth_agent::{AgentConfig, GarbageSettings, Patience, SliceSettings, serve};
+use berth_agent::{AgentConfig, GarbageSettings, OnceConfig, Patience, SliceSettings, once, serve};
 use berth_api::claim::{self, SliceClaim};
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_cni::http;
@@ -331,17 +331,24 @@ impl Machine {
         pod: &str,
         ipam: &Value,
     ) -> Result<Vec<String>, (u64, String)> {
-        let answer = self.call_in(namespace, "ADD", pod, ipam).await;
-        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
-        if answer.exit != 0 {
-            let text = said["msg"].as_str().unwrap().to_owned();
-            return Err((said["code"].as_u64().unwrap(), text));
-        }
-        let ips = said["ips"].as_array().cloned().unwrap_or_default();
-        Ok(ips
-            .iter()
-            .map(|ip| ip["address"].as_str().unwrap().to_owned())
-            .collect())
+        given(&self.call_in(namespace, "ADD", pod, ipam).await)
+    }
+
+    /// ADD for a pod by the engine without an agent, as a process of its own would.
+    pub fn add_alone(
+        &self,
+        pod: &str,
+        ipam: &Value,
+    ) -> impl Future<Output = Result<Vec<String>, (u64, String)>> + use<> {
+        let request = request("ADD", "ns", pod, &format!("{pod}-container"), ipam);
+        let config = OnceConfig {
+            database: self.config.database.clone(),
+            node: self.node.clone(),
+            cluster: self.config.cluster.clone(),
+            flat_places: Some(Vec::new()),
+            installed: None,
+        };
+        async move { given(&once(config, &request).await) }
     }
 
     pub async fn add_in(&self, namespace: &str, pod: &str, ipam: &Value) -> String {
@@ -359,6 +366,18 @@ impl Machine {
             .await;
         assert_eq!((answer.exit, answer.stdout.as_str()), (0, ""));
     }
+}
+
+/// The addresses of an answer, or the code and the words of the refusal.
+fn given(answer: &Answer) -> Result<Vec<String>, (u64, String)> {
+    let said: Value = serde_json::from_str(&answer.stdout).unwrap();
+    if answer.exit != 0 {
+        let text = said["msg"].as_str().unwrap().to_owned();
+        return Err((said["code"].as_u64().unwrap(), text));
+    }
+    let ips = said["ips"].as_array().cloned().unwrap_or_default();
+    let address = |ip: &Value| ip["address"].as_str().unwrap().to_owned();
+    Ok(ips.iter().map(address).collect())
 }
 
 /// Settings that keep waits short.

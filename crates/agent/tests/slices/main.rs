@@ -27,6 +27,7 @@ mod machine;
 mod moves;
 mod plain;
 mod precautions;
+mod processes;
 mod race;
 mod rebuilt;
 mod recalled;

@@ -17,6 +17,7 @@ use kube::{Client, Config};
 use tempfile::TempDir;
 
 use crate::confirm::Confirmation;
+use crate::error::SliceError;
 use crate::holdings::{Holding, Source, State};
 use crate::pool::SlicePool;
 use crate::sliced::{HOLDINGS, Mode, Sliced, untold};
@@ -160,6 +161,12 @@ impl Process {
         process
     }
 
+    /// Writes what it was granted, by looks that it began with that.
+    async fn take_on(&self, holding: Holding) -> Result<(), SliceError> {
+        let _gate = self.pool.gate.lock().await;
+        self.pool.hold(holding).await
+    }
+
     fn gives(&self) -> Vec<Prefix> {
         self.pool.active().slices
     }
@@ -294,18 +301,91 @@ async fn what_was_given_while_a_slice_moved_is_held_in_its_new_range() {
     assert!(is_moved(&given), "{given:?}");
 }
 
-/// What another process has taken on, this one gives from as soon as it hears of it.
+/// Not even if this one is about to forget it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slice_that_another_process_has_taken_on_stays_when_it_was_lost_here() {
     let dir = tempfile::tempdir().unwrap();
-    let (agent, call) = two(&dir).await;
+    let (agent, _) = two(&dir).await;
     agent.pool.lose(&mk_holding(SLICE), "b's").await.unwrap();
+    let call = Process::begin(&dir).await;
     let again = Holding {
         epoch: Epoch(2),
         ..mk_holding(SLICE)
     };
-    call.pool.hold(again).await.unwrap();
+    call.take_on(again).await.unwrap();
     agent.pool.forget_lost(&agent.pool.of()).await.unwrap();
     assert_eq!(agent.gives(), [SLICE.parse().unwrap()]);
     call.give("10.0.0.17").await.unwrap();
+}
+
+/// One process has claimed a slice and not written so yet; another finds the claim, takes it on, and passes it on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slice_that_another_process_has_passed_on_is_not_taken_on_by_looks_of_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, call) = (Process::begin(&dir).await, Process::begin(&dir).await);
+    let (of, slice) = (agent.pool.of(), SLICE.parse().unwrap());
+    let gate = call.pool.gate.lock().await;
+    agent.take_on(mk_holding(SLICE)).await.unwrap();
+    let taker = NodeName::new("t");
+    assert!(agent.pool.shut(&of, slice, &taker).await.unwrap());
+    let held = call.pool.hold(mk_holding(SLICE)).await.unwrap_err();
+    assert!(held.is_passing(), "it looks again: {held:?}");
+    drop(gate);
+    for process in [&agent, &call] {
+        let given = process.give("10.0.0.17").await;
+        assert!(is_moved(&given), "{given:?}");
+    }
+    call.take_on(mk_holding(SLICE)).await.unwrap();
+    call.give("10.0.0.17").await.unwrap();
+}
+
+/// Nor if this one has heard of that in between, by an address that it was asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_if_it_has_heard_of_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, call) = two(&dir).await;
+    let _gate = call.pool.gate.lock().await;
+    agent.pool.lose(&mk_holding(SLICE), "b's").await.unwrap();
+    let given = call.give("10.0.0.17").await;
+    assert!(is_moved(&given), "{given:?}");
+    let held = call.pool.hold(mk_holding(SLICE)).await.unwrap_err();
+    assert!(held.is_passing(), "{held:?}");
+    let given = agent.give("10.0.0.17").await;
+    assert!(is_moved(&given), "{given:?}");
+}
+
+/// One process takes on a claim as it was before another lent a part of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_process_has_lent_stays_out_of_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, call) = (Process::begin(&dir).await, Process::begin(&dir).await);
+    let of = agent.pool.of();
+    let _gate = call.pool.gate.lock().await;
+    agent.take_on(mk_holding(SLICE)).await.unwrap();
+    let (part, taker) = ("10.0.0.24/29".parse().unwrap(), NodeName::new("t"));
+    assert!(agent.pool.surrender(&of, part, &taker).await.unwrap());
+    let claim = agent.pool.world.claimed(SLICE.parse().unwrap(), "u".into());
+    let used = call.pool.put_into_use(&of, &claim).await.unwrap_err();
+    assert!(used.is_passing(), "{used:?}");
+    let given = agent.give("10.0.0.25").await.unwrap_err();
+    assert!(given.needs_reload(), "it is lent: {given:?}");
+}
+
+/// Who brings a range back ends claims that are held by nobody: another process may be about to.
+#[tokio::test(flavor = "multi_thread")]
+async fn looks_of_before_a_range_went_back_are_worth_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, call) = (Process::begin(&dir).await, Process::begin(&dir).await);
+    let gate = call.pool.gate.lock().await;
+    agent.pool.outdate_looks().await.unwrap();
+    let held = call.pool.hold(mk_holding(SLICE)).await.unwrap_err();
+    assert!(held.is_passing(), "{held:?}");
+    drop(gate);
+    // The other way round: what was taken on is seen by whoever brings it back.
+    call.take_on(mk_holding(SLICE)).await.unwrap();
+    let outdated = agent.pool.outdate_looks().await.unwrap_err();
+    assert!(
+        matches!(outdated, SliceError::Leaving { .. }),
+        "{outdated:?}"
+    );
 }

@@ -1,0 +1,36 @@
+//! A node whose agent is away, or about to come: each call is a process of its own, and all of them have one file.
+
+use std::collections::BTreeSet;
+
+use crate::call::fast_cut;
+use crate::machine::{Machine, Site};
+
+/// Pods that start at once, more than one slice has room for.
+const PODS: usize = 12;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_without_an_agent_get_addresses_at_once_and_while_one_begins() {
+    let site = Site::shared().await;
+    let mut machine = Machine::start(&site, "processes").await;
+    machine.stop().await;
+    let ipam = fast_cut("10.45.0.0/24", "/29");
+    let mut given = BTreeSet::new();
+    for round in 0..2 {
+        let calls = (0..PODS).map(|n| {
+            let pod = format!("p{round}-{n}");
+            tokio::spawn(machine.add_alone(&pod, &ipam))
+        });
+        let calls: Vec<_> = calls.collect();
+        if round == 1 {
+            machine.run().await;
+        }
+        for call in calls {
+            let said = call.await.unwrap();
+            let addresses = said.unwrap();
+            assert!(given.insert(addresses[0].clone()), "{addresses:?} (I1)");
+        }
+    }
+    let last = machine.add("last", &ipam).await;
+    assert!(given.insert(last.clone()), "{last} (I1)");
+    machine.stop().await;
+}

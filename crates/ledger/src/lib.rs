@@ -166,7 +166,8 @@ impl fmt::Display for ClaimKey {
 pub enum ClaimKind {
     /// One address, across all pools whose ranges overlap.
     Reservation,
-    /// One sub-range, for one node.
+    /// One sub-range, for one node. Slices of a cluster are more than a name ([`kube::SliceObject`]), so it keeps none of
+    /// these.
     Slice,
 }
 

@@ -2,28 +2,20 @@
 //!
 //! A reservation is whereabouts' object: the owner as pod and interface, and the handle as the
 //! container, a field that whereabouts has, never writes and never reads. So one of whereabouts' has an
-//! empty handle; what that means, its reader decides. A slice keeps the owner as node and network and
-//! the handle as the node's UID.
+//! empty handle; what that means, its reader decides.
+//!
+//! Slices are not claimed so: who looks for them does by range and network, which a name and a holder do not tell
+//! ([`super::slices`]).
 
-use berth_api::berth::{SliceClaim, SliceClaimSpec};
 use berth_api::whereabouts::{OverlappingRangeIPReservation, OverlappingRangeIPReservationSpec};
 use berth_core::{Handle, Owner, Record};
 use kube::api::{Patch, Preconditions};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::resource::{RESERVATIONS, Resource, SLICES};
+use super::resource::{RESERVATIONS, Resource};
 use super::status::{Failure, Verb};
 use super::wire::Wire;
 use crate::{ClaimKey, ClaimKind, LedgerError, Rejection};
-
-/// Attributes of a slice's record.
-pub mod attribute {
-    /// The slice as a CIDR.
-    pub const RANGE: &str = "range";
-    /// How often the slice has changed hands (I8).
-    pub const EPOCH: &str = "epoch";
-}
 
 /// Objects of a claim, in one answer of a list.
 const PAGE: u32 = 500;
@@ -31,10 +23,17 @@ const PAGE: u32 = 500;
 /// Looks at a claim that changes under our hands, before the caller has to.
 const TRIES: usize = 3;
 
-const fn resource(kind: ClaimKind) -> &'static Resource {
+fn resource(kind: ClaimKind) -> Result<&'static Resource, LedgerError> {
     match kind {
-        ClaimKind::Reservation => &RESERVATIONS,
-        ClaimKind::Slice => &SLICES,
+        ClaimKind::Reservation => Ok(&RESERVATIONS),
+        ClaimKind::Slice => Err(LedgerError::Rejected {
+            operation: "claim by name",
+            target: format!("{kind}s"),
+            rejection: Rejection::Storage(
+                "slices of a cluster are claimed with their range and network (kube::slices)"
+                    .into(),
+            ),
+        }),
     }
 }
 
@@ -46,7 +45,7 @@ struct Found {
 
 impl Wire {
     pub async fn create_claim(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
-        let resource = resource(key.kind);
+        let resource = resource(key.kind)?;
         let object = self.object(key, record)?;
         for _ in 0..TRIES {
             match self.create(resource, &object).await {
@@ -63,11 +62,11 @@ impl Wire {
                 None => {}
             }
         }
-        Err(self.restless(key))
+        Err(self.restless(resource, key))
     }
 
     pub async fn remove_claim(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
-        let resource = resource(key.kind);
+        let resource = resource(key.kind)?;
         for _ in 0..TRIES {
             let found = match self.find(key).await? {
                 None => return Ok(()),
@@ -86,7 +85,7 @@ impl Wire {
                 done => return done,
             }
         }
-        Err(self.restless(key))
+        Err(self.restless(resource, key))
     }
 
     pub async fn pass_claim(
@@ -95,7 +94,7 @@ impl Wire {
         expected: &Record,
         record: &Record,
     ) -> Result<(), LedgerError> {
-        let resource = resource(key.kind);
+        let resource = resource(key.kind)?;
         let object = self.object(key, record)?;
         for _ in 0..TRIES {
             let found = match self.find(key).await? {
@@ -117,7 +116,7 @@ impl Wire {
                 }
             }
         }
-        Err(self.restless(key))
+        Err(self.restless(resource, key))
     }
 
     pub async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
@@ -125,13 +124,13 @@ impl Wire {
     }
 
     pub async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        let resource = resource(kind);
+        let resource = resource(kind)?;
         let mut claims = Vec::new();
         for object in self.list(resource, "", PAGE).await? {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             let key = ClaimKey::new(kind, name);
             // One that can't be read is somebody's claim all the same: it must not hide the others.
-            match read(kind, &object) {
+            match read(&object) {
                 Ok(record) => claims.push((key, record)),
                 Err(why) => tracing::warn!(claim = %key, why, "a claim can't be read"),
             }
@@ -140,7 +139,7 @@ impl Wire {
     }
 
     async fn find(&self, key: &ClaimKey) -> Result<Option<Found>, LedgerError> {
-        let resource = resource(key.kind);
+        let resource = resource(key.kind)?;
         let Some(fetched) = self.get(resource, &key.name).await? else {
             return Ok(None);
         };
@@ -149,7 +148,7 @@ impl Wire {
                 .as_str()
                 .map(str::to_owned)
         };
-        let record = read(key.kind, &fetched.object).map_err(|why| LedgerError::Unreadable {
+        let record = read(&fetched.object).map_err(|why| LedgerError::Unreadable {
             target: self.ask(Verb::Get, resource, &key.name).target(),
             why,
         })?;
@@ -161,81 +160,38 @@ impl Wire {
     }
 
     fn object(&self, key: &ClaimKey, record: &Record) -> Result<Value, LedgerError> {
-        let object = match key.kind {
-            ClaimKind::Reservation => encode(&OverlappingRangeIPReservation::new(
-                &key.name,
-                OverlappingRangeIPReservationSpec {
-                    containerid: record.handle.as_str().to_owned(),
-                    podref: record.owner.subject.clone(),
-                    ifname: record.owner.part.clone(),
-                },
-            )),
-            ClaimKind::Slice => {
-                slice(record).and_then(|spec| encode(&SliceClaim::new(&key.name, spec)))
-            }
+        let spec = OverlappingRangeIPReservationSpec {
+            containerid: record.handle.as_str().to_owned(),
+            podref: record.owner.subject.clone(),
+            ifname: record.owner.part.clone(),
         };
-        object.map_err(|message| LedgerError::Rejected {
+        let object = serde_json::to_value(OverlappingRangeIPReservation::new(&key.name, spec));
+        object.map_err(|error| LedgerError::Rejected {
             operation: Verb::Create.name(),
             target: key.to_string(),
-            rejection: Rejection::Invalid { code: 422, message },
+            rejection: Rejection::Invalid {
+                code: 422,
+                message: error.to_string(),
+            },
         })
     }
 
-    fn restless(&self, key: &ClaimKey) -> LedgerError {
+    fn restless(&self, resource: &'static Resource, key: &ClaimKey) -> LedgerError {
         LedgerError::Conflict {
-            pool: self.ask(Verb::Get, resource(key.kind), &key.name).target(),
+            pool: self.ask(Verb::Get, resource, &key.name).target(),
             held: Vec::new(),
         }
     }
 }
 
-fn encode(object: &impl Serialize) -> Result<Value, String> {
-    serde_json::to_value(object).map_err(|error| error.to_string())
-}
-
-fn slice(record: &Record) -> Result<SliceClaimSpec, String> {
-    let epoch = record.attribute(attribute::EPOCH).unwrap_or("0");
-    Ok(SliceClaimSpec {
-        network: record.owner.part.clone(),
-        range: record
-            .attribute(attribute::RANGE)
-            .unwrap_or_default()
-            .to_owned(),
-        node: record.owner.subject.clone(),
-        node_uid: record.handle.as_str().to_owned(),
-        epoch: epoch
-            .parse()
-            .map_err(|_| format!("the attribute epoch {epoch:?} is no number"))?,
-        offers: Vec::new(),
-        wants: Vec::new(),
-        recalled: false,
-    })
-}
-
-fn read(kind: ClaimKind, object: &Value) -> Result<Record, String> {
+fn read(object: &Value) -> Result<Record, String> {
     let spec = object.get("spec").cloned().unwrap_or_default();
-    let unreadable = |error: serde_json::Error| format!("its spec is not readable: {error}");
-    match kind {
-        ClaimKind::Reservation => {
-            let spec: OverlappingRangeIPReservationSpec =
-                serde_json::from_value(spec).map_err(unreadable)?;
-            Ok(Record::new(
-                Owner::new(spec.podref, spec.ifname),
-                Handle::new(spec.containerid),
-            ))
-        }
-        ClaimKind::Slice => {
-            let SliceClaim { spec, .. } =
-                SliceClaim::deserialize(object).map_err(|error| error.to_string())?;
-            let record = Record::new(
-                Owner::new(spec.node, spec.network),
-                Handle::new(spec.node_uid),
-            );
-            Ok(record
-                .with(attribute::RANGE, spec.range)
-                .with(attribute::EPOCH, spec.epoch.to_string()))
-        }
-    }
+    let spec: OverlappingRangeIPReservationSpec = serde_json::from_value(spec)
+        .map_err(|error| format!("its spec is not readable: {error}"))?;
+    Ok(Record::new(
+        Owner::new(spec.podref, spec.ifname),
+        Handle::new(spec.containerid),
+    ))
 }
 
 fn taken(key: &ClaimKey, found: Option<&Record>) -> LedgerError {

@@ -45,7 +45,6 @@ use serde_json::{Value, json};
 use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
 
 pub use base::UNCHECKED;
-pub use claims::attribute;
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use leftovers::GIVEN_BACK;
 pub use marks::PUBLISHED;

@@ -342,7 +342,7 @@ async fn names_are_claimed_once(subject: &Subject) {
     assert_eq!(ledger.claim(&key).await.unwrap(), None);
 
     // Whoever creates first has it, and only one does.
-    let key = ClaimKey::new(ClaimKind::Slice, "10.0.4.0-26");
+    let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.79");
     let racers = (0..16).map(|n| {
         let ledger = Arc::clone(&subject.ledgers[n % subject.ledgers.len()]);
         let key = key.clone();
@@ -356,8 +356,6 @@ async fn names_are_claimed_once(subject: &Subject) {
     assert_eq!(won, 1, "{outcomes:?}");
 }
 
-/// 32 writers, each with its own loop of load, lowest free, commit, retry: no address twice (I1),
-/// every acknowledged one is there (I2), nothing else is.
 fn mk_guard(subject: &Subject, version: Version) -> Guard {
     let name = format!("{}-beside", subject.pool.name);
     let pool = PoolKey::of_network(name, subject.pool.network.unwrap());
@@ -417,6 +415,8 @@ async fn a_guard_that_nobody_can_keep_is_refused(subject: &Subject) {
     assert!(!now.contains_key(&mk_address(50)));
 }
 
+/// 32 writers, each with its own loop of load, lowest free, commit, retry: no address twice (I1),
+/// every acknowledged one is there (I2), nothing else is.
 async fn many_writers_lose_nothing(subject: &Subject) {
     const WRITERS: usize = 32;
     const EACH: usize = 4;

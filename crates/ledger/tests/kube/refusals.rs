@@ -1,6 +1,6 @@
 //! What a real API server refuses, and what the caller is told.
 
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, Rejection};
+use berth_ledger::{Ledger, Rejection};
 use berth_testkit::Cluster;
 
 use super::*;
@@ -90,8 +90,9 @@ async fn a_kind_that_is_not_installed_is_named_and_so_is_a_namespace() {
         text.contains("deploy/crds/whereabouts.cni.cncf.io_ippools.yaml"),
         "{text}"
     );
-    let key = ClaimKey::new(ClaimKind::Slice, "10.0.0.0-26");
-    let (_, text) = rejection(ledger.create(&key, &mk_record("a")).await.unwrap_err());
+    let whole = "10.0.0.0/16".parse().unwrap();
+    let claimed = ledger.claim_new_slice("", whole, &mk_claimed("uid")).await;
+    let (_, text) = rejection(claimed.unwrap_err());
     assert!(
         text.contains("deploy/crds/berth.dev_sliceclaims.yaml"),
         "{text}"

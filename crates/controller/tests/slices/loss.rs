@@ -2,6 +2,7 @@
 
 use berth_api::slices::{EPOCHS, RECALLED};
 use berth_controller::networks::reason;
+use berth_testkit::Served;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::time::sleep;
@@ -23,11 +24,34 @@ async fn sliced(name: &str) -> World {
 
 const BOTH: [&str; 2] = ["10.0.0.0/25 a", "10.0.0.128/25 b"];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slice_goes_back_when_its_node_and_its_pods_are_gone_and_has_a_new_epoch() {
-    let world = sliced("loss").await;
+/// The same, when each node has its slice.
+async fn assigned(name: &str) -> (World, Served) {
+    let world = sliced(name).await;
     let running = world.controller();
     world.until_rows("blue", &BOTH).await;
+    (world, running)
+}
+
+/// The slice of node a has been taken back once, or was about to be.
+async fn is_at_its_next_epoch(world: &World) {
+    let epochs = world.annotation("blue", EPOCHS).await;
+    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+}
+
+/// Both nodes go, and only of the slice of b nobody has an address.
+async fn only_a_keeps_its_slice(world: &World) {
+    world.delete_node("a").await;
+    world.delete_node("b").await;
+    world
+        .until_rows("blue", &["10.0.0.0/25 a", "10.0.0.128/25 "])
+        .await;
+    sleep(GRACE * 2).await;
+    assert_eq!(world.rows("blue").await[0], BOTH[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slice_goes_back_when_its_node_and_its_pods_are_gone_and_has_a_new_epoch() {
+    let (world, running) = assigned("loss").await;
     world.run_pod("web", "a", "net").await;
     world
         .put_entries(
@@ -47,8 +71,7 @@ async fn a_slice_goes_back_when_its_node_and_its_pods_are_gone_and_has_a_new_epo
     world
         .until_rows("blue", &["10.0.0.0/25 c", "10.0.0.128/25 b"])
         .await;
-    let epochs = world.annotation("blue", EPOCHS).await;
-    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+    is_at_its_next_epoch(&world).await;
     assert_eq!(world.ip_pools().await, Vec::<String>::new());
     let taken_back = |events: Vec<(String, String)>| {
         let told = |(kind, message): &(String, String)| {
@@ -83,8 +106,7 @@ async fn a_node_that_returns_while_its_slice_is_recalled_keeps_it_at_a_new_epoch
         .await;
     // Nobody else has it yet, and it is at its next epoch already: a node that reads this gives nothing.
     assert_eq!(world.rows("blue").await, BOTH);
-    let epochs = world.annotation("blue", EPOCHS).await;
-    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+    is_at_its_next_epoch(&world).await;
     world.node("a").await;
     world
         .until("kept", async || {
@@ -92,35 +114,24 @@ async fn a_node_that_returns_while_its_slice_is_recalled_keeps_it_at_a_new_epoch
         })
         .await;
     assert_eq!(world.rows("blue").await, BOTH);
-    let epochs = world.annotation("blue", EPOCHS).await;
-    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+    is_at_its_next_epoch(&world).await;
     running.stop().await;
 }
 
 /// What an agent has given and not yet published is known by the pod that asks for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_without_an_entry_keeps_the_slice_too() {
-    let world = sliced("unpublished").await;
-    let running = world.controller();
-    world.until_rows("blue", &BOTH).await;
+    let (world, running) = assigned("unpublished").await;
     world.run_pod("web", "a", r#"[{"name":"net"}]"#).await;
     world.run_pod("plain", "b", "another").await;
-    world.delete_node("a").await;
-    world.delete_node("b").await;
-    world
-        .until_rows("blue", &["10.0.0.0/25 a", "10.0.0.128/25 "])
-        .await;
-    sleep(GRACE * 2).await;
-    assert_eq!(world.rows("blue").await[0], BOTH[0]);
+    only_a_keeps_its_slice(&world).await;
     running.stop().await;
 }
 
 /// Agents compare the range and not the size: a pod of a definition that differs in that alone gets an address too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_a_definition_that_differs_in_size_keeps_the_slice_too() {
-    let world = sliced("mismatched").await;
-    let running = world.controller();
-    world.until_rows("blue", &BOTH).await;
+    let (world, running) = assigned("mismatched").await;
     let other = json!({ "range": "10.0.0.0/24", "node_slice_size": "/26", "network_name": "blue" });
     world.network("other", other).await;
     world
@@ -130,13 +141,7 @@ async fn a_pod_of_a_definition_that_differs_in_size_keeps_the_slice_too() {
         })
         .await;
     world.run_pod("web", "a", "other").await;
-    world.delete_node("a").await;
-    world.delete_node("b").await;
-    world
-        .until_rows("blue", &["10.0.0.0/25 a", "10.0.0.128/25 "])
-        .await;
-    sleep(GRACE * 2).await;
-    assert_eq!(world.rows("blue").await[0], BOTH[0]);
+    only_a_keeps_its_slice(&world).await;
     running.stop().await;
 }
 
@@ -162,25 +167,20 @@ async fn a_node_that_is_made_again_in_time_keeps_its_slice() {
 /// The controller was away: that the node's name is there again is all that it can know.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_returns_later_gets_a_slice_at_its_new_epoch() {
-    let world = sliced("later").await;
-    let running = world.controller();
-    world.until_rows("blue", &BOTH).await;
+    let (world, running) = assigned("later").await;
     world.delete_node("a").await;
     world
         .until_rows("blue", &["10.0.0.0/25 ", "10.0.0.128/25 b"])
         .await;
     world.node("a").await;
     world.until_rows("blue", &BOTH).await;
-    let epochs = world.annotation("blue", EPOCHS).await;
-    assert_eq!(epochs.as_deref(), Some(r#"{"10.0.0.0/25":1}"#));
+    is_at_its_next_epoch(&world).await;
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_out_of_service_loses_its_slice_and_gets_one_when_it_is_back() {
-    let world = sliced("taint").await;
-    let running = world.controller();
-    world.until_rows("blue", &BOTH).await;
+    let (world, running) = assigned("taint").await;
     // A daemon's pod stays on such a node for ever; it does not ask for the network.
     world.run_pod("daemon", "a", "").await;
     world.taint("a", true).await;

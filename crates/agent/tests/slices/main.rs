@@ -16,6 +16,7 @@ mod checked;
 mod elastic;
 mod full;
 mod garbage;
+mod given;
 mod grown;
 mod hands;
 mod kinds;

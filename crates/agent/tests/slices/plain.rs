@@ -1,25 +1,15 @@
 //! Networks that stop being sliced by a controller, or begin to be, while their pods live: with a real controller.
 
-use std::collections::BTreeMap;
-
 use berth_api::slices::NETWORKS;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::Cluster;
 use kube::api::{Patch, PatchParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::call::{bare, without_size};
+use crate::call::without_size;
+use crate::given::Given;
 use crate::machine::{Machine, Site, quick, until};
 use crate::world::World;
-
-/// The first pod of a network: its slices are not assigned yet.
-async fn first(machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) -> Vec<String> {
-    until("slices are assigned", async || {
-        let given = machine.try_add_in(world.namespace(), pod, ipam).await;
-        given.map_err(|refused| format!("{refused:?}"))
-    })
-    .await
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_slices_gave_is_not_given_by_the_plain_pool() {
@@ -34,9 +24,10 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
     let plain = without_size(&sliced);
     world.define("eighteen", &sliced).await;
     let pod = world.namespace();
-    let one = first(&a, &world, "one", &sliced).await;
-    let two = first(&b, &world, "two", &sliced).await;
-    assert_eq!((one.len(), two.len()), (2, 2));
+    let mut given = Given::default();
+    given.first(&a, &world, "one", &sliced).await;
+    given.first(&b, &world, "two", &sliced).await;
+    assert_eq!(given.all().len(), 4);
     // Another definition of the network, without a size.
     let (code, why) = b.try_add_in(pod, "other", &plain).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
@@ -70,23 +61,20 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
     // The last one goes: whoever waits gets an address of the plain pool, of both ranges.
     assert_eq!(a.call_in(pod, "DEL", "one", &plain).await.exit, 0);
     world.delete_pod("one").await;
-    let three = first(&a, &world, "three", &plain).await;
+    let mut given = Given::default();
+    given.first(&a, &world, "three", &plain).await;
     assert!(table().await.unwrap().is_none());
-    let four = first(&b, &world, "four", &plain).await;
-    let held: BTreeMap<String, String> = [(three, "three"), (four, "four")]
-        .into_iter()
-        .flat_map(|(ips, name)| ips.into_iter().map(move |ip| (ip, name)))
-        .map(|(ip, name)| (bare(&ip), format!("{pod}/{name}")))
-        .collect();
-    assert_eq!(held.len(), 4);
-    site.shows("nothing but what is held is published", &held)
+    given.first(&b, &world, "four", &plain).await;
+    assert_eq!(given.all().len(), 4);
+    let held = given.all().iter();
+    let held = held.map(|(ip, name)| (ip.clone(), format!("{pod}/{name}")));
+    site.shows("nothing but what is held is published", &held.collect())
         .await;
     // And sliced again: what the plain pool gave is not given by slices.
     world.define("eighteen", &sliced).await;
     for n in 0..4 {
-        for ip in first(&a, &world, &format!("again-{n}"), &sliced).await {
-            assert!(!held.contains_key(&bare(&ip)), "{ip} is given twice");
-        }
+        let again = format!("again-{n}");
+        given.first(&a, &world, &again, &sliced).await;
     }
     world.stop().await;
 }
@@ -100,19 +88,18 @@ async fn with_overlap_checks_the_plain_pool_gives_beside_slices() {
     let sliced =
         json!({ "range": "10.19.0.0/16", "network_name": "nineteen", "node_slice_size": "/26" });
     world.define("nineteen", &sliced).await;
-    let mut given = BTreeMap::new();
+    let mut given = Given::default();
     for n in 0..3 {
         let pod = format!("sliced-{n}");
-        given.insert(first(&a, &world, &pod, &sliced).await, pod);
+        given.first(&a, &world, &pod, &sliced).await;
     }
     let plain = without_size(&sliced);
     world.define("nineteen", &plain).await;
     for n in 0..3 {
         let pod = format!("plain-{n}");
-        let ips = a.try_add_in(world.namespace(), &pod, &plain).await.unwrap();
-        assert_eq!(given.insert(ips, pod), None);
+        given.add(&a, &world, &pod, &plain).await;
     }
-    assert_eq!(given.len(), 6);
+    assert_eq!(given.all().len(), 6);
     world.stop().await;
 }
 
@@ -131,28 +118,10 @@ async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_given_twice() 
         "enable_overlapping_ranges": false });
     let assigned = json!({ "range": "10.20.0.0/25", "network_name": "twenty", "node_slice_size": "/26",
         "enable_overlapping_ranges": false });
-    let mut held = BTreeMap::new();
-    let mut note = |ips: Vec<String>, pod: String| {
-        let twice = held.insert(bare(&ips[0]), pod.clone());
-        assert_eq!(twice, None, "{ips:?} is given to {pod} too");
-    };
-    // Of five slices and more: some lie in what will be node-b's half.
-    for n in 0..70 {
-        let pod = format!("claimed-{n}");
-        note(a.try_add_in(ns, &pod, &claimed).await.unwrap(), pod);
-    }
-    world.define("twenty", &assigned).await;
-    note(first(&b, &world, "b", &assigned).await, "b".to_owned());
-    for n in 0..64 {
-        let pod = format!("assigned-{n}");
-        match b.try_add_in(ns, &pod, &assigned).await {
-            Ok(ips) => note(ips, pod),
-            Err((code, why)) => {
-                assert_eq!(code, 11, "{why}");
-                break;
-            }
-        }
-    }
+    let mut given = Given::default();
+    given
+        .claim_and_assign(&world, "twenty", (&a, &claimed), (&b, &assigned))
+        .await;
     // Back: a node that has no slice by assignment claims none while others have theirs.
     world.run_pod("b", "node-b", "twenty").await;
     world.define("twenty", &claimed).await;

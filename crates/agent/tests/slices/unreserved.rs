@@ -1,60 +1,19 @@
 //! Slices that gave without reservations, and another way to give that counts on them: overlap checks are switched on
 //! together with the way, or off while the network lives.
 
-use std::collections::BTreeMap;
-
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::{Cluster, Part};
 use serde_json::{Value, json};
 
-use crate::call::{bare, without_size};
-use crate::machine::{Machine, Site, until};
+use crate::call::without_size;
+use crate::given::Given;
+use crate::machine::{Machine, Site};
 use crate::world::World;
 
 fn with_checks(ipam: &Value, on: bool) -> Value {
     let mut ipam = ipam.clone();
     ipam["enable_overlapping_ranges"] = json!(on);
     ipam
-}
-
-/// Who was given what: nobody what another has.
-#[derive(Default)]
-struct Given(BTreeMap<String, String>);
-
-impl Given {
-    fn note(&mut self, ips: &[String], pod: &str) {
-        let twice = self.0.insert(bare(&ips[0]), pod.to_owned());
-        assert_eq!(twice, None, "{ips:?} is given to {pod} too");
-    }
-
-    async fn add(&mut self, machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) {
-        let ips = machine.try_add_in(world.namespace(), pod, ipam).await;
-        self.note(&ips.unwrap(), pod);
-    }
-
-    /// The first pod of a network: others have to make room for it.
-    async fn first(&mut self, machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) {
-        let ips = until("slices are given from", async || {
-            let given = machine.try_add_in(world.namespace(), pod, ipam).await;
-            given.map_err(|refused| format!("{refused:?}"))
-        })
-        .await;
-        self.note(&ips, pod);
-    }
-
-    /// So many pods, or fewer when the node has no more.
-    async fn fill(&mut self, machine: &Machine, world: &World<'_>, name: &str, ipam: &Value) {
-        for n in 0..64 {
-            let pod = format!("{name}-{n}");
-            match machine.try_add_in(world.namespace(), &pod, ipam).await {
-                Ok(ips) => self.note(&ips, &pod),
-                Err((code, why)) => {
-                    assert_eq!(code, 11, "{why}");
-                    return;
-                }
-            }
-        }
-    }
 }
 
 async fn refused(machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) -> String {
@@ -115,14 +74,9 @@ async fn assigned_slices_with_checks_wait_for_claimed_ones_that_gave_without() {
     let assigned =
         json!({ "range": "10.62.0.0/25", "network_name": "sixty-two", "node_slice_size": "/26" });
     let mut given = Given::default();
-    // Of five slices and more: some lie in what will be node-b's half.
-    for n in 0..70 {
-        let pod = format!("claimed-{n}");
-        given.add(&a, &world, &pod, &claimed).await;
-    }
-    world.define("sixty-two", &assigned).await;
-    given.first(&b, &world, "b", &assigned).await;
-    given.fill(&b, &world, "assigned", &assigned).await;
+    given
+        .claim_and_assign(&world, "sixty-two", (&a, &claimed), (&b, &assigned))
+        .await;
     world.stop().await;
 }
 
@@ -154,7 +108,7 @@ async fn nodes_claim_nothing_with_checks_where_assigned_slices_gave_without() {
     world.run_pod("b4", "node-b", "sixty-four").await;
     world.define("sixty-four", &claimed).await;
     given.fill(&c, &world, "c4", &claimed).await;
-    assert!(given.0.len() > 10, "{:?}", given.0);
+    assert!(given.all().len() > 10, "{:?}", given.all());
     // Without them, one of the two does.
     let why = refused(&c, &world, "late", &with_checks(&claimed, false)).await;
     assert!(why.contains("NodeSlicePool sixty-four"), "{why}");

@@ -1,6 +1,11 @@
 //! An agent whose kubeconfig is written anew under it (`berth install` does, whenever a token is rotated) goes on, with the
 //! same store. On a real API server.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +13,8 @@ use std::time::{Duration, Instant};
 
 use berth_agent::{AgentConfig, serve};
 use berth_api::whereabouts::IPPool;
-use berth_cni::wire::Request;
-use berth_cni::{Environment, http};
 use berth_ledger::kube::Connect;
-use berth_testkit::{Account, Cluster, Served};
+use berth_testkit::{Account, Agent, Cluster, PodCall, Served, given};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
@@ -21,27 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One ADD over the agent's socket; the error of a refusal.
 async fn add(socket: &Path, pod: &str, ipam: Value) -> Result<String, String> {
-    let mut ipam = ipam;
-    ipam["type"] = json!("berth");
-    let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
-    let environment = Environment {
-        command: "ADD".to_owned(),
-        container_id: format!("{pod}-container"),
-        netns: "/var/run/netns/none".to_owned(),
-        ifname: "net1".to_owned(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-        path: "/opt/cni/bin".to_owned(),
-    };
-    let request = Request::new("berth", environment, conf.to_string());
-    let socket = socket.to_owned();
-    let call = move || http::call(&socket, &request, PATIENCE);
-    let answer = tokio::task::spawn_blocking(call).await.unwrap();
-    let answer = answer.map_err(|error| error.to_string())?;
-    let said: Value = serde_json::from_str(&answer.stdout).unwrap();
-    match said.pointer("/ips/0/address") {
-        Some(address) => Ok(address.as_str().unwrap().to_owned()),
-        None => Err(answer.stdout),
-    }
+    let (socket, call) = (socket.to_owned(), PodCall::new("berth", "ADD", pod));
+    let asked = tokio::task::spawn_blocking(move || call.ask(&socket, &ipam));
+    let answer = asked.await.unwrap().map_err(|error| error.to_string())?;
+    let given = given(&answer).map_err(|(_, why)| why)?;
+    Ok(given[0].clone())
 }
 
 /// Waits until the API server does not know the account any more.
@@ -64,12 +51,7 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1" } });
     cluster.apply_object(node).await.unwrap();
     let namespace = cluster.namespace("rotation").await.unwrap();
-    let verbs = ["get", "list", "watch", "create", "patch", "delete"];
-    let rules = json!([
-        { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
-        { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },
-        { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
-    ]);
+    let rules = Agent::rules();
     let old = cluster.service_account(&namespace, "old", rules.clone());
     let old = old.await.unwrap();
     let new = cluster.service_account(&namespace, "new", rules);

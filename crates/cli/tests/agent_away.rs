@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_api::berth::SliceClaim;
-use berth_testkit::{Account, Cluster, fed};
+use berth_testkit::{Account, Cluster, PodCall, fed};
 use host::{Host, succeeded};
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
@@ -40,13 +40,7 @@ async fn account() -> (Account, String) {
         cluster.apply_object(crd).await.unwrap();
     }
     let namespace = cluster.namespace("away").await.unwrap();
-    let verbs = ["get", "list", "watch", "create", "patch", "delete"];
-    let rules = json!([
-        { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
-        { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },
-        { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
-    ]);
-    let account = cluster.service_account(&namespace, &namespace, rules);
+    let account = cluster.service_account(&namespace, &namespace, berth_testkit::Agent::rules());
     (account.await.unwrap(), namespace)
 }
 
@@ -58,19 +52,9 @@ fn conf() -> Value {
 
 /// `program`, with nothing in its environment but what a runtime puts there.
 fn call(program: &Path, state: &Path, verb: &str, pod: &str, conf: &Value) -> (bool, Value) {
-    let mut command = Command::new(program);
+    let mut command = PodCall::new("berth", verb, pod).command(program);
     command
-        .env_clear()
         .args(["cni", "--plugin", "berth"])
-        .env("CNI_COMMAND", verb)
-        .env("CNI_CONTAINERID", format!("{pod}-container"))
-        .env("CNI_NETNS", "/var/run/netns/none")
-        .env("CNI_IFNAME", "net1")
-        .env(
-            "CNI_ARGS",
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-        )
-        .env("CNI_PATH", "/opt/cni/bin")
         .env("BERTH_DATABASE", state.join("berth.db"));
     let output = fed(&mut command, conf.to_string()).unwrap();
     let body = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);

@@ -13,10 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::IPPool;
-use berth_cni::call::Environment;
-use berth_cni::http;
-use berth_cni::wire::Request;
-use berth_testkit::{Cluster, fed};
+use berth_testkit::{Cluster, PodCall, fed, given};
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
@@ -49,14 +46,8 @@ async fn machine() -> Machine {
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
     cluster.apply_object(node).await.unwrap();
     let namespace = cluster.namespace("engine").await.unwrap();
-    let verbs = ["get", "list", "watch", "create", "patch", "delete"];
-    let rules = json!([
-        { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
-        { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },
-        { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
-    ]);
     let account = cluster
-        .service_account(&namespace, &namespace, rules)
+        .service_account(&namespace, &namespace, berth_testkit::Agent::rules())
         .await
         .unwrap();
     Machine {
@@ -67,20 +58,14 @@ async fn machine() -> Machine {
     }
 }
 
+fn pod_call(verb: &str, pod: &str) -> PodCall {
+    PodCall::new("whereabouts", verb, pod)
+}
+
 impl Machine {
     fn command(&self, verb: &str, pod: &str) -> Command {
-        let mut command = Command::new(BERTH);
+        let mut command = pod_call(verb, pod).command(BERTH);
         command
-            .env_clear()
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", format!("{pod}-container"))
-            .env("CNI_NETNS", "/var/run/netns/none")
-            .env("CNI_IFNAME", "net1")
-            .env(
-                "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-            )
-            .env("CNI_PATH", "/opt/cni/bin")
             .env("NODENAME", NODE)
             .env("BERTH_DATABASE", self.dir.path().join("berth.db"));
         command
@@ -89,9 +74,8 @@ impl Machine {
     /// One call in a process of its own; the network names the cluster.
     fn cni(&self, verb: &str, pod: &str) -> (bool, Value) {
         let mut ipam = self.ipam.clone();
-        ipam["type"] = json!("whereabouts");
         ipam["kubernetes"] = json!({ "kubeconfig": self.kubeconfig });
-        let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
+        let conf = pod_call(verb, pod).network(&ipam);
         let mut command = self.command(verb, pod);
         command.args(["cni", "--plugin", "whereabouts"]);
         let output = fed(&mut command, conf.to_string()).unwrap();
@@ -220,22 +204,9 @@ impl Machine {
 
     /// An ADD over the agent's socket; none if there was no whole answer.
     fn ask(&self, pod: &str) -> Option<String> {
-        let mut ipam = self.ipam.clone();
-        ipam["type"] = json!("whereabouts");
-        let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
-        let environment = Environment {
-            command: "ADD".to_owned(),
-            container_id: format!("{pod}-container"),
-            netns: "/var/run/netns/none".to_owned(),
-            ifname: "net1".to_owned(),
-            args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-            path: "/opt/cni/bin".to_owned(),
-        };
-        let request = Request::new("whereabouts", environment, conf.to_string());
         let socket = self.dir.path().join("berth.sock");
-        let answer = http::call(&socket, &request, Duration::from_secs(20)).ok()?;
-        let said: Value = serde_json::from_str(&answer.stdout).ok()?;
-        Some(said["ips"][0]["address"].as_str()?.to_owned())
+        let answer = pod_call("ADD", pod).ask(&socket, &self.ipam).ok()?;
+        Some(given(&answer).ok()?.first()?.clone())
     }
 }
 

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use serde_json::{Value, json};
 
 use crate::process::{Process, guarded};
 
@@ -20,6 +21,16 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// What one may do that serves pods, for [`crate::Cluster::service_account`].
+    pub fn rules() -> Value {
+        let verbs = ["get", "list", "watch", "create", "patch", "delete"];
+        json!([
+            { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
+            { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },
+            { "apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"] },
+        ])
+    }
+
     /// Starts the binary with nothing from this process's environment, its socket, database and log in `dir`, all under one
     /// name; `more` says what else it is told. Returns when it takes calls.
     pub fn start(

@@ -43,6 +43,7 @@
 mod account;
 mod agent;
 mod apply;
+mod call;
 mod capsule;
 mod cluster;
 mod forward;
@@ -66,6 +67,7 @@ mod whereabouts;
 
 pub use account::Account;
 pub use agent::Agent;
+pub use call::{PodCall, given};
 pub use cluster::{Cluster, Options, Part};
 pub use machine::Machine;
 pub use netns::Netns;

@@ -11,6 +11,7 @@ use berth_parts::Parts;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::call::PodCall;
 use crate::programs::fed;
 
 /// whereabouts on one node.
@@ -57,21 +58,11 @@ impl Whereabouts {
         ipam["type"] = json!("whereabouts");
         ipam["configuration_path"] = json!(self.dir.path().join("whereabouts.conf"));
         let conf = json!({ "cniVersion": "0.3.1", "name": "net", "type": "macvlan", "ipam": ipam });
-        let pod = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={}",
-            who.pod
-        );
-        let mut command = Command::new(&self.binary);
-        command
-            .env_clear()
-            .env("NODENAME", &self.node)
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", who.container)
-            .env("CNI_IFNAME", who.ifname)
-            .env("CNI_NETNS", "/var/run/netns/none")
-            .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_ARGS", pod)
-            .stderr(Stdio::null());
+        let call = PodCall::new("whereabouts", verb, who.pod)
+            .of_container(who.container)
+            .of_interface(who.ifname);
+        let mut command = call.command(&self.binary);
+        command.env("NODENAME", &self.node).stderr(Stdio::null());
         fed(&mut command, conf.to_string()).context("run whereabouts")
     }
 

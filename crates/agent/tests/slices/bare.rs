@@ -16,13 +16,13 @@ use berth_ledger::{
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, Slices, sliced};
-use berth_testkit::{Asked, Cluster, Fate, Relay};
+use berth_testkit::{Asked, Cluster, Fate, Relay, given};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::call::request;
+use crate::call::{bare, request};
 use crate::machine::{Site, until};
 
 /// Who holds what is out of use.
@@ -241,14 +241,8 @@ impl Bare {
     /// The address that a pod gets, or the code and the words of the refusal.
     pub async fn try_add(&self, pod: &str, ipam: &Value) -> Result<String, (u64, String)> {
         let call = request("ADD", "ns", pod, &format!("{pod}-container"), ipam);
-        let answer = self.front.answer(&call).await;
-        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
-        if answer.exit != 0 {
-            let text = said["msg"].as_str().unwrap().to_owned();
-            return Err((said["code"].as_u64().unwrap(), text));
-        }
-        let address = said["ips"][0]["address"].as_str().unwrap();
-        Ok(address.split('/').next().unwrap().to_owned())
+        let given = given(&self.front.answer(&call).await)?;
+        Ok(bare(&given[0]))
     }
 
     pub async fn add(&self, pod: &str, ipam: &Value) -> String {

@@ -1,22 +1,14 @@
 //! What an agent is called with, and a network's configuration in it.
 
-use berth_cni::call::Environment;
 use berth_cni::wire::Request;
+use berth_testkit::PodCall;
 use serde_json::{Value, json};
 
 pub fn request(verb: &str, namespace: &str, pod: &str, container: &str, ipam: &Value) -> Request {
-    let mut ipam = ipam.clone();
-    ipam["type"] = json!("whereabouts");
-    let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
-    let environment = Environment {
-        command: verb.to_owned(),
-        container_id: container.to_owned(),
-        netns: "/var/run/netns/none".to_owned(),
-        ifname: "net1".to_owned(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod}"),
-        path: "/opt/cni/bin".to_owned(),
-    };
-    Request::new("whereabouts", environment, conf.to_string())
+    PodCall::new("whereabouts", verb, pod)
+        .in_namespace(namespace, pod)
+        .of_container(container)
+        .request(ipam)
 }
 
 /// A network of slices that nodes claim by themselves, without a look at other networks.

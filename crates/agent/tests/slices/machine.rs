@@ -11,7 +11,7 @@ use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
 use berth_ledger::kube::Connect;
 use berth_ledger::{Ledger, SqliteLedger};
-use berth_testkit::{Cluster, Served};
+use berth_testkit::{Cluster, Served, given};
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::{Api, ListParams, PostParams};
 use kube::{Client, Resource};
@@ -366,18 +366,6 @@ impl Machine {
             .await;
         assert_eq!((answer.exit, answer.stdout.as_str()), (0, ""));
     }
-}
-
-/// The addresses of an answer, or the code and the words of the refusal.
-fn given(answer: &Answer) -> Result<Vec<String>, (u64, String)> {
-    let said: Value = serde_json::from_str(&answer.stdout).unwrap();
-    if answer.exit != 0 {
-        let text = said["msg"].as_str().unwrap().to_owned();
-        return Err((said["code"].as_u64().unwrap(), text));
-    }
-    let ips = said["ips"].as_array().cloned().unwrap_or_default();
-    let address = |ip: &Value| ip["address"].as_str().unwrap().to_owned();
-    Ok(ips.iter().map(address).collect())
 }
 
 /// Settings that keep waits short.

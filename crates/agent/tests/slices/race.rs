@@ -13,12 +13,13 @@ use berth_ledger::{
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{Mode, SliceMetrics, Sliced, Slices, sliced};
+use berth_testkit::given;
 use kube::api::{Api, DeleteParams, ListParams};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::call::{fast, request};
+use crate::call::{bare, fast, request};
 use crate::machine::{Site, quick};
 
 #[derive(Debug, Default)]
@@ -178,11 +179,7 @@ async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     let ipam = fast(range);
     let add = async |pod: &str| -> String {
         let call = request("ADD", "ns", pod, &format!("{pod}-container"), &ipam);
-        let answer = front.answer(&call).await;
-        assert_eq!(answer.exit, 0, "{}", answer.stdout);
-        let said: Value = serde_json::from_str(&answer.stdout).unwrap();
-        let address = said["ips"][0]["address"].as_str().unwrap();
-        address.split('/').next().unwrap().to_owned()
+        bare(&given(&front.answer(&call).await).unwrap()[0])
     };
     let first = add("a").await;
     let claims = site.claims().await.into_iter();

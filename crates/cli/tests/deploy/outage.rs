@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 
 use berth_api::berth::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
-use berth_cni::wire::Request;
-use berth_cni::{Environment, http};
-use berth_testkit::{Account, Agent, Cluster, Part, Process, guarded};
+use berth_testkit::{Account, Agent, Cluster, Part, PodCall, Process, given, guarded};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
@@ -252,29 +250,19 @@ impl Load {
 }
 
 fn call(socket: &std::path::Path, verb: &str, pod: &str, ipam: &Value) -> berth_cni::wire::Answer {
-    let conf = json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam });
-    let environment = Environment {
-        command: verb.to_owned(),
-        container_id: format!("{pod}-container"),
-        netns: "/var/run/netns/none".to_owned(),
-        ifname: "net1".to_owned(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-        path: "/opt/cni/bin".to_owned(),
-    };
-    let request = Request::new("whereabouts", environment, conf.to_string());
-    http::call(socket, &request, Duration::from_secs(120)).unwrap()
+    let call = PodCall::new("whereabouts", verb, pod);
+    call.ask(socket, ipam).unwrap()
 }
 
 /// The address, or none where the node is told to come again.
 fn add(socket: &std::path::Path, pod: &str, ipam: &Value) -> Option<String> {
-    let answer = call(socket, "ADD", pod, ipam);
-    let said: Value = serde_json::from_str(&answer.stdout).unwrap();
-    if answer.exit != 0 {
-        assert_eq!(said["code"], 11, "{said}");
-        return None;
+    match given(&call(socket, "ADD", pod, ipam)) {
+        Ok(given) => Some(given[0].split('/').next().unwrap().to_owned()),
+        Err((code, why)) => {
+            assert_eq!(code, 11, "{why}");
+            None
+        }
     }
-    let address = said["ips"][0]["address"].as_str().unwrap();
-    Some(address.split('/').next().unwrap().to_owned())
 }
 
 /// Every node has given more than it had.

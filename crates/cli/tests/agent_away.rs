@@ -16,12 +16,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_api::berth::SliceClaim;
+use berth_api::whereabouts::IPPool;
 use berth_testkit::{Account, Cluster, PodCall, fed};
 use host::{Host, succeeded};
-use kube::api::{Api, ListParams};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `berth agent`, killed when dropped.
 struct Agent(Child);
@@ -30,6 +33,31 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+impl Agent {
+    /// Listens when this returns.
+    fn start(state: &Path, kubeconfig: &Path, more: &[&str]) -> Agent {
+        let socket = state.join("berth.sock");
+        let child = Command::new(BERTH)
+            .env_clear()
+            .args(["agent", "--node", "node-1", "--kubeconfig"])
+            .arg(kubeconfig)
+            .args(more)
+            .arg("--socket")
+            .arg(&socket)
+            .env("BERTH_DATABASE", state.join("berth.db"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let agent = Agent(child);
+        let began = Instant::now();
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(began.elapsed() < PATIENCE, "no agent");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        agent
     }
 }
 
@@ -83,23 +111,7 @@ fn every_verb_is_refused(program: &Path, state: &Path, what: &str) {
 async fn where_an_agent_served_a_cluster_nobody_gives_from_the_node_s_own_file() {
     let (account, _) = account().await;
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("berth.sock");
-    let child = Command::new(BERTH)
-        .env_clear()
-        .args(["agent", "--node", "node-1", "--kubeconfig"])
-        .arg(account.kubeconfig())
-        .arg("--socket")
-        .arg(&socket)
-        .env("BERTH_DATABASE", dir.path().join("berth.db"))
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let agent = Agent(child);
-    let began = Instant::now();
-    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-        assert!(began.elapsed() < Duration::from_secs(60), "no agent");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let agent = Agent::start(dir.path(), account.kubeconfig(), &[]);
     drop(agent);
 
     let engine = Path::new(BERTH);
@@ -208,4 +220,74 @@ fn an_installation_whose_flat_file_is_gone_gives_nothing_from_the_node_s_own_fil
         !success && body.to_string().contains("berth-full.json"),
         "{body}"
     );
+}
+
+/// The installation's kubeconfig, as an agent's pod has it: with a token that is bound to the pod.
+async fn bound_to_a_pod(account: &Account, dir: &Path) -> PathBuf {
+    let cluster = Cluster::shared().await;
+    let token = cluster.pod_token(account, "node-1", "https://kubernetes.default.svc");
+    let text = fs::read_to_string(account.kubeconfig()).unwrap();
+    let text = text.replace(account.token(), &token.await.unwrap());
+    let path = dir.join("kubeconfig");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// Azure CNS (azure-container-networking#2138): the node is full, the daemon is gone, DEL needs the daemon and fails, so no pod
+/// leaves, and the daemon's own pod finds no place. Here the engine does the agent's work; and where the agent's pod took its
+/// token along, so that only its next one can, DEL succeeds and the address is left to the collector.
+#[tokio::test(flavor = "multi_thread")]
+async fn azure_cns_2138_pods_leave_a_full_node_whose_agent_is_gone() {
+    let (account, namespace) = account().await;
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = bound_to_a_pod(&account, dir.path()).await;
+    let full = |kubeconfig: &Path| {
+        let mut full = conf();
+        full["ipam"]["range"] = json!("10.0.0.0/30");
+        full["ipam"]["kubernetes"] = json!({ "kubeconfig": kubeconfig });
+        full
+    };
+    let call = |verb: &str, pod: &str, kubeconfig: &Path| {
+        call(Path::new(BERTH), dir.path(), verb, pod, &full(kubeconfig))
+    };
+    let done = |(success, body): (bool, Value)| assert!(success, "{body}");
+    let client = Cluster::shared().await.client().await.unwrap();
+    let pools: Api<IPPool> = Api::namespaced(client.clone(), &namespace);
+    let held = async || {
+        let pool = pools.get("10.0.0.0-30").await.unwrap();
+        let entries = pool.spec.allocations.into_values();
+        entries.map(|entry| entry.podref).collect::<Vec<_>>()
+    };
+
+    let agent = Agent::start(dir.path(), &kubeconfig, &[]);
+    done(call("ADD", "a", &kubeconfig));
+    done(call("ADD", "b", &kubeconfig));
+    refused(call("ADD", "daemon", &kubeconfig), 11, "10.0.0.0/30");
+    drop(agent);
+    done(call("DEL", "a", &kubeconfig));
+    assert_eq!(held().await, ["ns/b"]);
+    done(call("ADD", "daemon", &kubeconfig));
+
+    // The pod is deleted with its agent, and its token is nobody's.
+    let pods: Api<Pod> = Api::namespaced(client, &namespace);
+    let at_once = DeleteParams::default().grace_period(0);
+    let pod = format!("{namespace}-node-1");
+    pods.delete(&pod, &at_once).await.unwrap();
+    let began = Instant::now();
+    // Full, until the server has forgotten the token.
+    while !call("ADD", "c", &kubeconfig).1.to_string().contains("401") {
+        assert!(began.elapsed() < PATIENCE, "the token is good");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    done(call("DEL", "b", &kubeconfig));
+    // What was not freed is nobody else's (I4), until the next agent sees that its pod is gone.
+    refused(call("ADD", "c", account.kubeconfig()), 11, "10.0.0.0/30");
+    let eager = ["--garbage-grace=1", "--garbage-interval=1"];
+    let _next = Agent::start(dir.path(), account.kubeconfig(), &eager);
+    let began = Instant::now();
+    while held().await.contains(&"ns/b".to_owned()) {
+        assert!(began.elapsed() < PATIENCE, "it is not collected");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    done(call("ADD", "c", account.kubeconfig()));
 }

@@ -3,6 +3,10 @@
 //!
 //! Goes on past an error, so that one pool's trouble does not keep another's addresses; the first error is
 //! reported, so that the runtime comes back. Freeing nothing is a success: a repeat must be one.
+//!
+//! Where coming back could be in vain it succeeds too, and the address is left to the collector: a plugin without an agent has
+//! the token of the agent's pod, which is good for as long as that pod is there. Its next pod brings another, and on a full node
+//! it may be waiting for just the pod that leaves.
 
 use std::time::Duration;
 
@@ -51,6 +55,9 @@ pub async fn del(
         }
         match del_in(store, network, &pool.key, handle, ifname).await {
             Ok(some) => freed.extend(some),
+            Err(error) if store.once && error.is_unauthenticated() => {
+                tracing::warn!(pool = %pool.key, %handle, %error, "left to the collector");
+            }
             Err(error) => {
                 tracing::warn!(pool = %pool.key, %handle, %error, "DEL goes on with the other pools");
                 first = first.or(Some(error));

@@ -100,6 +100,21 @@ impl PodError {
             | PodError::Call(_) => false,
         }
     }
+
+    /// Whether the cluster does not take the token that this process has.
+    pub(crate) fn is_unauthenticated(&self) -> bool {
+        let unknown = |error: &LedgerError| match error {
+            LedgerError::Rejected { rejection, .. } => {
+                matches!(rejection, Rejection::Unauthenticated(_))
+            }
+            _ => false,
+        };
+        match self {
+            PodError::Store(error) => unknown(error),
+            PodError::Desk(DeskError::Ledger(error)) => unknown(error),
+            _ => false,
+        }
+    }
 }
 
 /// An API server that has just started refuses everybody until it has read the roles; and a right that is missing

@@ -37,6 +37,8 @@ pub struct Store {
     desks: Desks,
     /// Whether owners are the pods of a cluster, or containers of this machine alone.
     pub(crate) in_cluster: bool,
+    /// Of a process that serves one call: whoever renews its token is another.
+    pub(crate) once: bool,
     /// What this node was given of a cluster's pools.
     pub(crate) journal: Option<Arc<Journal>>,
     /// Who keeps addresses beyond their pods; none where no API server is known.
@@ -71,7 +73,9 @@ impl Store {
             apart: true,
             ..DeskSettings::default()
         };
-        Store::new(ledger, settings, metrics, true)
+        let mut store = Store::new(ledger, settings, metrics, true);
+        store.once = true;
+        store
     }
 
     /// The same where the requests of all nodes meet in one desk. What that does not answer is served here, from a
@@ -99,6 +103,7 @@ impl Store {
             desks: Desks::new(SharedLedger::clone(&ledger), settings, metrics),
             ledger,
             in_cluster,
+            once: false,
             journal: None,
             sticky: None,
             foreign: Foreign::default(),

@@ -32,6 +32,8 @@ pub enum LookError {
 #[derive(Debug, Default)]
 pub struct Use {
     pub live: BTreeMap<Prefix, Vec<LiveClaim>>,
+    /// Slices that count as used because their pool can't be read, and why.
+    pub unread: BTreeMap<Prefix, String>,
     /// Pools that exist, at the version that they were judged at.
     pub pools: Vec<(PoolKey, Version)>,
 }
@@ -44,6 +46,8 @@ impl Use {
         of.cloned().collect()
     }
 }
+
+type Loaded = (Holding, PoolKey, Result<Snapshot, String>);
 
 /// What a pod that asks for a network is to its node's slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,12 +83,12 @@ impl Looker {
         Ok((sight != there).then_some(node))
     }
 
-    async fn load(
-        &self,
-        holding: Holding,
-        key: PoolKey,
-    ) -> Result<(Holding, PoolKey, Snapshot), LedgerError> {
-        let snapshot = self.ledger.load(&key).await?;
+    /// A slice's pool. What is there and can't be read says nothing of other slices: that is the inner error.
+    async fn load(&self, holding: Holding, key: PoolKey) -> Result<Loaded, LedgerError> {
+        let snapshot = match self.ledger.load(&key).await {
+            Err(error @ LedgerError::Unreadable { .. }) => Err(error.to_string()),
+            loaded => Ok(loaded?),
+        };
         Ok((holding, key, snapshot))
     }
 
@@ -157,17 +161,30 @@ impl Looker {
         let loads = keys
             .into_iter()
             .map(|(holding, key)| self.load(holding, key));
-        let loaded: Vec<(Holding, PoolKey, Snapshot)> = futures::stream::iter(loads)
+        let loaded: Vec<Loaded> = futures::stream::iter(loads)
             .buffer_unordered(AT_ONCE)
             .try_collect()
             .await?;
         let mut found = Use::default();
         let pods: BTreeSet<PodRef> = loaded
             .iter()
-            .flat_map(|(_, _, snapshot)| subjects(&snapshot.pool))
+            .filter_map(|(_, _, snapshot)| snapshot.as_ref().ok())
+            .flat_map(|snapshot| subjects(&snapshot.pool))
             .collect();
         let sights = self.witness.pods(pods).await?;
-        for (holding, key, Snapshot { pool, version }) in loaded {
+        for (holding, key, snapshot) in loaded {
+            let Snapshot { pool, version } = match snapshot {
+                Ok(snapshot) => snapshot,
+                Err(why) => {
+                    let unknown = LiveClaim {
+                        pod: format!("({why})"),
+                        address: None,
+                    };
+                    found.live.entry(holding.slice).or_default().push(unknown);
+                    found.unread.insert(holding.slice, why);
+                    continue;
+                }
+            };
             let claims = claims(&holding, &pool, |pod| sights.get(pod));
             if !claims.is_empty() {
                 found.live.entry(holding.slice).or_default().extend(claims);

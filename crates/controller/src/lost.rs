@@ -10,6 +10,7 @@
 //! was planned on it.
 //! A claim with offers keeps its name: the parts that others have would be free by name while they live. Whoever
 //! finds one that is nobody's may take it. Both are guarded by the version that was judged.
+//! Each claim is judged by itself: one that has to stay holds up no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,6 +25,9 @@ use crate::events::News;
 use crate::look::LookError;
 use crate::seen::View;
 use crate::tend::{TendError, Tender};
+
+/// After a claim that nobody can judge: somebody may have made it good.
+const STUCK: Duration = Duration::from_secs(30);
 
 /// Which claim is suspected: its name, its node's UID, its epoch.
 type Suspect = (String, String, Epoch);
@@ -77,9 +81,17 @@ impl LostClaims {
         self.again = None;
         let ledger = &tender.looker.ledger;
         let mut known = BTreeSet::new();
+        let mut stuck = false;
         for label in ledger.strange_claimants(&view.nodes).await? {
             let node = NodeName::new(label);
-            let mut objects = ledger.slices(None, Some(&node)).await?;
+            let mut objects = match ledger.slices(None, Some(&node)).await {
+                Ok(objects) => objects,
+                Err(error) => {
+                    stays(node.as_str(), error.into())?;
+                    stuck = true;
+                    continue;
+                }
+            };
             // Whole before part: what the lost node still has on its way to the whole dies before another can have the
             // part.
             objects.sort_by_key(|object| object.claim.range.length());
@@ -93,13 +105,28 @@ impl LostClaims {
                 let is_part = left.iter().any(|whole| {
                     whole.network == object.network && whole.claim.range.covers(object.claim.range)
                 });
-                if is_part || !self.look(tender, view, &object, now).await? {
+                let looked = match is_part {
+                    true => Ok(false),
+                    false => self.look(tender, view, &object, now).await,
+                };
+                let taken = match looked {
+                    Ok(taken) => taken,
+                    Err(error) => {
+                        stays(&object.name, error)?;
+                        stuck = true;
+                        false
+                    }
+                };
+                if !taken {
                     left.push(object);
                 }
             }
         }
         self.suspicions.retain(|suspect| known.contains(suspect));
         self.recalled.retain(|suspect, _| known.contains(suspect));
+        if stuck {
+            self.look_at(now.plus(STUCK));
+        }
         self.looked = Some(absent);
         Ok(self.again)
     }
@@ -221,6 +248,15 @@ impl LostClaims {
     fn look_at(&mut self, moment: Moment) {
         self.again = Some(self.again.map_or(moment, |known| known.min(moment)));
     }
+}
+
+/// An error that is of one claim, or of one node's, is told, and the others are looked at.
+fn stays(what: &str, error: TendError) -> Result<(), TendError> {
+    if !error.is_of_one() {
+        return Err(error);
+    }
+    tracing::warn!(what, %error, "a claim of a node that is gone stays");
+    Ok(())
 }
 
 fn suspect(object: &SliceObject) -> Suspect {

@@ -24,7 +24,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::events::News;
 use crate::look::{LookError, Looker};
 use crate::metrics::Metrics;
-use crate::networks::{Settled, Trouble, Wish, settle};
+use crate::networks::{Settled, Trouble, Wish, reason, settle};
 use crate::plan::{Change, Known, Returns, plan};
 use crate::seen::View;
 
@@ -51,6 +51,18 @@ pub enum TendError {
     Ledger(#[from] LedgerError),
     #[error(transparent)]
     Look(#[from] LookError),
+}
+
+impl TendError {
+    /// Whether it may be of what was looked at alone: a server that can't be reached is away for everything.
+    pub(crate) fn is_of_one(&self) -> bool {
+        match self {
+            TendError::Ledger(error) | TendError::Look(LookError::Ledger(error)) => {
+                !error.is_passing()
+            }
+            TendError::Look(LookError::Blind(_)) => false,
+        }
+    }
 }
 
 /// What tending needs.
@@ -137,6 +149,14 @@ impl Tender {
         };
         let draft = plan(&known, &now);
         outcome.troubles = draft.troubles;
+        for why in memory.unread.values() {
+            let members = settled.members.iter();
+            outcome.troubles.extend(members.map(|wish| Trouble {
+                definition: wish.definition.clone(),
+                reason: reason::UNREADABLE,
+                message: format!("NodeSlicePool {}: {why}; its slice stays", task.name),
+            }));
+        }
         let owned = stored
             .as_ref()
             .is_some_and(|stored| !stored.owners.is_empty());

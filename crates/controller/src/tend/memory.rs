@@ -34,6 +34,8 @@ pub struct Memory {
     /// When it was made here, until a watch has shown it.
     pub(super) made: Option<Moment>,
     pub(super) suspicions: Suspicions<Suspect>,
+    /// Slices of nodes that are gone whose pools can't be read, and why.
+    pub(super) unread: BTreeMap<Prefix, String>,
     /// Since when slices are known to be recalled.
     pub(super) recalled: BTreeMap<Prefix, Moment>,
 }

@@ -1,7 +1,7 @@
 //! Slices that nobody uses any more: those of nodes that are gone, and those that a new cut would drop.
 //!
 //! Promises: none is given back that was not found unused twice, a grace period apart, and once more after it was
-//! recalled (I4, I8); its IPPool goes before it does.
+//! recalled (I4, I8); its IPPool goes before it does. Each is judged by itself: one that has to stay holds up no other.
 
 use std::collections::BTreeSet;
 
@@ -38,6 +38,8 @@ impl Tender {
         memory
             .suspicions
             .retain(|known| !matches!(known, Suspect::Loss(..)) || suspects.contains(known));
+        let is_missing = |slice: &Prefix| missing.iter().any(|holding| holding.slice == *slice);
+        memory.unread.retain(|slice, _| is_missing(slice));
         let mut due = Vec::new();
         for holding in missing {
             let suspected = memory.suspicions.due(&loss(task, &holding), self.grace);
@@ -54,21 +56,32 @@ impl Tender {
         let gone = self.looker.gone(nodes).await.map_err(LookError::from)?;
         let used = self.looker.uses(&due, networks, definitions).await?;
         for holding in due {
+            match used.unread.get(&holding.slice) {
+                Some(why) => memory.unread.insert(holding.slice, why.clone()),
+                None => memory.unread.remove(&holding.slice),
+            };
             let gone = gone.contains(&holding.node) && !used.live.contains_key(&holding.slice);
             let suspect = loss(task, &holding);
             match memory.suspicions.look(suspect, gone, self.grace, task.now) {
                 Verdict::Kept => outcome.look_at(task.now.plus(self.pause())),
                 Verdict::Suspected { until } => outcome.look_at(until),
-                Verdict::Proved if is_recalled(stored, &holding) => returns.reclaimed.push(holding),
+                Verdict::Proved if is_recalled(stored, &holding) => {
+                    let pools = used.of(&BTreeSet::from([holding.slice]));
+                    match self.looker.retire(&pools).await {
+                        Ok(()) => returns.reclaimed.push(holding),
+                        Err(error) if error.is_passing() => return Err(error.into()),
+                        Err(error) => {
+                            tracing::warn!(slice = %holding.slice, node = %holding.node, %error, "its IPPool stays, and so does the slice");
+                            outcome.look_at(task.now.plus(self.pause()));
+                        }
+                    }
+                }
                 Verdict::Proved => {
                     outcome.look_at(task.now.plus(self.pause()));
                     returns.recalled.push(holding);
                 }
             }
         }
-        let reclaimed = returns.reclaimed.iter();
-        let slices: BTreeSet<Prefix> = reclaimed.map(|holding| holding.slice).collect();
-        self.looker.retire(&used.of(&slices)).await?;
         Ok(returns)
     }
 

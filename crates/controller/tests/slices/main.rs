@@ -8,6 +8,7 @@
 
 mod change;
 mod loss;
+mod mass;
 mod peer;
 mod size;
 #[path = "../test_controller/mod.rs"]

@@ -9,6 +9,7 @@
 
 mod interlude;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,6 +21,7 @@ use berth_desk::DeskMetrics;
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, MemoryLedger, PoolKey, SharedLedger};
 use berth_pods::journal::Journal;
 use berth_pods::{Front, PodNetwork, Store, Stores};
+use futures::future::join_all;
 use interlude::{Interlude, Step};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -205,6 +207,19 @@ async fn a_del_waits_for_the_add_of_its_container() {
     let now = truth.load(&pool()).await.unwrap();
     let held: Vec<String> = now.pool.records().map(|(at, _)| at.to_string()).collect();
     assert_eq!(held, [given]);
+    let reserved = truth.claims(ClaimKind::Reservation).await.unwrap();
+    assert_eq!(reserved.len(), 1);
+}
+
+/// The runtime lost patience and asked again while the first call was still under way: one address, for all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_repeated_too_early_gives_one_address() {
+    let truth: SharedLedger = Arc::new(MemoryLedger::new());
+    let here = mk_node("here", SharedLedger::clone(&truth));
+    let calls = (0..16).map(|_| add(&here, "web-0", "c1", RANGE));
+    let given: BTreeSet<String> = join_all(calls).await.into_iter().collect();
+    assert_eq!(given.len(), 1, "{given:?}");
+    assert_eq!(truth.load(&pool()).await.unwrap().pool.len(), 1);
     let reserved = truth.claims(ClaimKind::Reservation).await.unwrap();
     assert_eq!(reserved.len(), 1);
 }

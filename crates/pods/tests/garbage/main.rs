@@ -6,6 +6,7 @@
     clippy::indexing_slicing
 )]
 
+mod away;
 mod sticky;
 mod world;
 
@@ -76,21 +77,6 @@ async fn completed_failed_and_evicted_pods_lose_their_addresses() {
             world.reservations().await.len() == 1
         })
         .await;
-    running.stop().await;
-}
-
-/// whereabouts #546, Antrea #3384: what happens while the collector is away is found when it is back.
-#[tokio::test(flavor = "multi_thread")]
-async fn whereabouts_546_what_went_while_nobody_watched_is_found_at_the_start() {
-    let world = World::new("away").await;
-    let agent = world.agent("n1").await;
-    for pod in ["goes", "stays"] {
-        let uid = world.run_pod(&agent, pod).await;
-        agent.add(&world, pod, &uid, pod).await;
-    }
-    world.delete_pod("goes").await;
-    let running = agent.collect();
-    world.until_held_by(&["stays"]).await;
     running.stop().await;
 }
 
@@ -179,7 +165,7 @@ async fn spiderpool_2526_a_pod_made_again_keeps_what_it_took_over() {
     let kept = [("1".to_owned(), "web-0".to_owned(), "new".to_owned())];
     assert_eq!(world.entries_of(POOL).await, kept);
     assert_eq!(world.reservations().await.len(), 1);
-    // Azure #885: nor does the old container's late DEL.
+    // azure_885: nor does the old container's late DEL.
     one.del(&world, "web-0", &old, "old").await;
     sleep(GRACE * 2).await;
     assert_eq!(world.entries_of(POOL).await, kept);

@@ -58,8 +58,9 @@ async fn an_assigned_slice_is_given_from_and_published() {
     assert_eq!(machine.add("c", &ipam).await, "10.0.0.65/24");
 }
 
+/// The table had no row of the node, and the plugin panicked at the first ADD. Here it is told what it waits for.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_without_a_slice_is_told_so_until_it_has_one() {
+async fn whereabouts_518_a_node_without_a_slice_is_told_so_until_it_has_one() {
     let site = Site::shared().await;
     site.assign("net", "10.1.0.0/24", "/30", &[("other", "10.1.0.0/30")])
         .await;

@@ -32,6 +32,7 @@ mod processes;
 mod race;
 mod rebuilt;
 mod recalled;
+mod regressions;
 mod requests;
 mod returned;
 #[path = "../../../controller/tests/test_controller/mod.rs"]

@@ -140,8 +140,9 @@ fn a_call_without_a_pod_is_refused() {
     assert!(message.contains("K8S_POD_NAME"), "{message}");
 }
 
+/// There was no table at all, and the plugin panicked at the first ADD.
 #[test]
-fn a_node_without_a_slice_is_told_what_it_waits_for() {
+fn whereabouts_518_a_node_without_a_table_is_told_what_it_waits_for() {
     let node = home_with(json!([{"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["nodeslicepools"], "verbs": ["get"]}])).node();
     let (code, message) = node
         .add(

@@ -29,10 +29,11 @@ async fn given(machine: &Machine, pod: &str, ipam: &Value) -> String {
     .await
 }
 
-/// Somebody deletes a Node whose agent runs on, and its kubelet registers it again after the controller's look: the agent has
+/// A node came back under its name between the controller's look and the cleaning, which freed what the node had taken meanwhile.
+/// Here a Node is deleted whose agent runs on, and its kubelet registers it again after the controller's look: the agent has
 /// heard of the recall by then, and goes on after it has written on its claim.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_is_recalled_before_it_is_taken_from_an_agent_that_lives() {
+async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_an_agent_that_lives() {
     let site = Site::shared().await;
     // The pause after a recall is half of it.
     let world = World::start_with(&site, Duration::from_secs(8)).await;

@@ -96,6 +96,61 @@ async fn a_change_under_live_addresses_is_refused_and_names_them_and_later_made(
     running.stop().await;
 }
 
+/// A pool was made smaller, or deleted, under nodes that used its CIDRs; the operator lost count of those, and when the pool was
+/// there again, or larger, gave them to other nodes. Here what is in use stays its node's, whatever the definition says
+/// meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn cilium_41986_a_range_that_shrinks_goes_and_comes_back_larger() {
+    let world = World::new("extend").await;
+    world.nodes(&["a", "b", "c"]).await;
+    world.network("net", ipam("10.0.0.0/24", "/26")).await;
+    let running = world.controller();
+    let first = ["10.0.0.0/26 a", "10.0.0.64/26 b", "10.0.0.128/26 c"];
+    let begins = async |expected: &[&str]| {
+        let rows = world.rows("blue").await;
+        rows.len() >= expected.len() && rows[..expected.len()] == *expected
+    };
+    world
+        .until("each has one", async || begins(&first).await)
+        .await;
+    world.run_pod("web", "c", "net").await;
+    world
+        .put_entries("blue-c-10.0.0.128-26", "10.0.0.128/26", &[("5", "web")])
+        .await;
+    let refused = async |kind: &str| {
+        let (kinds, message) = world.conditions("blue").await;
+        kinds.iter().any(|one| one == kind) && message.contains("10.0.0.133 of ")
+    };
+    world.network("net", ipam("10.0.0.0/25", "/26")).await;
+    world
+        .until("it does not shrink", async || {
+            refused(reason::CHANGE_REFUSED).await
+        })
+        .await;
+    world.delete_network(&world.namespace, "net").await;
+    world
+        .until("it does not go", async || {
+            refused(reason::DELETION_REFUSED).await
+        })
+        .await;
+    world.nodes(&["0", "1", "2"]).await;
+    world.network("net", ipam("10.0.0.0/23", "/26")).await;
+    let served = [
+        "10.0.0.0/26 a",
+        "10.0.0.64/26 b",
+        "10.0.0.128/26 c",
+        "10.0.0.192/26 0",
+        "10.0.1.0/26 1",
+        "10.0.1.64/26 2",
+    ];
+    world
+        .until("the new ones have others", async || begins(&served).await)
+        .await;
+    assert_eq!(world.annotation("blue", EPOCHS).await, None);
+    assert_eq!(world.ip_pools().await, ["blue-c-10.0.0.128-26"]);
+    running.stop().await;
+}
+
 /// A slip of the pen is no farewell: what can't be read leaves everything as it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_definition_that_becomes_unreadable_keeps_its_pool() {

@@ -88,9 +88,11 @@ async fn a_slice_goes_back_when_its_node_and_its_pods_are_gone_and_has_a_new_epo
     running.stop().await;
 }
 
-/// A look and a write are two moments. Whoever returns between them must not give from what the write frees (I8).
+/// A node was deleted and made again under its name; the controller had seen it gone, came to the cleaning a quarter of an hour
+/// later, and freed what the new one had taken meanwhile, so that a pod got the address of its tunnel. A look and a write are
+/// two moments: here whoever returns between them is seen by the look after the recall, and nothing is freed (I8).
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_returns_while_its_slice_is_recalled_keeps_it_at_a_new_epoch() {
+async fn calico_3589_6244_a_node_that_returns_while_its_slice_is_recalled_keeps_it() {
     let world = sliced("recall").await;
     let mut config = world.config();
     // The pause after the recall is half of it.

@@ -7,6 +7,7 @@
 )]
 
 mod change;
+mod leaders;
 mod loss;
 mod mass;
 mod peer;

@@ -4,8 +4,10 @@
 //! new nodes. Here each slice is judged by itself; what can't be read is in use (I5), and keeps nothing but its own slice.
 
 use berth_controller::networks::reason;
+use berth_testkit::{Fate, Relay};
 use serde_json::json;
 
+use crate::test_controller;
 use crate::world::World;
 
 fn names() -> impl Iterator<Item = String> {
@@ -86,5 +88,52 @@ async fn calico_8643_a_claim_that_can_not_be_judged_holds_up_no_other() {
             world.claims().await == ["10.0.0.24-29 n03 3", "10.0.0.40-29 n05 3", "odd n05 3"]
         })
         .await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calico_8643_a_pool_that_can_not_be_deleted_holds_up_no_other() {
+    let world = World::new("masspools").await;
+    let ipam = json!({ "range": "10.0.0.0/24", "node_slice_size": "/27", "network_name": "blue" });
+    world.network("net", ipam).await;
+    world.nodes(&["a", "b", "c"]).await;
+    let relay = Relay::new(world.cluster).await.unwrap();
+    let barred = "blue-b-10.0.0.32-27";
+    relay.rule(
+        move |asked| match asked.method == "DELETE" && asked.path.ends_with(barred) {
+            true => Fate::Refuse {
+                code: 403,
+                retry_after: None,
+            },
+            false => Fate::Pass,
+        },
+    );
+    let config = test_controller::config(relay.kubeconfig(), &world.namespace);
+    let running = test_controller::start(config);
+    let held = async || -> Vec<String> {
+        let rows = world.rows("blue").await;
+        rows.into_iter().filter(|row| !row.ends_with(' ')).collect()
+    };
+    world
+        .until("all nodes have one", async || held().await.len() == 3)
+        .await;
+    world
+        .put_entries(barred, "10.0.0.32/27", &[("1", "long-gone")])
+        .await;
+    for node in ["a", "b", "c"] {
+        world.delete_node(node).await;
+    }
+    world
+        .until("the others' are free", async || {
+            held().await == ["10.0.0.32/27 b"]
+        })
+        .await;
+    relay.rule(|_| Fate::Pass);
+    world
+        .until("and so is this, once it can be", async || {
+            held().await.is_empty()
+        })
+        .await;
+    assert_eq!(world.ip_pools().await, Vec::<String>::new());
     running.stop().await;
 }

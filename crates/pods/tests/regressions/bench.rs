@@ -30,6 +30,12 @@ impl Bench {
         Bench::of(store, ledger, boot)
     }
 
+    /// A process that serves a call where no agent does.
+    pub fn once(ledger: SharedLedger) -> Bench {
+        let store = Store::cluster_once(SharedLedger::clone(&ledger), DeskMetrics::default());
+        Bench::of(store, ledger, "this-boot")
+    }
+
     fn of(store: Store, ledger: SharedLedger, boot: &str) -> Bench {
         let front = Front::new(Arc::new(Arc::new(store)), "node-1")
             .with_boot(boot)

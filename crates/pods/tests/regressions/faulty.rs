@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
-use berth_ledger::{ClaimKey, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Version};
+use berth_ledger::{
+    ClaimKey, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Rejection, Snapshot, Version,
+};
 
 #[derive(Debug)]
 pub struct Faulty {
@@ -13,6 +15,8 @@ pub struct Faulty {
     pub full: AtomicBool,
     /// Claims by name can't be made or ended.
     pub no_claims: AtomicBool,
+    /// Nobody's token is taken.
+    pub stranger: AtomicBool,
 }
 
 impl Faulty {
@@ -21,7 +25,19 @@ impl Faulty {
             inner: MemoryLedger::new(),
             full: AtomicBool::new(false),
             no_claims: AtomicBool::new(false),
+            stranger: AtomicBool::new(false),
         }
+    }
+
+    fn knows(&self) -> Result<(), LedgerError> {
+        if self.stranger.load(Ordering::SeqCst) {
+            return Err(LedgerError::Rejected {
+                operation: "get",
+                target: "everything".into(),
+                rejection: Rejection::Unauthenticated("told to fail".into()),
+            });
+        }
+        Ok(())
     }
 
     fn claims_work(&self) -> Result<(), LedgerError> {
@@ -40,6 +56,11 @@ impl Faulty {
 impl Layer for Faulty {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &self.inner
+    }
+
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.knows()?;
+        self.inner.load(pool).await
     }
 
     async fn commit(

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use berth_ledger::{MemoryLedger, SharedLedger};
 use futures::future::join_all;
 use serde_json::json;
 
-use crate::bench::{Bench, addresses, bare};
+use crate::bench::{Bench, addresses, bare, error};
 use crate::crowd::{Slower, Together};
+use crate::faulty::Faulty;
 
 /// Twelve addresses for twelve pods of as many nodes, all at once: each write met another's, five tries were not enough, and
 /// pods failed beside addresses that were free. Here who met another plans again until its time is up.
@@ -59,6 +61,26 @@ async fn antrea_7996_a_tight_pool_serves_to_the_last_address() {
         assert_eq!(given.len(), 12);
     }
     assert_eq!(bench.held_and_reserved().await, (12, 12));
+}
+
+/// DEL needed a daemon that waited for the place of the pod that was to leave. A plugin without an agent whose token went with the
+/// agent's pod can free nothing, and does not keep the pod; an agent is told to come again. `berth` has the whole course.
+#[tokio::test]
+async fn azure_cns_2138_a_del_that_nobody_can_serve_keeps_no_pod() {
+    let faulty = Arc::new(Faulty::new());
+    let ledger = || Arc::clone(&faulty) as SharedLedger;
+    let ipam = json!({"range": "10.0.0.0/24"});
+    addresses(&Bench::once(ledger()).add("a", ipam.clone()).await);
+    faulty.stranger.store(true, Ordering::SeqCst);
+    error(&Bench::once(ledger()).add("b", ipam.clone()).await);
+    Bench::once(ledger()).del("a", ipam.clone()).await;
+    let agent = Bench::agent(ledger(), "this-boot");
+    error(&agent.call("DEL", "a", "a-c", ipam.clone()).await);
+    faulty.stranger.store(false, Ordering::SeqCst);
+    // It is the pod's until the collector knows better, or another DEL comes (I4).
+    assert_eq!(agent.held_and_reserved().await, (1, 1));
+    agent.del("a", ipam).await;
+    assert_eq!(agent.held_and_reserved().await, (0, 0));
 }
 
 /// An ADD in a wide range took a minute: the cost must follow what is held, not the size of the range.

@@ -23,7 +23,9 @@ pub struct Agent {
 impl Agent {
     /// What one may do that serves pods, for [`crate::Cluster::service_account`].
     pub fn rules() -> Value {
-        let verbs = ["get", "list", "watch", "create", "update", "patch", "delete"];
+        let verbs = [
+            "get", "list", "watch", "create", "update", "patch", "delete",
+        ];
         json!([
             { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools", "overlappingrangeipreservations"], "verbs": verbs },
             { "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs },

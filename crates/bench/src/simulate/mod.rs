@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use berth_api::whereabouts::IPPool;
 use berth_ledger::kube::Connect;
 use berth_slices::SliceSettings;
 use berth_testkit::Cluster;
 use clap::Args;
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -97,6 +98,7 @@ impl Simulate {
             {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]},
         ]);
         let account = cluster.service_account(&namespace, "agents", rules).await?;
+        served(&admin, &namespace).await?;
         let connect = Connect {
             kubeconfig: Some(account.kubeconfig().to_owned()),
             ..Connect::default()
@@ -268,6 +270,21 @@ impl Simulate {
         .await?;
         Ok(began.elapsed())
     }
+}
+
+/// Returns when the API server serves IPPools from its cache: it makes that for a kind's first reader, whom it tells to come
+/// back in a second or two, and a cluster has had one long before it has pods.
+async fn served(admin: &Client, namespace: &str) -> Result<()> {
+    let pools: Api<IPPool> = Api::namespaced(admin.clone(), namespace);
+    let cached = ListParams::default().match_any();
+    let begun = Instant::now();
+    while let Err(error) = pools.list(&cached).await {
+        if begun.elapsed() > Duration::from_secs(30) {
+            return Err(error).context("the API server's cache of IPPools");
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }
 
 /// As many nodes, as many disks: here a file system in memory stands for all of them.

@@ -94,7 +94,8 @@ async fn a_kind_that_is_not_installed_is_named_and_so_is_a_namespace() {
     let claimed = ledger.claim_new_slice("", whole, &mk_claimed("uid")).await;
     let (_, text) = rejection(claimed.unwrap_err());
     assert!(
-        text.contains("deploy/crds/berth.dev_sliceclaims.yaml"),
+        text.contains("namespace `berth-default` does not exist")
+            && text.contains("deploy/crds/namespace-slices.yaml"),
         "{text}"
     );
     install(&cluster).await;

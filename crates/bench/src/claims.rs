@@ -27,10 +27,11 @@ impl Maker {
         let address = Address::new(Family::V4, u128::from(0x0a00_0000 + n));
         let name = names::reservation("bench", address.context("an IPv4 address")?);
         let pod = format!("default/workload-{n:06}");
+        let container = format!("{n:064x}");
         match self {
             Self::Bare(api) => {
                 let spec = OverlappingRangeIPReservationSpec {
-                    containerid: String::new(),
+                    containerid: container,
                     podref: pod,
                     ifname: "net1".into(),
                 };
@@ -38,7 +39,7 @@ impl Maker {
                 api.create(&PostParams::default(), &object).await?;
             }
             Self::Ledger(ledger) => {
-                let record = Record::new(Owner::new(pod, "net1"), Handle::new(format!("{n:064x}")));
+                let record = Record::new(Owner::new(pod, "net1"), Handle::new(container));
                 let key = ClaimKey::new(ClaimKind::Reservation, name);
                 ledger.create(&key, &record).await?;
             }

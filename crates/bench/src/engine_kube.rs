@@ -35,8 +35,8 @@ pub struct EngineKube {
     /// VMs of the ConfigMap's document, all of which are claimed.
     #[arg(long, default_value_t = 1_000)]
     vms: u32,
-    /// Objects of each turn of claims by name.
-    #[arg(long, default_value_t = 1_250)]
+    /// Objects of each turn of claims by name: as many that connections, which are made in the first, do not count.
+    #[arg(long, default_value_t = 5_000)]
     names: u64,
     /// Requesters of claims by name.
     #[arg(long, default_value_t = 32)]

@@ -39,7 +39,7 @@ impl SlicePool {
     pub async fn claim_free(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
         // One on its way back is not claimed from to find that out again: whoever brings it back waits for claims to go.
         if self.is_leaving() {
-            self.mark(of).await?;
+            self.look_for_mark(of).await?;
         }
         for _ in 0..CUTS {
             // Before the mark was ever seen: as this network would cut it, which is how it is cut as a rule. Whoever claims
@@ -77,7 +77,9 @@ impl SlicePool {
     /// Tries what is free by the list of all claims.
     async fn claim_listed(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
         let world = &self.world;
-        let cut = Cut::new(of.range, self.mark(of).await?.size)?;
+        let mark = self.look_for_mark(of).await?;
+        let size = mark.map_or_else(|| wished_size(of), |mark| mark.size);
+        let cut = Cut::new(of.range, size)?;
         let mut table = SliceTable::new(cut);
         for object in self.all_claims(of).await? {
             table.restore(Slot {
@@ -188,7 +190,7 @@ impl SlicePool {
                 self.world.plain.open(of).await?;
                 return Err(SliceError::Leaving { range: of.range });
             }
-            self.mark(of).await?;
+            self.look_for_mark(of).await?;
             return Ok(false);
         };
         self.set_mark(Some(mark));

@@ -14,6 +14,7 @@ use crate::error::SliceError;
 use crate::pool::SlicePool;
 use crate::retire::LEAVING;
 use crate::sliced::Sliced;
+use crate::surrender::Rows;
 
 /// Pods that took an address of the part that was about to be spared, before the asker is told no; writes of others that
 /// came in between when a part was taken back, before that is left for later.
@@ -46,8 +47,8 @@ impl SlicePool {
         object: &SliceObject,
         taker: &NodeName,
     ) -> Result<(), SliceError> {
-        let part = self.spare_part(of, object, taker).await?;
-        if part.is_none() && self.pass_on(of, object, taker).await? {
+        let spared = self.spare_part(of, object, taker).await?;
+        if spared.is_none() && self.pass_on(of, object, taker).await? {
             return Ok(());
         }
         let mut claim = Claimed {
@@ -55,13 +56,13 @@ impl SlicePool {
             ..object.claim.clone()
         };
         claim.wants.retain(|want| want != taker);
-        claim.offers.extend(part.map(|range| Offer {
-            range,
+        claim.offers.extend(spared.iter().map(|(range, _)| Offer {
+            range: *range,
             node: taker.clone(),
         }));
         let written = self.world.cluster.amend_slice(object, &claim).await;
-        match (&written, part) {
-            (Ok(Some(_)), Some(part)) => {
+        match (&written, spared) {
+            (Ok(Some(_)), Some((part, _))) => {
                 self.world
                     .metrics
                     .donations
@@ -70,7 +71,7 @@ impl SlicePool {
                 tracing::info!(%part, %taker, slice = %claim.range, "a part of a slice was offered");
             }
             // It was not written: the addresses are this node's still.
-            (Ok(None), Some(part)) => self.free_rows(of, |row| row == part).await?,
+            (Ok(None), Some((_, rows))) => self.free_rows(of, &rows).await?,
             // Nobody knows: the rows stay until a look at the claim settles it.
             _ => {}
         }
@@ -132,7 +133,8 @@ impl SlicePool {
         self.unpublish(slice).await;
         let held = self.held();
         if !held.iter().any(|holding| holding.slice.covers(slice)) {
-            self.free_rows(of, |row| row == slice).await?;
+            let rows = self.rows_of(of, |row| row == slice).await?;
+            self.free_rows(of, &rows).await?;
         }
         Ok(())
     }
@@ -143,7 +145,7 @@ impl SlicePool {
         of: &Arc<Sliced>,
         object: &SliceObject,
         taker: &NodeName,
-    ) -> Result<Option<Prefix>, SliceError> {
+    ) -> Result<Option<(Prefix, Rows)>, SliceError> {
         let slice = object.claim.range;
         // What is not held here yet, or not any more, is nothing to give.
         let held = self.held();
@@ -167,8 +169,8 @@ impl SlicePool {
             let Some(part) = spare(slice, &of.usable, &local.pool) else {
                 return Ok(None);
             };
-            if self.surrender(of, part, taker).await? {
-                return Ok(Some(part));
+            if let Some(rows) = self.surrender(of, part, taker).await? {
+                return Ok(Some((part, rows)));
             }
         }
         Ok(None)
@@ -217,8 +219,9 @@ impl SlicePool {
         part: Prefix,
     ) -> Result<bool, SliceError> {
         for _ in 0..TRIES {
+            let rows = self.rows_of(of, |row| part.covers(row)).await?;
             if self.withdraw(of, slice, part).await? {
-                self.free_rows(of, |row| part.covers(row)).await?;
+                self.free_rows(of, &rows).await?;
                 self.note_more();
                 tracing::info!(%part, %slice, "a part of a slice was taken back");
                 return Ok(true);

@@ -3,6 +3,8 @@
 //! A new network begins on many nodes at once. Each could make the mark, after a look at what else is claimed of the
 //! network ([`crate::overlap`]); a few do, and the others wait for it. Nobody has to be elected for that: every node rolls a die, with
 //! better odds each time, so that one of many is soon found and one by itself does not wait for long.
+//!
+//! Only who has claimed makes one: it looks for claims of other ranges after its own, so that of two one sees the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +39,18 @@ pub(crate) fn wished_size(of: &Sliced) -> u8 {
 }
 
 impl SlicePool {
-    /// The range's mark; made, if there is none that says what this network does.
+    /// The range's mark as it is now, for whoever has not claimed yet.
+    pub async fn look_for_mark(&self, of: &Arc<Sliced>) -> Result<Option<Mark>, SliceError> {
+        let found = self.world.cluster.mark(&of.plain()).await?;
+        if found.is_some_and(|mark| mark.state == MarkState::Leaving) {
+            return self.marked(of, found).await.map(Some);
+        }
+        self.leaving_for(false);
+        self.set_mark(found.filter(|mark| mark.for_network(of.checked) == *mark));
+        Ok(found)
+    }
+
+    /// The range's mark; made, if there is none that says what this network does. For whoever has claimed a slice of it.
     pub async fn mark(&self, of: &Arc<Sliced>) -> Result<Mark, SliceError> {
         let says = |mark: &Mark| mark.for_network(of.checked) == *mark;
         if let Some(mark) = self.known_mark().filter(says) {

@@ -52,6 +52,9 @@ impl SlicePool {
             }
             if cluster.set_mark(&plain, Some(leaving), None).await? {
                 tracing::info!(%range, by = %of.range, "the range is not sliced any more: another one of its network is, which overlaps it");
+            } else if cluster.mark(&plain).await?.is_some() {
+                // Not another node of this range that did the same: it is sliced again.
+                return Err(SliceError::Leaving { range: *range });
             }
         }
         Ok(())

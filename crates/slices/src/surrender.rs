@@ -1,8 +1,9 @@
 //! Addresses that this node must not give though they lie in a slice of its own: held in its pool by nobody, so that one
 //! commit, guarded by each address, takes them out of every hand at once.
 //!
-//! A row names the part that it belongs to. Rows outlive a crash; which of them still mean something, the offers on this
-//! node's claims say.
+//! A row names the part that it belongs to, whom that is for, and which surrender of it this is: another process of the node
+//! may have put the part into use and lent it again since somebody looked, and only the rows that were looked at are freed.
+//! Rows outlive a crash; which of them still mean something, the offers on this node's claims say.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use berth_core::slice::elastic::Claimed;
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use berth_ledger::Guard;
 use berth_ledger::kube::SliceObject;
+use rand::RngExt;
 
 use crate::error::SliceError;
 use crate::holdings::Holding;
@@ -22,11 +24,25 @@ use crate::sliced::Sliced;
 /// No part has more addresses than that: each is a row. A whole slice may have any number.
 pub(crate) const MOST: u128 = 1024;
 
-pub(crate) fn record(part: Prefix, to: &NodeName) -> Record {
+/// What ends a node's name in the handle of a row.
+const END: char = '#';
+
+/// Addresses of a part that are out of use, as they were seen.
+pub(crate) type Rows = Vec<(Address, Record)>;
+
+/// The row of a surrender; no two are alike.
+fn record(part: Prefix, to: &NodeName) -> Record {
+    let which = rand::rng().random_range(0..u64::MAX);
     Record::new(
         Owner::new(SURRENDERED, part.to_string()),
-        Handle::new(to.as_str()),
+        Handle::new(format!("{to}{END}{which:x}")),
     )
+}
+
+/// Whether a row is of that part and for that node.
+fn is_for(row: &Record, part: Prefix, to: &NodeName) -> bool {
+    let name = row.handle.as_str().split(END).next();
+    part_of(row) == Some(part) && name == Some(to.as_str())
 }
 
 /// The part that a row belongs to; none for the record of a pod.
@@ -34,6 +50,14 @@ fn part_of(record: &Record) -> Option<Prefix> {
     (record.owner.subject == SURRENDERED)
         .then(|| record.owner.part.parse().ok())
         .flatten()
+}
+
+fn rows_in(pool: &Pool, which: impl Fn(Prefix) -> bool) -> Rows {
+    let rows = pool.records();
+    let of_part = rows.filter(|(_, row)| part_of(row).is_some_and(&which));
+    of_part
+        .map(|(address, row)| (address, row.clone()))
+        .collect()
 }
 
 /// All of a part, as far as it may have rows: what this network does not give of it, another one of the range may.
@@ -59,15 +83,15 @@ pub(crate) fn parent_of(part: Prefix, claims: &[SliceObject]) -> Option<&SliceOb
 }
 
 impl SlicePool {
-    /// Takes every address of a part out of use, all or none; false if one of them is held.
+    /// Takes every address of a part out of use, all or none; none if one of them is held.
     pub async fn surrender(
         &self,
         of: &Arc<Sliced>,
         part: Prefix,
         to: &NodeName,
-    ) -> Result<bool, SliceError> {
+    ) -> Result<Option<Rows>, SliceError> {
         if part.block().count() > MOST {
-            return Ok(false);
+            return Ok(None);
         }
         let addresses: Vec<Address> = addresses(part).collect();
         let record = record(part, to);
@@ -82,7 +106,9 @@ impl SlicePool {
             addresses.iter().map(claim).collect()
         };
         let made = self.world.amend(&of.key(), rows).await?;
-        Ok(made.len() == addresses.len())
+        let all = made.len() == addresses.len();
+        let rows = addresses.into_iter();
+        Ok(all.then(|| rows.map(|address| (address, record.clone())).collect()))
     }
 
     /// Stops giving from a whole slice, if nothing in it is held: its holding goes. False: something is, or it is not given from
@@ -112,7 +138,7 @@ impl SlicePool {
                 return Ok(false);
             }
             if !aside && held.iter().any(around) {
-                if !self.surrender(of, slice, to).await? {
+                if self.surrender(of, slice, to).await?.is_none() {
                     return Ok(false);
                 }
                 aside = true;
@@ -146,14 +172,13 @@ impl SlicePool {
             let change = |(address, row): (Address, &Record)| {
                 let mut offers = claim.offers.iter();
                 let offer = offers.find(|offer| offer.range.contains(address));
-                let now = offer.map(|offer| record(offer.range, &offer.node));
                 let expected = row.clone();
-                match now {
-                    Some(record) if record == *row => None,
-                    Some(record) => Some(Change::Update {
+                match offer {
+                    Some(offer) if is_for(row, offer.range, &offer.node) => None,
+                    Some(offer) => Some(Change::Update {
                         address,
                         expected,
-                        record,
+                        record: record(offer.range, &offer.node),
                     }),
                     None => Some(Change::Release {
                         address,
@@ -201,20 +226,27 @@ impl SlicePool {
         Ok(())
     }
 
-    /// Puts the addresses of parts back into use.
-    pub async fn free_rows(
+    /// What is out of use of parts, as it is now.
+    pub async fn rows_of(
         &self,
         of: &Arc<Sliced>,
         which: impl Fn(Prefix) -> bool,
-    ) -> Result<(), SliceError> {
+    ) -> Result<Rows, SliceError> {
+        let local = self.world.local.load(&of.key()).await?;
+        Ok(rows_in(&local.pool, which))
+    }
+
+    /// Puts addresses back into use that are out of it as they were seen: what is so by a later surrender stays.
+    pub async fn free_rows(&self, of: &Arc<Sliced>, seen: &Rows) -> Result<(), SliceError> {
         let rows = |pool: &Pool| -> Vec<Change> {
-            let of_part = pool
-                .records()
-                .filter(|(_, record)| part_of(record).is_some_and(&which));
-            of_part
-                .map(|(address, record)| Change::Release {
-                    address,
-                    expected: record.clone(),
+            let still = seen.iter().filter(|(address, row)| {
+                let mut holders = pool.holders(*address);
+                holders.any(|held| held.same_holder(row))
+            });
+            still
+                .map(|(address, row)| Change::Release {
+                    address: *address,
+                    expected: row.clone(),
                     rest: None,
                 })
                 .collect()
@@ -237,13 +269,11 @@ impl SlicePool {
             .slices(Some((&of.network, of.range)), Some(&self.world.node))
             .await?;
         let local = self.world.local.load(&of.key()).await?;
-        let rows: BTreeSet<Prefix> = local
-            .pool
-            .records()
-            .filter_map(|(_, row)| part_of(row))
-            .collect();
+        let parts = local.pool.records().filter_map(|(_, row)| part_of(row));
+        let parts: BTreeSet<Prefix> = parts.collect();
         let mut wrote = false;
-        for part in rows {
+        for part in parts {
+            let rows = rows_in(&local.pool, |row| row == part);
             // A slice that is held lies in itself: what is out of use of all of it was left by a crash, on its way out.
             let held = self.held();
             let is_held = held.iter().any(|one| one.slice == part && one.is_active());
@@ -253,7 +283,7 @@ impl SlicePool {
             // The smallest: the offers of that one say whose the part is.
             let Some(object) = around.max_by_key(|object| object.claim.range.length()) else {
                 // No slice of ours lies around it: nothing is given from there.
-                self.free_rows(of, |row| row == part).await?;
+                self.free_rows(of, &rows).await?;
                 continue;
             };
             let mut offers = object.claim.offers.iter();
@@ -263,7 +293,7 @@ impl SlicePool {
             // An offer that was sent before a crash may still arrive; after this write it can't. Lost: the next look.
             let written = self.world.cluster.amend_slice(object, &object.claim);
             if written.await?.is_some() {
-                self.free_rows(of, |row| row == part).await?;
+                self.free_rows(of, &rows).await?;
                 wrote = true;
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::bare::claim;
 use crate::call::{bare, fast_cut};
 use crate::machine::{Machine, Site, quick, until};
 
@@ -38,6 +39,24 @@ async fn a_wider_range_waits_for_the_slices_of_the_narrower() {
     // The other way round, while the wider one is held.
     let (code, why) = before.try_add("again", &narrow).await.unwrap_err();
     assert_eq!(code, 11, "{held}: {why}");
+}
+
+/// All slots are others', whose nodes are about to mark the range: one that has claimed nothing does not, for it would look for
+/// claims of other ranges before any of its own could be seen by those.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_finds_no_slot_to_claim_marks_nothing() {
+    let site = Site::shared().await;
+    let whole = "10.122.0.0/30";
+    for n in 0..2 {
+        let slot = format!("10.122.0.{}/31", 2 * n);
+        claim(&site, whole, &slot, &format!("begins-{n}"), 1, json!([])).await;
+    }
+    let node = Machine::start(&site, "finds-none").await;
+    let mut ipam = fast_cut(whole, "/31");
+    ipam["slice_borrow"] = json!(false);
+    let (code, why) = node.try_add("p", &ipam).await.unwrap_err();
+    assert_eq!(code, 11, "{why}");
+    assert_eq!(site.entries("10.122.0.0-30").await, None, "it is marked");
 }
 
 /// Where every address has a reservation, that keeps them apart.

@@ -363,12 +363,34 @@ async fn what_another_process_has_lent_stays_out_of_use() {
     let _gate = call.pool.gate.lock().await;
     agent.take_on(mk_holding(SLICE)).await.unwrap();
     let (part, taker) = ("10.0.0.24/29".parse().unwrap(), NodeName::new("t"));
-    assert!(agent.pool.surrender(&of, part, &taker).await.unwrap());
+    let lent = agent.pool.surrender(&of, part, &taker).await.unwrap();
+    assert!(lent.is_some());
     let claim = agent.pool.world.claimed(SLICE.parse().unwrap(), "u".into());
     let used = call.pool.put_into_use(&of, &claim).await.unwrap_err();
     assert!(used.is_passing(), "{used:?}");
     let given = agent.give("10.0.0.25").await.unwrap_err();
     assert!(given.needs_reload(), "it is lent: {given:?}");
+}
+
+/// Two processes take back what was lent, and the faster one lends it again, to the same node, before the slower one has put
+/// it into use.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lent_again_meanwhile_stays_out_of_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let (agent, call) = two(&dir).await;
+    let of = agent.pool.of();
+    let (part, taker): (Prefix, _) = ("10.0.0.24/29".parse().unwrap(), NodeName::new("t"));
+    agent.pool.surrender(&of, part, &taker).await.unwrap();
+    let (fast, slow) = (&agent.pool, &call.pool);
+    let seen = slow.rows_of(&of, |row| row == part).await.unwrap();
+    assert_eq!(seen.len(), 8);
+    fast.free_rows(&of, &seen).await.unwrap();
+    let again = fast.surrender(&of, part, &taker).await.unwrap();
+    slow.free_rows(&of, &seen).await.unwrap();
+    let given = agent.give("10.0.0.25").await.unwrap_err();
+    assert!(given.needs_reload(), "it is lent: {given:?}");
+    fast.free_rows(&of, &again.unwrap()).await.unwrap();
+    agent.give("10.0.0.25").await.unwrap();
 }
 
 /// Who brings a range back ends claims that are held by nobody: another process may be about to.

@@ -1,10 +1,8 @@
-//! Berth's own objects: claims of slices, and calls to their nodes.
+//! Berth's own objects, group `berth.dev`: calls to nodes. Claims of slices are Leases: [`crate::claim`].
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-pub use crate::claim::{SliceClaim, SliceClaimSpec, SliceOffer};
 
 /// A call to one node: look at your slices, somebody has written on a claim of yours. The object's name is the node's, so
 /// that a node hears its own calls and no others: a watch of one name costs the API server nothing for what happens

@@ -113,7 +113,7 @@ impl SliceClaimSpec {
 
     fn lease(&self) -> LeaseSpec {
         LeaseSpec {
-            holder_identity: (!self.node.is_empty()).then(|| self.node.clone()),
+            holder_identity: Some(self.node.clone()).filter(|node| !node.is_empty()),
             // No more than its field takes: a slice does not change hands two thousand million times.
             lease_transitions: Some(i32::try_from(self.epoch).unwrap_or(i32::MAX)),
             ..LeaseSpec::default()
@@ -122,11 +122,13 @@ impl SliceClaimSpec {
 
     /// What a merge patch has to say so that the object says this.
     pub fn merge(&self) -> Value {
+        let lease = self.lease();
         json!({
             "metadata": { "annotations": { SLICE: self.words() } },
+            // Said where there is none, too: what is left out of a merge stays.
             "spec": {
-                "holderIdentity": (!self.node.is_empty()).then_some(&self.node),
-                "leaseTransitions": self.lease().lease_transitions,
+                "holderIdentity": lease.holder_identity,
+                "leaseTransitions": lease.lease_transitions,
             },
         })
     }

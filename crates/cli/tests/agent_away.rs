@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use berth_api::berth::SliceClaim;
+use berth_api::claim::{self, SliceClaim};
 use berth_api::whereabouts::IPPool;
 use berth_testkit::{Account, Cluster, PodCall, fed};
 use host::{Host, succeeded};
@@ -197,7 +197,7 @@ async fn the_engine_finds_the_cluster_where_the_installation_left_it() {
     let (success, body) = call(&odd.engine(), odd.state.path(), "ADD", "b", &sliced);
     assert!(success, "{body}");
     let client = Cluster::shared().await.client().await.unwrap();
-    let claims: Api<SliceClaim> = Api::namespaced(client, &format!("berth-{namespace}"));
+    let claims: Api<SliceClaim> = Api::namespaced(client, &claim::namespace(&namespace));
     let claims = claims.list(&ListParams::default()).await.unwrap();
     let nodes: Vec<&str> = claims
         .iter()

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use berth_agent::SliceSettings;
-use berth_api::berth::{SliceCall, SliceClaimSpec};
+use berth_api::berth::SliceCall;
+use berth_api::claim::{NETWORK, NODE, RANGE, SliceClaim, SliceClaimSpec};
 use berth_api::whereabouts::IPPool;
 use berth_core::{Address, Change, Prefix};
 use berth_desk::DeskMetrics;
@@ -278,14 +279,18 @@ impl Drop for Bare {
 
 /// A claim as an agent has written it; what it is a slice of is `whole`.
 pub async fn claim(site: &Site, whole: &str, range: &str, node: &str, epoch: u8, offers: Value) {
-    let name = range.replace('/', "-");
-    let labels = json!({ "berth.dev/node": node, "berth.dev/range": whole.replace('/', "-"), "berth.dev/network": "" });
-    let words = json!({ "range": range, "offers": offers }).to_string();
-    let claim = json!({
-        "metadata": { "name": name, "labels": labels, "annotations": { "berth.dev/slice": words } },
-        "spec": { "holderIdentity": node, "leaseTransitions": epoch },
-    });
-    let claim = serde_json::from_value(claim).unwrap();
+    let spec = SliceClaimSpec {
+        range: range.to_owned(),
+        node: node.to_owned(),
+        epoch: epoch.into(),
+        offers: serde_json::from_value(offers).unwrap(),
+        ..SliceClaimSpec::default()
+    };
+    let mut claim = SliceClaim::new(&range.replace('/', "-"), spec);
+    let whole = whole.replace('/', "-");
+    let labels = [(NODE, node), (RANGE, whole.as_str()), (NETWORK, "")];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    claim.metadata.labels = Some(labels.into());
     let params = PostParams::default();
     site.claim_api().create(&params, &claim).await.unwrap();
 }
@@ -308,7 +313,7 @@ pub async fn amend(site: &Site, range: &str, change: impl FnOnce(&mut SliceClaim
     let mut spec = claims.get(&name).await.unwrap().spec;
     change(&mut spec);
     let mut merge = spec.merge();
-    merge["metadata"]["labels"] = json!({ "berth.dev/node": spec.node });
+    merge["metadata"]["labels"] = json!({ NODE: spec.node });
     let params = PatchParams::default();
     let patch = Patch::Merge(merge);
     claims.patch(&name, &params, &patch).await.unwrap();

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use berth_api::berth::{SliceCall, SliceClaim};
+use berth_api::berth::SliceCall;
+use berth_api::claim::SliceClaim;
 use berth_core::{Address, Block, Change, Prefix, Record, Space};
 use berth_desk::DeskMetrics;
 use berth_ledger::{

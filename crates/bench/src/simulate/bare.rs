@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use berth_api::berth::{SliceClaim, SliceClaimSpec};
+use berth_api::claim::{SliceClaim, SliceClaimSpec};
 use berth_testkit::Cluster;
 use kube::Api;
 use kube::api::PostParams;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use berth_api::berth::SliceClaim;
+use berth_api::claim::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::{Account, Agent, Cluster, Part, PodCall, Process, given, guarded};
 use k8s_openapi::api::coordination::v1::Lease;

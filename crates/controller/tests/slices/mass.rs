@@ -14,6 +14,12 @@ fn names() -> impl Iterator<Item = String> {
     (0..20).map(|n| format!("n{n:02}"))
 }
 
+/// The slices that nodes have, with their nodes.
+async fn held(world: &World) -> Vec<String> {
+    let rows = world.rows("blue").await;
+    rows.into_iter().filter(|row| !row.ends_with(' ')).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn calico_8643_a_slice_that_can_not_be_judged_holds_up_no_other() {
     let world = World::new("mass").await;
@@ -21,10 +27,7 @@ async fn calico_8643_a_slice_that_can_not_be_judged_holds_up_no_other() {
     world.network("net", ipam).await;
     world.many_nodes(names()).await;
     let running = world.controller();
-    let held = async || -> Vec<String> {
-        let rows = world.rows("blue").await;
-        rows.into_iter().filter(|row| !row.ends_with(' ')).collect()
-    };
+    let held = async || held(&world).await;
     world
         .until("all nodes have one", async || held().await.len() == 20)
         .await;
@@ -110,10 +113,7 @@ async fn calico_8643_a_pool_that_can_not_be_deleted_holds_up_no_other() {
     );
     let config = test_controller::config(relay.kubeconfig(), &world.namespace);
     let running = test_controller::start(config);
-    let held = async || -> Vec<String> {
-        let rows = world.rows("blue").await;
-        rows.into_iter().filter(|row| !row.ends_with(' ')).collect()
-    };
+    let held = async || held(&world).await;
     world
         .until("all nodes have one", async || held().await.len() == 3)
         .await;

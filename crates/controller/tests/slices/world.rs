@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use berth_api::claim::SliceClaim;
+use berth_api::claim::{self, NODE, SliceClaim, SliceClaimSpec};
 use berth_controller::ControllerConfig;
 use berth_testkit::{Cluster, Served};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
@@ -274,24 +274,23 @@ impl World {
     }
 
     fn slice_claims(&self) -> Api<SliceClaim> {
-        Api::namespaced(self.client.clone(), &format!("berth-{}", self.namespace))
+        Api::namespaced(self.client.clone(), &claim::namespace(&self.namespace))
     }
 
     /// A slice that a node has claimed by itself, three times passed on.
     pub async fn claim(&self, name: &str, range: &str, node: &str, offers: Value) {
-        let labels = json!({ "berth.dev/node": node, "berth.dev/range": "whole" });
-        let words = json!({ "range": range, "nodeUID": "u", "offers": offers }).to_string();
-        let object = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": { "name": name, "labels": labels, "annotations": { "berth.dev/slice": words } },
-            "spec": { "holderIdentity": node, "leaseTransitions": 3 },
-        });
-        let object = serde_json::from_value(object).unwrap();
+        let spec = SliceClaimSpec {
+            range: range.to_owned(),
+            node: node.to_owned(),
+            node_uid: "u".to_owned(),
+            epoch: 3,
+            offers: serde_json::from_value(offers).unwrap(),
+            ..SliceClaimSpec::default()
+        };
+        let mut claim = SliceClaim::new(name, spec);
+        claim.metadata.labels = Some([(NODE.to_owned(), node.to_owned())].into());
         let claims = self.slice_claims();
-        claims
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap();
+        claims.create(&PostParams::default(), &claim).await.unwrap();
     }
 
     /// `name node epoch`.

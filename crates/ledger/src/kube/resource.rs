@@ -103,7 +103,8 @@ impl Resource {
 
 #[cfg(test)]
 mod tests {
-    use berth_api::berth::{SliceCall, SliceClaim};
+    use berth_api::berth::SliceCall;
+    use berth_api::claim::SliceClaim;
     use berth_api::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
     use kube::Resource as _;
 

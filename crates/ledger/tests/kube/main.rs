@@ -10,13 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_api::whereabouts::IPPool;
-use berth_core::slice::elastic::Claimed;
-use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Change, Handle, Owner, Record};
 use berth_ledger::kube::Connect;
-use berth_ledger::{
-    ClaimKey, ClaimKind, KubeLedger, Ledger, LedgerError, PoolKey, SharedLedger, Version,
-};
+use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, SharedLedger, Version};
 use berth_testkit::Cluster;
 use conformance::{claim, held, mk_address, mk_record, release, write};
 use kube::Api;
@@ -32,6 +28,7 @@ mod limits;
 mod marks;
 mod refusals;
 mod slicepools;
+mod slices;
 mod turns;
 mod whole;
 
@@ -386,57 +383,4 @@ async fn a_watch_shows_deletion_and_what_can_not_be_read() {
         item.as_ref().is_ok_and(|s| s.pool.is_empty())
     })
     .await;
-}
-
-fn mk_claimed(node_uid: &str) -> Claimed {
-    Claimed {
-        range: "10.0.4.0/26".parse().unwrap(),
-        node: NodeName::new("node-7"),
-        node_uid: node_uid.to_owned(),
-        epoch: Epoch(3),
-        offers: Vec::new(),
-        wants: Vec::new(),
-        recalled: false,
-    }
-}
-
-/// A claim of a slice is found by its range, its network and its node.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slice_is_claimed_with_what_it_is_looked_for_by() {
-    let bed = Bed::new("slices").await;
-    let (claim, ledger) = (mk_claimed("uid-7"), &bed.ledger);
-    let (whole, other) = (
-        "10.0.0.0/16".parse().unwrap(),
-        "10.0.0.0/17".parse().unwrap(),
-    );
-    let made = ledger.claim_slice("blue", whole, &claim).await.unwrap();
-    let made = made.unwrap();
-    assert_eq!(made.claim, claim);
-    assert!(made.is_of("blue", whole));
-    let all = [made];
-    let of_range = Some(("blue", whole));
-    assert_eq!(ledger.slices(of_range, None).await.unwrap(), all);
-    assert_eq!(ledger.slices(None, Some(&claim.node)).await.unwrap(), all);
-    let beside = async |network, range| ledger.slices_beside(network, range).await.unwrap();
-    assert_eq!(beside("blue", other).await, all);
-    assert_eq!(beside("blue", whole).await, []);
-    assert_eq!(beside("red", other).await, []);
-    let reborn = ledger
-        .claim_slice("blue", whole, &mk_claimed("uid-8"))
-        .await;
-    assert_eq!(reborn.unwrap(), None, "another node's by now (I8)");
-}
-
-/// One of a name and a holder alone would be found by nobody who looks for it so.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slice_is_not_claimed_by_its_name_alone() {
-    let bed = Bed::new("slice-names").await;
-    let name = berth_api::names::slice("blue", "10.0.4.0/26".parse().unwrap());
-    let key = ClaimKey::new(ClaimKind::Slice, name);
-    let refused = bed.ledger.create(&key, &mk_record("a")).await;
-    assert!(
-        matches!(refused, Err(LedgerError::Rejected { .. })),
-        "{refused:?}"
-    );
-    assert_eq!(bed.ledger.slices(None, None).await.unwrap(), []);
 }

@@ -1,8 +1,9 @@
 //! What a real API server refuses, and what the caller is told.
 
-use berth_ledger::{Ledger, Rejection};
+use berth_ledger::{ClaimKey, ClaimKind, Ledger, Rejection};
 use berth_testkit::Cluster;
 
+use super::slices::mk_claimed;
 use super::*;
 
 fn rejection(error: LedgerError) -> (Rejection, String) {

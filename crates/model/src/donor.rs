@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use berth_core::Prefix;
 use berth_core::slice::elastic::spare;
+use berth_core::{Moment, Prefix};
 
 use crate::machine::{Task, name};
 use crate::protocol::{Careless, Protocol};
@@ -32,7 +32,7 @@ impl Protocol {
                 pool.restore(address, Default::default());
             }
         }
-        if let Some(child) = spare(parent, &usable(self.range), &pool) {
+        if let Some(child) = spare(parent, &usable(self.range), &pool, Moment(0)) {
             if self.is_careless(Careless::OfferFirst) {
                 return world.send(Some(node), Write::Offer { parent, child, to });
             }

@@ -10,8 +10,10 @@
 )]
 
 pub mod assigned;
+pub mod attachment;
 mod donor;
 pub mod machine;
+pub mod migration;
 pub mod protocol;
 mod quiet;
 mod steps;

@@ -1,0 +1,3 @@
+module berth.dev/vmpool
+
+go 1.22

@@ -30,6 +30,17 @@ impl Act {
             Self::Resize => "resize",
         }
     }
+
+    /// What operators search the log for: `IP allocation` is the text that the adaptor's own manager documents.
+    const fn subject(self) -> &'static str {
+        match self {
+            Self::Allocate | Self::Deallocate => "IP allocation",
+            Self::Clean => "VM cleanup",
+            Self::Recover => "state recovery",
+            Self::UserData => "VM user data",
+            Self::Resize => "pool resize",
+        }
+    }
 }
 
 /// An operation under way. Dropping it without an end tells that it was given up.
@@ -78,6 +89,12 @@ impl Audit {
             .ip(allocation.ip)
     }
 
+    /// The pool, where it is known only later.
+    pub(crate) fn pool(mut self, pool: &str) -> Self {
+        self.pool = pool.into();
+        self
+    }
+
     pub(crate) fn ip(mut self, ip: IpAddr) -> Self {
         self.ip = ip.to_string();
         self
@@ -105,6 +122,8 @@ impl Audit {
             ok,
             outcome,
             millis,
+            "{}",
+            self.act.subject(),
         );
     }
 }

@@ -5,20 +5,26 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod audit;
+mod boot;
 mod fleet;
 pub mod http;
 mod metrics;
 mod pool;
+mod scaling;
 pub mod settings;
+mod shards;
 mod sizing;
 mod start;
 pub mod vm;
 
+pub use boot::BootNote;
 pub use fleet::Fleet;
 pub use http::router;
 pub use metrics::VmMetrics;
 pub use pool::{
-    Allocation, Applicant, PoolError, Quarantine, Recovered, Returned, Rules, Status, Store,
+    Allocation, Applicant, Checking, Fault, PoolError, Quarantine, Recovered, Recovery, Returned,
+    Rules, Status, Store,
 };
+pub use scaling::{Report, Signal};
 pub use sizing::Reload;
 pub use start::{Setup, StartError, start};

@@ -10,10 +10,14 @@
 //! | `berth_vm_cleanups_total{pool,outcome}` | success, failure |
 //! | `berth_vm_passed_over_total{pool}` | VMs that did not answer when they were to be given |
 //! | `berth_vm_conflicts_total{pool}` | writes that met another writer |
+//! | `berth_vm_foreign_writes_total{pool}` | writes of the state by another program |
+//! | `berth_vm_restored_total{pool}` | allocations of this node that another program erased and that were put back |
+//! | `berth_vm_unparsed_total{pool}` | entries of the state that can't be parsed, and VMs held because of them |
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use berth_ledger::configmap::Foreign;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -53,6 +57,9 @@ pub struct VmMetrics {
     cleanups: Family<OutcomeLabel, Counter>,
     passed_over: Family<PoolLabel, Counter>,
     conflicts: Family<PoolLabel, Counter>,
+    foreign_writes: Family<PoolLabel, Counter>,
+    restored: Family<PoolLabel, Counter>,
+    unparsed: Family<PoolLabel, Counter>,
 }
 
 fn times() -> Histogram {
@@ -70,6 +77,9 @@ impl Default for VmMetrics {
             cleanups: Family::default(),
             passed_over: Family::default(),
             conflicts: Family::default(),
+            foreign_writes: Family::default(),
+            restored: Family::default(),
+            unparsed: Family::default(),
         }
     }
 }
@@ -108,6 +118,21 @@ impl VmMetrics {
             "conflicts",
             "Writes of the state that met another writer",
             self.conflicts.clone(),
+        );
+        registry.register(
+            "foreign_writes",
+            "Writes of the state by another program",
+            self.foreign_writes.clone(),
+        );
+        registry.register(
+            "restored",
+            "Allocations of this node that another program erased and that were put back",
+            self.restored.clone(),
+        );
+        registry.register(
+            "unparsed",
+            "Entries of the state that can't be parsed, and VMs held because of them",
+            self.unparsed.clone(),
         );
     }
 
@@ -182,16 +207,34 @@ impl PoolMeters {
 
     /// The ledger counts them; `so_far` is its number.
     pub(crate) fn conflicts(&self, so_far: u64) {
-        let counter = self.all.conflicts.get_or_create(&self.label());
+        self.raise(&self.all.conflicts, so_far);
+    }
+
+    /// The same.
+    pub(crate) fn foreign(&self, so_far: Foreign, unparsed: u64) {
+        self.raise(&self.all.foreign_writes, so_far.writes);
+        self.raise(&self.all.restored, so_far.restored);
+        self.raise(&self.all.unparsed, unparsed);
+    }
+
+    fn raise(&self, counters: &Family<PoolLabel, Counter>, so_far: u64) {
+        let counter = counters.get_or_create(&self.label());
         counter.inc_by(so_far.saturating_sub(counter.get()));
     }
 
     pub(crate) fn counted(&self, status: &Status) {
+        let passed_over = [
+            &status.silent,
+            &status.untrusted,
+            &status.locked,
+            &status.occupied,
+        ];
+        let silent = passed_over.iter().map(|ips| ips.len()).sum();
         for (state, count) in [
             ("available", status.available),
             ("in_use", status.in_use),
             ("quarantined", status.quarantined),
-            ("silent", status.silent.len()),
+            ("silent", silent),
         ] {
             let label = StateLabel {
                 pool: self.pool.clone(),

@@ -5,18 +5,18 @@
 //! never disagree about a VM (one VM in two pools is refused as a whole); and that a source that
 //! vanishes does not empty a pool: only an edit that says so does.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use berth_ledger::chain;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
-use crate::Fleet;
 use crate::settings::{PoolSettings, Settings, SettingsError, check_apart, pool_from_configmap};
+use crate::{Fleet, PoolError};
 
 /// Between two looks at the settings file. A mounted ConfigMap takes a minute to change anyway.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,24 +28,98 @@ pub type Reload = Arc<dyn Fn() -> Result<Settings, SettingsError> + Send + Sync>
 #[derive(Clone)]
 pub(crate) struct Sizes {
     fleet: Fleet,
+    settings: Arc<Settings>,
+    client: Option<Client>,
     lists: Arc<Mutex<Lists>>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Lists {
     settings: Vec<PoolSettings>,
     configmap: Vec<PoolSettings>,
 }
 
+impl Lists {
+    /// All pools, if both lists together make sense.
+    fn all(&self) -> Result<Vec<PoolSettings>, String> {
+        let all = [self.settings.as_slice(), &self.configmap].concat();
+        check_apart(&all)?;
+        Ok(all)
+    }
+}
+
 impl Sizes {
-    pub(crate) fn new(fleet: Fleet, settings: &Settings) -> Self {
+    pub(crate) fn new(fleet: Fleet, settings: Arc<Settings>, client: Option<Client>) -> Self {
         let lists = Lists {
             settings: settings.pools.clone(),
             configmap: Vec::new(),
         };
         Self {
             fleet,
+            settings,
+            client,
             lists: Arc::new(Mutex::new(lists)),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The ConfigMap that lists pools, and its name.
+    fn source(&self) -> Option<(Api<ConfigMap>, &str)> {
+        let (client, name) = (
+            self.client.clone()?,
+            self.settings.pools_configmap.as_ref()?,
+        );
+        Some((Api::namespaced(client, &self.settings.namespace), name))
+    }
+
+    /// The first opening: every pool that is listed anywhere now. A ConfigMap that is missing, or whose list can't be used,
+    /// holds up no other pool; one that can't be read does: its pools' VMs would not be recovered.
+    pub(crate) async fn open(&self) -> Result<(), PoolError> {
+        let mut next = Lists {
+            settings: self.settings.pools.clone(),
+            configmap: Vec::new(),
+        };
+        let mut problem = None;
+        if let Some((api, name)) = self.source() {
+            let read = api.get_opt(name).await;
+            let found = read.map_err(|error| PoolError::Starting {
+                why: format!("pools-configmap {name} can't be read: {}", chain(&error)),
+            })?;
+            if found.is_none() {
+                tracing::warn!(configmap = name, "pools-configmap does not exist yet");
+            }
+            match found.map_or(Ok(Vec::new()), |found| self.listed(name, found)) {
+                Ok(pools) => next.configmap = pools,
+                Err(wrong) => problem = Some(wrong),
+            }
+        }
+        let all = next.all().or_else(|wrong| {
+            problem = Some(wrong);
+            next.configmap.clear();
+            next.all()
+        });
+        let all = all.map_err(|why| PoolError::Starting { why })?;
+        *self.lists.lock().unwrap_or_else(PoisonError::into_inner) = next;
+        let opened = self.fleet.resize(&all).await;
+        if let Some(problem) = problem {
+            self.fleet.refuse_edit(problem);
+        }
+        opened
+    }
+
+    /// The pools of the ConfigMap, or what is wrong with it.
+    fn listed(&self, name: &str, object: ConfigMap) -> Result<Vec<PoolSettings>, String> {
+        let listed = object.data.unwrap_or_default();
+        let pools: Result<Vec<Vec<PoolSettings>>, String> = listed
+            .iter()
+            .map(|(pool, ips)| pool_from_configmap(&self.settings, pool, ips))
+            .collect();
+        match pools {
+            Ok(pools) => Ok(pools.concat()),
+            Err(problem) => Err(format!("ConfigMap {name}: {problem}")),
         }
     }
 
@@ -53,16 +127,12 @@ impl Sizes {
     async fn change(&self, change: impl FnOnce(&mut Lists)) {
         let all = {
             let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut next = Lists {
-                settings: lists.settings.clone(),
-                configmap: lists.configmap.clone(),
-            };
+            let mut next = lists.clone();
             change(&mut next);
-            let all = [next.settings.as_slice(), &next.configmap].concat();
-            if let Err(problem) = check_apart(&all) {
-                self.fleet.refuse_edit(problem);
-                return;
-            }
+            let all = match next.all() {
+                Ok(all) => all,
+                Err(problem) => return self.fleet.refuse_edit(problem),
+            };
             *lists = next;
             all
         };
@@ -71,8 +141,11 @@ impl Sizes {
         }
     }
 
-    /// Follows the settings file until `end`.
-    pub(crate) async fn follow_file(self, path: PathBuf, reload: Reload, end: CancellationToken) {
+    /// Follows the settings file, if there is one, until `end`.
+    pub(crate) async fn follow_file(self, reload: Reload, end: CancellationToken) {
+        let Some(path) = self.settings.file.clone() else {
+            return;
+        };
         let mut seen = tokio::fs::read(&path).await.ok();
         while end
             .run_until_cancelled(tokio::time::sleep(LOOK))
@@ -97,15 +170,11 @@ impl Sizes {
         }
     }
 
-    /// Follows the ConfigMap of pools until `end`.
-    pub(crate) async fn follow_configmap(
-        self,
-        client: Client,
-        settings: Arc<Settings>,
-        name: String,
-        end: CancellationToken,
-    ) {
-        let api: Api<ConfigMap> = Api::namespaced(client, &settings.namespace);
+    /// Follows the ConfigMap of pools, if there is one, until `end`.
+    pub(crate) async fn follow_configmap(self, end: CancellationToken) {
+        let Some((api, name)) = self.source() else {
+            return;
+        };
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let mut objects = watcher(api, config)
             .default_backoff()
@@ -119,16 +188,9 @@ impl Sizes {
                     continue;
                 }
             };
-            let listed = object.data.unwrap_or_default();
-            let pools: Result<Vec<PoolSettings>, String> = listed
-                .iter()
-                .map(|(pool, ips)| pool_from_configmap(&settings, pool, ips))
-                .collect();
-            match pools {
+            match self.listed(name, object) {
                 Ok(pools) => self.change(|lists| lists.configmap = pools).await,
-                Err(problem) => self
-                    .fleet
-                    .refuse_edit(format!("ConfigMap {name}: {problem}")),
+                Err(problem) => self.fleet.refuse_edit(problem),
             }
         }
     }

@@ -1,8 +1,8 @@
 //! From settings to a fleet that serves.
 //!
 //! Promises: what is wrong with the settings shows before anything is served; a state that can't be
-//! reached is waited for, not replaced, and holds up nobody who does not need it; this node's former
-//! VMs are taken back before the first new one is given.
+//! reached is waited for, not replaced, and holds up nobody who does not need it; the state is repaired, and this node's VMs
+//! of before a reboot are taken back, before the first new one is given.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use berth_desk::DeskMetrics;
 use berth_ledger::configmap::ConfigMapLedger;
 use berth_ledger::kube::Connect;
 use berth_ledger::{LedgerError, SqliteLedger};
-use kube::Client;
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
+use crate::boot::{BootNote, Since};
 use crate::http::{TcpError, serve_tcp};
-use crate::settings::{LedgerChoice, Readiness, Settings};
+use crate::settings::{LedgerChoice, Readiness, RecoverAtStart, Settings};
 use crate::sizing::{Reload, Sizes};
 use crate::vm::{SshVms, VmError};
-use crate::{Fleet, PoolError, Store, VmMetrics};
+use crate::{Fleet, Recovery, Store, VmMetrics};
 
 /// The longest pause between two tries to reach the state at start.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,6 +43,8 @@ pub struct Setup {
     pub settings: Settings,
     /// Reads the settings again after an edit of their file.
     pub reload: Reload,
+    /// In which boot the node was when its VMs were last looked after.
+    pub boot: BootNote,
     /// The way to the API server. Its namespace is not used: the settings have their own.
     pub cluster: Connect,
 }
@@ -67,12 +69,18 @@ pub async fn start(
     let Setup {
         settings,
         reload,
+        boot,
         mut cluster,
     } = setup;
     cluster.timeout = settings.retry.timeout;
     let vms = SshVms::new(settings.access.clone());
     if settings.cleanup.is_some() || settings.readiness == Readiness::Ssh {
         vms.check_access().await.map_err(StartError::Access)?;
+    }
+    if settings.readiness != Readiness::Ssh {
+        tracing::warn!(
+            "vm-readiness is not ssh: a VM that still has user data of another pod is not recognised"
+        );
     }
     let needs_cluster =
         settings.ledger == LedgerChoice::ConfigMap || settings.pools_configmap.is_some();
@@ -87,7 +95,9 @@ pub async fn start(
         }
         (LedgerChoice::ConfigMap, client) => {
             let client = client.clone().ok_or(StartError::NoClient)?;
-            let ledger = ConfigMapLedger::new(client, &settings.namespace, settings.retry.timeout);
+            let ledger = ConfigMapLedger::new(client, &settings.namespace, settings.retry.timeout)
+                .of_node(&settings.node)
+                .with_retries(settings.retry.retries);
             Store::ConfigMap(Arc::new(ledger))
         }
     };
@@ -98,49 +108,34 @@ pub async fn start(
     if let Some(tcp) = &settings.tcp {
         serve_tcp(fleet.clone(), tcp, end.clone()).await?;
     }
-    tokio::spawn(live(fleet.clone(), Arc::new(settings), reload, client, end));
+    let sizes = Sizes::new(fleet.clone(), Arc::new(settings), client);
+    tokio::spawn(live(fleet.clone(), sizes, reload, boot, end));
     Ok(fleet)
 }
 
 /// Opens the pools, then follows the settings and keeps the fleet until `end`.
-async fn live(
-    fleet: Fleet,
-    settings: Arc<Settings>,
-    reload: Reload,
-    client: Option<Client>,
-    end: CancellationToken,
-) {
-    if end
-        .run_until_cancelled(open(&fleet, &settings))
-        .await
-        .is_none()
-    {
+async fn live(fleet: Fleet, sizes: Sizes, reload: Reload, boot: BootNote, end: CancellationToken) {
+    let at_start = recovery(sizes.settings().recover_at_start, boot.since());
+    fleet.start_with(at_start);
+    let opened = end.run_until_cancelled(open(&fleet, &sizes)).await;
+    if opened.is_none() {
         return;
     }
-    let sizes = Sizes::new(fleet.clone(), &settings);
-    if let Some(path) = settings.file.clone() {
-        tokio::spawn(sizes.clone().follow_file(path, reload, end.clone()));
-    }
-    if let (Some(client), Some(name)) = (client, settings.pools_configmap.clone()) {
-        tokio::spawn(sizes.follow_configmap(client, settings, name, end.clone()));
-    }
-    fleet.run(end).await;
+    // Not before the VMs of the former boot were recorded as taken back.
+    fleet.note_boot(&boot);
+    fleet.reopen();
+    tokio::spawn(sizes.clone().follow_file(reload, end.clone()));
+    tokio::spawn(sizes.follow_configmap(end.clone()));
+    fleet.run(boot, end).await;
 }
 
-/// The first look at the state, and recovery: tried until it succeeds. Whatever is wrong may be put
+/// Reads which pools there are, then opens and recovers them: tried until it succeeds. Whatever is wrong may be put
 /// right from outside, and is shown meanwhile.
-async fn open(fleet: &Fleet, settings: &Settings) {
+async fn open(fleet: &Fleet, sizes: &Sizes) {
     let mut pause = Duration::from_millis(200);
     loop {
-        let opened = async {
-            fleet.resize(&settings.pools).await?;
-            if settings.recover_at_start {
-                fleet.recover_all(true).await?;
-            }
-            Ok::<(), PoolError>(())
-        };
-        match opened.await {
-            Ok(()) => return fleet.reopen(),
+        match sizes.open().await {
+            Ok(()) => return,
             Err(error) => {
                 tracing::warn!(%error, again_in = ?pause, "the VM pools can't be opened yet");
                 fleet.close(error.to_string());
@@ -148,5 +143,17 @@ async fn open(fleet: &Fleet, settings: &Settings) {
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PATIENCE);
+    }
+}
+
+/// A restart of Berth is no restart of the pods: their VMs are taken back only if the node was rebooted, or the settings
+/// say that the pods die with this process.
+const fn recovery(at_start: RecoverAtStart, since: Since) -> Recovery {
+    match (at_start, since) {
+        (RecoverAtStart::Always, _) | (RecoverAtStart::Boot, Since::Rebooted) => {
+            Recovery::AfterReboot
+        }
+        (RecoverAtStart::Boot, Since::Unknown) => Recovery::UnknownBoot,
+        (RecoverAtStart::Boot, Since::SameBoot) | (RecoverAtStart::Never, _) => Recovery::AtStart,
     }
 }

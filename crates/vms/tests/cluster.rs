@@ -1,7 +1,7 @@
-//! The front on a real API server with real SSH servers as VMs: recovery, states that others wrote
-//! by hand, sizes that change, a server that goes away.
+//! The front on a real API server with real SSH servers as VMs: recovery, sizes that change, a server that goes away.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod place;
 mod script;
 mod test_vm;
 
@@ -9,88 +9,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_ledger::configmap::{ConfigMapLedger, Document, STATE_KEY};
-use berth_testkit::{Cluster, Part, Sheet};
-use berth_vms::settings::Settings;
+use berth_testkit::{Cluster, Part};
+use berth_vms::PoolError;
 use berth_vms::vm::{SshVms, Vms};
-use berth_vms::{Applicant, Fleet, PoolError, Status, Store};
+use place::{Place, applicant, counts, until};
 use script::{ScriptedVms, settings};
 use test_vm::{Lab, OnReboot};
 
-const STATE: &str = "byom-ip-pool-state";
 const REBOOTS: OnReboot = OnReboot::DownFor(Duration::from_millis(800));
-
-struct Place {
-    sheet: Sheet,
-}
-
-impl Place {
-    async fn new() -> Self {
-        Self::on(Cluster::shared().await).await
-    }
-
-    async fn on(cluster: &Cluster) -> Self {
-        let sheet = Sheet::new(cluster, "byom", STATE).await.unwrap();
-        Self { sheet }
-    }
-
-    /// A manager's process, as far as the state can tell.
-    async fn fleet(&self, settings: &Settings, vms: Arc<dyn Vms>) -> Fleet {
-        let fleet = self.unopened(settings, vms);
-        fleet.resize(&settings.pools).await.unwrap();
-        fleet
-    }
-
-    fn unopened(&self, settings: &Settings, vms: Arc<dyn Vms>) -> Fleet {
-        let ledger = ConfigMapLedger::new(
-            self.sheet.client.clone(),
-            &self.sheet.namespace,
-            Duration::from_secs(10),
-        );
-        let store = Store::ConfigMap(Arc::new(ledger));
-        Fleet::new(settings, store, vms, Default::default(), Default::default())
-    }
-
-    async fn write(&self, text: &str) {
-        self.sheet.write(&[(STATE_KEY, text)]).await.unwrap();
-    }
-
-    async fn data(&self) -> BTreeMap<String, String> {
-        self.sheet.data().await.unwrap()
-    }
-
-    async fn document(&self) -> Document {
-        Document::decode(&self.data().await[STATE_KEY]).unwrap()
-    }
-}
-
-fn applicant(id: &str) -> Applicant {
-    Applicant {
-        allocation_id: id.into(),
-        pod_name: "nginx".into(),
-        pod_namespace: "default".into(),
-    }
-}
-
-async fn counts(fleet: &Fleet) -> (usize, usize, usize) {
-    let Status {
-        available,
-        in_use,
-        quarantined,
-        ..
-    } = fleet.status(None).await.unwrap().remove(0);
-    (available, in_use, quarantined)
-}
-
-async fn until(fleet: &Fleet, wanted: (usize, usize, usize)) {
-    for _ in 0..300 {
-        if counts(fleet).await == wanted {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("{:?} is not {wanted:?}", fleet.status(None).await.unwrap());
-}
 
 /// The reason why everything here exists: a node comes back, and its VMs must not go to other
 /// pods before they were wiped.
@@ -193,149 +119,6 @@ async fn two_processes_share_a_pool_with_a_dead_vm() {
 }
 
 #[tokio::test]
-async fn states_that_others_wrote_by_hand() {
-    // allocated, available -> after recovery: available, in use, doubled, strays.
-    let old = r#"{"allocationID":"old-1","ip":"192.168.1.10","nodeName":"other","podName":"old","allocatedAt":"2026-04-23T09:56:00Z"}"#;
-    let pool = "192.168.1.10,192.168.1.11,192.168.1.12";
-    let cases = [
-        // Without podNamespace, with a foreign address in use, unknown and doubled free ones.
-        (
-            pool,
-            format!(
-                r#"{{"allocatedIPs":{{"old-1":{old},"foreign":{{"allocationID":"foreign","ip":"10.0.0.1"}}}},
-                "availableIPs":["192.168.1.11","10.0.0.2","192.168.1.11"],"version":5}}"#
-            ),
-            (vec!["192.168.1.11", "192.168.1.12"], 2, 0, 0),
-        ),
-        // Null maps.
-        (
-            pool,
-            r#"{"allocatedIPs":null,"availableIPs":null,"lastUpdated":null,"version":0}"#.into(),
-            (
-                vec!["192.168.1.10", "192.168.1.11", "192.168.1.12"],
-                0,
-                0,
-                0,
-            ),
-        ),
-        // Settings changed under a VM in use.
-        (
-            "192.168.1.10,192.168.1.13,192.168.1.14",
-            format!(
-                r#"{{"allocatedIPs":{{"old-1":{old}}},"availableIPs":["192.168.1.11","192.168.1.12"],"version":5}}"#
-            ),
-            (vec!["192.168.1.13", "192.168.1.14"], 1, 0, 0),
-        ),
-        // Two allocations with one VM, an entry without an address, a VM in use and listed as free.
-        (
-            pool,
-            format!(
-                r#"{{"allocatedIPs":{{"old-1":{old},"twin":{{"allocationID":"twin","ip":"192.168.1.10"}},
-                "lost":{{"allocationID":"lost","ip":"-"}}}},"availableIPs":["192.168.1.10","192.168.1.12"],"version":5}}"#
-            ),
-            (vec!["192.168.1.11", "192.168.1.12"], 2, 1, 1),
-        ),
-        // An empty document, and a ConfigMap that somebody made by hand.
-        (
-            pool,
-            "{}".into(),
-            (
-                vec!["192.168.1.10", "192.168.1.11", "192.168.1.12"],
-                0,
-                0,
-                0,
-            ),
-        ),
-    ];
-    for (pool, text, (available, in_use, doubled, strays)) in cases {
-        let place = Place::new().await;
-        place.write(&text).await;
-        let before = Document::decode(&text).unwrap();
-        let vms: Arc<ScriptedVms> = Arc::default();
-        let fleet = place.fleet(&settings(&[("VM_POOL_IPS", pool)]), vms).await;
-        fleet.recover(None, true).await.unwrap();
-        let status = fleet.status(None).await.unwrap().remove(0);
-        assert_eq!(status.in_use, in_use, "{text}");
-        assert_eq!(status.total, available.len() + in_use, "{text}");
-        assert_eq!(
-            (status.doubled.len(), status.strays.len()),
-            (doubled, strays),
-            "{text}"
-        );
-        let after = place.document().await;
-        assert_eq!(after.available, available, "{text}");
-        assert_eq!(
-            after.allocated, before.allocated,
-            "another node's VMs are not touched"
-        );
-        assert!(after.version > before.version, "{text}");
-    }
-}
-
-#[tokio::test]
-async fn the_table_of_the_recovery_rules() {
-    let place = Place::new().await;
-    place
-        .write(
-            r#"{"allocatedIPs":{"a":{"allocationID":"a","ip":"192.168.1.10","nodeName":"other"},
-            "b":{"allocationID":"b","ip":"10.0.0.1","nodeName":"other"}},
-            "availableIPs":["192.168.1.11","10.0.0.2","192.168.1.11"],"version":1}"#,
-        )
-        .await;
-    let env = [
-        ("VM_POOL_IPS", "192.168.1.10-192.168.1.12"),
-        ("VM_CLEANUP", "false"),
-    ];
-    let fleet = place
-        .fleet(&settings(&env), Arc::<ScriptedVms>::default())
-        .await;
-    let status = fleet.status(None).await.unwrap().remove(0);
-    assert_eq!((status.available, status.in_use, status.total), (2, 2, 4));
-    // An address that is no member is not free again when it is given back.
-    fleet.deallocate(None, "b", false).await.unwrap();
-    assert_eq!(
-        place.document().await.available,
-        ["192.168.1.11", "192.168.1.12"]
-    );
-}
-
-#[tokio::test]
-async fn an_unreadable_state_is_set_aside_and_frees_nothing_unproven() {
-    let place = Place::new().await;
-    let broken = r#"{"allocatedIPs":{"a":{"allocationID":"a","ip":"10.0.0.1","nodeName":"other"}},"availableIPs":["10.0.0.2"],"#;
-    place.write(broken).await;
-    let vms: Arc<ScriptedVms> = Arc::default();
-    let fleet = place
-        .fleet(
-            &settings(&[("VM_POOL_IPS", "10.0.0.1-10.0.0.3")]),
-            vms.clone(),
-        )
-        .await;
-    let data = place.data().await;
-    assert!(
-        data.values().any(|text| text == broken),
-        "never destroyed: {data:?}"
-    );
-    assert_eq!(counts(&fleet).await, (1, 2, 0));
-    assert_eq!(
-        fleet
-            .allocate(None, applicant("n"))
-            .await
-            .unwrap()
-            .ip
-            .to_string(),
-        "10.0.0.2"
-    );
-    // What nobody knows about is freed as everything else is: given back, rebooted, seen up.
-    fleet
-        .deallocate(None, "unreadable-10.0.0.3", false)
-        .await
-        .unwrap();
-    until(&fleet, (1, 2, 0)).await;
-    assert_eq!(vms.reboots("10.0.0.3"), 1);
-}
-
-#[tokio::test]
 async fn a_server_that_is_away_resets_nothing() {
     let cluster = Cluster::start().await.unwrap();
     let place = Place::on(&cluster).await;
@@ -369,36 +152,40 @@ async fn a_server_that_is_away_resets_nothing() {
     assert_eq!(counts(&late).await, (2, 1, 0));
 }
 
+/// An edit that does not get through is not forgotten: the fleet is not ready until it is done, and does it later.
 #[tokio::test]
-async fn a_full_state_is_refused_before_it_is_written() {
-    let place = Place::new().await;
-    let filler = "x".repeat(1_048_000);
-    place.write("{}").await;
-    let patch = serde_json::json!({ "data": { "filler": filler } });
-    let params = kube::api::PatchParams::default();
-    place
-        .sheet
-        .api
-        .patch(STATE, &params, &kube::api::Patch::Merge(&patch))
-        .await
-        .unwrap();
-    let env = [
-        ("VM_POOL_IPS", "10.0.0.1-10.0.0.3"),
-        ("OPERATION_TIMEOUT", "2s"),
-    ];
+async fn berth_15_11_an_edit_while_the_server_is_away_is_done_later() {
+    let cluster = Cluster::start().await.unwrap();
+    let place = Place::on(&cluster).await;
+    let wanted = |ips: &str| settings(&[("VM_POOL_IPS", ips), ("OPERATION_TIMEOUT", "2s")]);
     let fleet = place
-        .fleet(&settings(&env), Arc::<ScriptedVms>::default())
+        .fleet(&wanted("10.0.0.1"), Arc::<ScriptedVms>::default())
         .await;
-    let before = place.data().await;
-    let first = fleet.allocate(None, applicant("a")).await;
-    let error = match first {
-        Err(error) => error,
-        Ok(_) => fleet
-            .allocate(None, applicant(&"b".repeat(400)))
-            .await
-            .unwrap_err(),
-    };
-    assert!(error.to_string().contains("limit of 1048576"), "{error}");
-    assert!(error.to_string().contains("several pools"), "{error}");
-    assert_eq!(place.data().await["filler"], before["filler"]);
+    fleet.ready().await.unwrap();
+    cluster.kill(Part::ApiServer).unwrap();
+    let mut edited = wanted("10.0.0.1-10.0.0.3").pools;
+    let mut gpu = wanted("10.0.1.1").pools;
+    gpu[0].name = "gpu".into();
+    gpu[0].configmap = "gpu".into();
+    edited.extend(gpu);
+    fleet.resize(&edited).await.unwrap_err();
+    cluster.restart(Part::ApiServer).await.unwrap();
+    let error = fleet.ready().await.unwrap_err();
+    assert!(matches!(error, PoolError::Starting { .. }), "{error}");
+    assert!(fleet.problem().is_some());
+    // What was open serves; what is new does not yet.
+    fleet.by_id(Some("default"), "a").await.unwrap_err();
+    let error = fleet.allocate(Some("gpu"), applicant("a")).await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, PoolError::Starting { .. }), "{error}");
+
+    let end = tokio_util::sync::CancellationToken::new();
+    let running = tokio::spawn(fleet.clone().run(Default::default(), end.clone()));
+    while fleet.ready().await.is_err() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(counts(&fleet).await, (3, 0, 0));
+    fleet.allocate(Some("gpu"), applicant("a")).await.unwrap();
+    end.cancel();
+    running.await.unwrap();
 }

@@ -258,7 +258,7 @@ async fn a_vm_that_ignores_its_reboot_is_not_given_on() {
     bench.ip("a").await;
     bench.fleet.deallocate(None, "a", false).await.unwrap();
     let shown = bench.failed_cleanup("a", 1).await;
-    assert!(shown.error.unwrap().contains("not seen down"));
+    assert!(shown.error.unwrap().contains("was not rebooted"));
     bench.until((0, 0, 1)).await;
     // An operator who knows better can say so.
     assert_eq!(
@@ -315,7 +315,7 @@ async fn a_cleanup_that_was_cut_off_is_resumed() {
     bench.until((0, 0, 1)).await;
     let end = tokio_util::sync::CancellationToken::new();
     end.cancel();
-    bench.fleet.clone().run(end).await;
+    bench.fleet.clone().run(Default::default(), end).await;
     drop(bench);
     vms.let_up("10.0.0.1");
 
@@ -324,6 +324,51 @@ async fn a_cleanup_that_was_cut_off_is_resumed() {
     let recovered = reborn.fleet.recover(None, true).await.unwrap().remove(0);
     assert_eq!((recovered.taken_back, recovered.resumed), (0, 1));
     reborn.until((1, 0, 0)).await;
+}
+
+/// A node that quarantined a VM and never comes back: a deallocation at another node cleans the VM in its place, but not as
+/// long as the first node may be at work.
+#[tokio::test]
+async fn berth_15_6_a_cleanup_that_its_node_abandoned_is_taken_over() {
+    let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+    let vms: Arc<ScriptedVms> = Arc::default();
+    let quick = |node: &str| {
+        let env = [
+            ("VM_POOL_IPS", "10.0.0.1"),
+            ("NODE_NAME", node),
+            ("VM_CLEANUP_LIMIT", "800ms"),
+        ];
+        let mut settings = settings(&env);
+        if let Some(cleanup) = &mut settings.cleanup {
+            cleanup.patience.pause = Duration::from_millis(5);
+        }
+        settings
+    };
+    let lost = Bench::on(ledger.clone(), vms.clone(), &quick("lost")).await;
+    lost.ip("a").await;
+    vms.hold_down("10.0.0.1");
+    lost.fleet.deallocate(None, "a", false).await.unwrap();
+    while vms.reboots("10.0.0.1") == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let end = tokio_util::sync::CancellationToken::new();
+    end.cancel();
+    lost.fleet.clone().run(Default::default(), end).await;
+    vms.let_up("10.0.0.1");
+
+    let other = Bench::on(ledger, vms.clone(), &quick("worker")).await;
+    let deallocate = || other.fleet.deallocate(None, "a", false);
+    assert_eq!(deallocate().await.unwrap(), Returned::Quarantined);
+    let shown = other.fleet.by_id(None, "a").await.unwrap();
+    assert_eq!(shown.quarantine.unwrap().by, "lost", "it may be at work");
+    for _ in 0..400 {
+        if deallocate().await.unwrap() == Returned::Nothing {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    other.until((1, 0, 0)).await;
+    assert_eq!(vms.reboots("10.0.0.1"), 2, "only a reboot frees it");
 }
 
 #[tokio::test]

@@ -3,10 +3,13 @@
 
 mod script;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use berth_ledger::MemoryLedger;
+use berth_listen::{Limits, Transport};
 use berth_vms::settings::TcpListen;
 use berth_vms::{Fleet, Store};
 use script::{ScriptedVms, settings};
@@ -65,6 +68,11 @@ async fn request(
     let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
     (status, serde_json::from_str(body).unwrap_or(Value::Null))
+}
+
+fn free_address() -> SocketAddr {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    free.local_addr().unwrap()
 }
 
 const TWO: (&str, &str) = ("VM_POOL_IPS", "192.168.1.10,192.168.1.11");
@@ -213,6 +221,102 @@ async fn failures_say_what_and_whether_to_come_back() {
     assert_eq!(listed["quarantine"]["by"], "worker");
 }
 
+/// Through the listener that is shipped, which refuses some requests itself.
+#[tokio::test]
+async fn berth_15_11_every_refusal_is_json() {
+    let server = Server::new(&[TWO]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let token_file = dir.path().join("token");
+    std::fs::write(&token_file, "first-0123456789\n").unwrap();
+    let address = free_address();
+    let listen = TcpListen {
+        address,
+        token_file,
+    };
+    let end = CancellationToken::new();
+    berth_vms::http::serve_tcp(server.fleet.clone(), &listen, end.clone())
+        .await
+        .unwrap();
+    let address = address.to_string();
+    let call = async |method: &str, path: &str, body: &str| {
+        let token = "authorization: Bearer first-0123456789\r\n";
+        request(&address, method, path, token, body).await
+    };
+    let large = json!({ "allocationID": "x".repeat(100_000) }).to_string();
+    for (method, path, body, status, code) in [
+        ("GET", "/nothing/here", "", 404, "unknown-path"),
+        ("GET", "", "", 404, "unknown-path"),
+        ("PATCH", "/allocations", "", 405, "unknown-method"),
+        ("PUT", "/status", "", 405, "unknown-method"),
+        ("POST", "/allocations", large.as_str(), 413, "too-large"),
+    ] {
+        let (got, answer) = call(method, path, body).await;
+        assert_eq!(
+            (got, &answer["code"]),
+            (status, &json!(code)),
+            "{method} {path}: {answer}"
+        );
+        assert!(
+            answer["error"].is_string() && answer["retry"] == false,
+            "{answer}"
+        );
+    }
+    let (status, _) = call("POST", "/allocations", r#"{"allocationID":"a"}"#).await;
+    assert_eq!(status, 200);
+    let huge = "x".repeat(8 * 1024 * 1024 + 1);
+    let (status, answer) = call("PUT", "/allocations/a/user-data", &huge).await;
+    assert_eq!((status, &answer["code"]), (413, &json!("too-large")));
+    end.cancel();
+}
+
+/// What the listener itself refuses: a body that does not arrive, and bodies that hold too much together.
+#[tokio::test]
+async fn berth_15_11_what_the_listener_refuses_is_json_too() {
+    let server = Server::new(&[TWO]).await;
+    for (limits, status, code) in [
+        (
+            Limits {
+                body: Duration::from_millis(50),
+                ..Limits::default()
+            },
+            408,
+            "body-late",
+        ),
+        (
+            Limits {
+                body_bytes: 1024,
+                ..Limits::default()
+            },
+            503,
+            "busy",
+        ),
+    ] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let end = CancellationToken::new();
+        let listen = berth_listen::Server {
+            name: "test",
+            transport: Transport::Tcp(listener),
+            routes: Router::new().nest("/v1/vms", berth_vms::router(server.fleet.clone())),
+            limits,
+        };
+        tokio::spawn(listen.run(end.clone()));
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let head = "POST /v1/vms/allocations HTTP/1.1\r\nhost: berth\r\ncontent-type: application/json\r\n\
+            content-length: 60000\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&[b' '; 8192]).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        let body: Value = serde_json::from_str(body).expect(&answer);
+        assert_eq!(body["code"], code);
+        assert!(body["error"].is_string() && body["retry"] == true, "{body}");
+        end.cancel();
+    }
+}
+
 #[tokio::test]
 async fn the_document_is_served() {
     let server = Server::new(&[TWO]).await;
@@ -226,9 +330,7 @@ async fn on_tcp_nothing_is_served_without_the_token() {
     let server = Server::new(&[TWO]).await;
     let dir = tempfile::tempdir().unwrap();
     let token_file = dir.path().join("token");
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
+    let address = free_address();
     let listen = TcpListen {
         address,
         token_file: token_file.clone(),

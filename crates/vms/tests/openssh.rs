@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use berth_vms::vm::{Access, CyclePatience, HostKeyRule, SshVms, VmError, Vms, see_reboot};
+use berth_vms::vm::{Access, CyclePatience, HostKeyRule, Proof, SshVms, VmError, Vms, see_reboot};
 
 const SSHD: &str = "/usr/sbin/sshd";
 const IP: &str = "127.0.0.77";
@@ -151,7 +151,11 @@ async fn openssh_with_a_chroot_serves_the_whole_life_of_a_vm() {
     }
     assert!(!sshd.path("media/cidata/.user-data.part").exists());
 
-    vms.ask_reboot(ip).await.unwrap();
+    let used = vms.ready(ip).await.unwrap_err();
+    assert!(matches!(used, VmError::HasUserData { .. }), "{used}");
+    vms.ask_reboot(ip, "nonce").await.unwrap();
+    let marker = sshd.path("media/cidata/.berth-nonce");
+    assert!(marker.exists() && vms.has_marker(ip, "nonce").await.unwrap());
     let file = sshd.path("media/cidata/reboot");
     assert_eq!(std::fs::read(&file).unwrap(), b"reboot");
     let patience = CyclePatience {
@@ -159,13 +163,17 @@ async fn openssh_with_a_chroot_serves_the_whole_life_of_a_vm() {
         limit: Duration::from_secs(30),
         pause: Duration::from_millis(50),
         must_be_seen_down: true,
+        down_for: Some(Duration::from_secs(60)),
     };
     let reboot = async {
         sshd.stop();
         std::fs::remove_file(&file).unwrap();
+        std::fs::remove_file(&marker).unwrap();
         tokio::time::sleep(Duration::from_millis(700)).await;
         sshd.start();
     };
-    let (seen, ()) = tokio::join!(see_reboot(&vms, ip, &patience), reboot);
-    seen.unwrap();
+    let (seen, ()) = tokio::join!(see_reboot(&vms, ip, "nonce", &patience), reboot);
+    assert_eq!(seen.unwrap(), Proof::MarkerGone);
+    vms.wipe(ip, "nonce").await.unwrap();
+    vms.ready(ip).await.unwrap();
 }

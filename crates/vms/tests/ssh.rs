@@ -6,7 +6,7 @@ mod test_vm;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use berth_vms::vm::{CyclePatience, HostKeyRule, SshVms, VmError, Vms, see_reboot};
+use berth_vms::vm::{CyclePatience, HostKeyRule, Proof, SshVms, VmError, Vms, see_reboot};
 use test_vm::{Lab, OnReboot, mk_key};
 
 const REBOOTS: OnReboot = OnReboot::DownFor(Duration::from_millis(600));
@@ -17,6 +17,7 @@ fn patience() -> CyclePatience {
         limit: Duration::from_secs(30),
         pause: Duration::from_millis(50),
         must_be_seen_down: true,
+        down_for: Some(Duration::from_millis(300)),
     }
 }
 
@@ -127,6 +128,7 @@ async fn an_upload_cut_short_leaves_the_old_user_data() {
         timeout: Duration::from_secs(2),
         ..lab.access()
     });
+    vm.switches.keeps_files.store(true, Ordering::SeqCst);
     vms.put_user_data(vm.ip, b"old").await.unwrap();
     vm.switches.cut_upload_at.store(100_000, Ordering::SeqCst);
     vms.put_user_data(vm.ip, &[7; 200_000]).await.unwrap_err();
@@ -152,8 +154,9 @@ async fn a_reboot_is_asked_for_and_seen() {
     let lab = Lab::new();
     let vm = lab.start(11, REBOOTS).await;
     let vms = SshVms::new(lab.access());
-    vms.ask_reboot(vm.ip).await.unwrap();
-    see_reboot(&vms, vm.ip, &patience()).await.unwrap();
+    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
+    let proof = see_reboot(&vms, vm.ip, "nonce", &patience()).await;
+    assert_eq!(proof.unwrap(), Proof::MarkerGone);
     assert_eq!(vm.boots(), 2);
     assert_eq!(vm.file("cidata/reboot"), None);
 }
@@ -163,14 +166,14 @@ async fn a_vm_that_ignores_the_file_was_not_cleaned() {
     let lab = Lab::new();
     let vm = lab.start(12, OnReboot::Ignore).await;
     let vms = SshVms::new(lab.access());
-    vms.ask_reboot(vm.ip).await.unwrap();
+    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
     assert_eq!(vm.file("cidata/reboot").unwrap(), b"reboot");
     let short = CyclePatience {
         limit: Duration::from_millis(400),
         ..patience()
     };
-    let seen = see_reboot(&vms, vm.ip, &short).await;
-    assert!(matches!(seen, Err(VmError::NotSeenDown { .. })), "{seen:?}");
+    let seen = see_reboot(&vms, vm.ip, "nonce", &short).await;
+    assert!(matches!(seen, Err(VmError::NotRebooted { .. })), "{seen:?}");
 }
 
 #[tokio::test]
@@ -178,11 +181,71 @@ async fn a_vm_that_dies_in_its_reboot_is_not_back() {
     let lab = Lab::new();
     let vm = lab.start(13, OnReboot::Die).await;
     let vms = SshVms::new(lab.access());
-    vms.ask_reboot(vm.ip).await.unwrap();
+    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
     let short = CyclePatience {
         limit: Duration::from_millis(400),
         ..patience()
     };
-    let seen = see_reboot(&vms, vm.ip, &short).await;
+    let seen = see_reboot(&vms, vm.ip, "nonce", &short).await;
     assert!(matches!(seen, Err(VmError::NotBack { .. })), "{seen:?}");
+}
+
+#[tokio::test]
+async fn berth_15_8_a_network_that_blips_is_no_reboot() {
+    let lab = Lab::new();
+    let vm = lab
+        .start(14, OnReboot::Blip(Duration::from_millis(100)))
+        .await;
+    let vms = SshVms::new(lab.access());
+    vms.put_user_data(vm.ip, b"of a pod").await.unwrap();
+    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
+    while vms.connects(vm.ip).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let short = CyclePatience {
+        limit: Duration::from_secs(2),
+        down_for: None,
+        ..patience()
+    };
+    let seen = see_reboot(&vms, vm.ip, "nonce", &short).await;
+    assert!(matches!(seen, Err(VmError::NotRebooted { .. })), "{seen:?}");
+    assert_eq!(
+        (vm.boots(), vm.file("cidata/user-data").is_some()),
+        (1, true)
+    );
+}
+
+#[tokio::test]
+async fn where_cidata_outlives_a_reboot_the_time_that_it_was_down_counts() {
+    let lab = Lab::new();
+    let vm = lab
+        .start(15, OnReboot::DownFor(Duration::from_millis(900)))
+        .await;
+    vm.switches.keeps_files.store(true, Ordering::SeqCst);
+    let vms = SshVms::new(lab.access());
+    vms.put_user_data(vm.ip, b"of a pod").await.unwrap();
+    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
+    let seen = see_reboot(&vms, vm.ip, "nonce", &patience()).await;
+    assert_eq!((seen.unwrap(), vm.boots()), (Proof::DownForLong, 2));
+    // What is left there is the former pod's.
+    let error = vms.ready(vm.ip).await.unwrap_err();
+    assert!(matches!(error, VmError::HasUserData { .. }), "{error}");
+    vms.wipe(vm.ip, "nonce").await.unwrap();
+    vms.ready(vm.ip).await.unwrap();
+    assert_eq!(
+        vm.file("cidata/reboot"),
+        None,
+        "its watcher would reboot it again"
+    );
+    assert_eq!(vm.file("cidata/.berth-nonce"), None);
+}
+
+#[tokio::test]
+async fn a_vm_with_user_data_is_not_ready() {
+    let lab = Lab::new();
+    let vm = lab.start(16, REBOOTS).await;
+    let vms = SshVms::new(lab.access());
+    vms.put_user_data(vm.ip, b"of a pod").await.unwrap();
+    let error = vms.ready(vm.ip).await.unwrap_err();
+    assert!(matches!(error, VmError::HasUserData { .. }), "{error}");
 }

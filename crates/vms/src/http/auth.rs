@@ -8,16 +8,17 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use axum::{Extension, Router};
+use berth_listen::{Limits, Peer, Server, Strikes, Tally, Transport, warn_if_readable_by_others};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::answer::Failure;
+use super::answer;
 use crate::Fleet;
 use crate::settings::TcpListen;
 
@@ -46,16 +47,23 @@ pub async fn serve_tcp(
     let address = listen.address;
     let bound = TcpListener::bind(address).await;
     let listener = bound.map_err(|source| TcpError::Listen { address, source })?;
-    let file = Arc::new(listen.token_file.clone());
+    warn_if_readable_by_others("vm-token-file", &listen.token_file);
+    let door = Arc::new(Door {
+        token_file: listen.token_file.clone(),
+        strikes: Strikes::default(),
+        refused: Tally::new("requests without the right token were refused by the VM API"),
+    });
     let guarded = Router::new()
         .nest("/v1/vms", super::router(fleet))
-        .layer(middleware::from_fn_with_state(file, check));
-    tokio::spawn(async move {
-        let served = axum::serve(listener, guarded).with_graceful_shutdown(end.cancelled_owned());
-        if let Err(error) = served.await {
-            tracing::error!(%address, %error, "the VM pools are no longer served on TCP");
-        }
-    });
+        .fallback(answer::no_route)
+        .layer(middleware::from_fn_with_state(door, check));
+    let server = Server {
+        name: "VM API",
+        transport: Transport::Tcp(listener),
+        routes: guarded,
+        limits: Limits::default(),
+    };
+    tokio::spawn(server.run(end));
     tracing::info!(%address, "the VM pools are served on TCP");
     Ok(())
 }
@@ -75,31 +83,45 @@ fn token(path: &PathBuf) -> Result<String, TcpError> {
     Ok(token.into())
 }
 
-async fn check(State(file): State<Arc<PathBuf>>, request: Request, next: Next) -> Response {
+/// Who is let in, and what is remembered of those who are not.
+#[derive(Debug)]
+struct Door {
+    token_file: PathBuf,
+    strikes: Strikes,
+    refused: Tally,
+}
+
+/// Looks at the head alone: the body of a request that is refused is not read.
+async fn check(
+    State(door): State<Arc<Door>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
     let sent = request.headers().get(header::AUTHORIZATION);
     let sent = sent
         .map(HeaderValue::as_bytes)
         .and_then(|value| value.strip_prefix(b"Bearer "));
-    let expected = match token(&file) {
+    let expected = match token(&door.token_file) {
         Ok(expected) => expected,
         Err(error) => {
-            tracing::error!(%error, "nobody is let in");
-            return refuse(StatusCode::SERVICE_UNAVAILABLE, "the token can't be read");
+            door.refused.note(|| error.to_string());
+            let why = "the token can't be read";
+            return answer::refuse(StatusCode::SERVICE_UNAVAILABLE, "unauthorized", why);
         }
     };
     match sent {
         Some(sent) if same(sent, expected.as_bytes()) => next.run(request).await,
-        _ => refuse(StatusCode::UNAUTHORIZED, "a bearer token is needed"),
+        // The right token is always let in: others at the same address can't lock its bearer out.
+        _ => {
+            door.refused.note(|| peer.to_string());
+            let (status, why) = match door.strikes.take(peer) {
+                true => (StatusCode::UNAUTHORIZED, "a bearer token is needed"),
+                false => (StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens"),
+            };
+            answer::refuse(status, "unauthorized", why)
+        }
     }
-}
-
-fn refuse(status: StatusCode, error: &str) -> Response {
-    let failure = Failure {
-        error: error.into(),
-        code: "unauthorized".into(),
-        retry: false,
-    };
-    (status, axum::Json(failure)).into_response()
 }
 
 /// Looks at every byte of the token whatever was sent.

@@ -9,6 +9,7 @@ mod auth;
 mod routes;
 
 use axum::Router;
+use axum::middleware::map_response;
 use axum::routing::MethodRouter;
 
 pub use answer::Failure;
@@ -26,7 +27,11 @@ pub fn router(fleet: Fleet) -> Router {
     let routes = table.fold(Router::new(), |router, Route { path, methods, .. }| {
         router.route(path, methods)
     });
-    routes.with_state(fleet)
+    routes
+        .fallback(answer::no_route)
+        .method_not_allowed_fallback(answer::no_method)
+        .layer(map_response(answer::with_form))
+        .with_state(fleet)
 }
 
 /// A path with its methods, named so that a test can compare them with the document.

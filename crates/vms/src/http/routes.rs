@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -18,6 +18,8 @@ use crate::{Allocation, Applicant, Fleet, PoolError, Recovered, Returned, Status
 
 /// User data is a cloud-config with keys and certificates in it; this is far above any of them.
 const MAX_USER_DATA: usize = 8 * 1024 * 1024;
+/// A wish has three names in it.
+const MAX_REQUEST: usize = 64 * 1024;
 /// The longest that a request may wait for a cleanup.
 const MAX_WAIT: u64 = 600;
 const LOOK: Duration = Duration::from_millis(500);
@@ -28,9 +30,10 @@ pub(super) fn table() -> Vec<Route> {
         names,
         methods,
     };
+    let allocate = post(allocate).layer(DefaultBodyLimit::max(MAX_REQUEST));
     let user_data = put(put_user_data).layer(DefaultBodyLimit::max(MAX_USER_DATA));
     vec![
-        route("/allocations", &["get", "post"], get(list).post(allocate)),
+        route("/allocations", &["get", "post"], get(list).merge(allocate)),
         route(
             "/allocations/{id}",
             &["get", "delete"],
@@ -101,7 +104,13 @@ async fn allocate(
     applicant: Result<Json<Applicant>, JsonRejection>,
 ) -> Result<Json<Allocation>, PoolError> {
     let asked = query(asked)?;
-    let Json(applicant) = applicant.map_err(|error| unreadable("body", error.body_text()))?;
+    let Json(applicant) = applicant.map_err(|error| match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => PoolError::TooLarge {
+            what: "request",
+            limit: MAX_REQUEST,
+        },
+        _ => unreadable("body", error.body_text()),
+    })?;
     let allocation = fleet.allocate(asked.pool.as_deref(), applicant).await?;
     Ok(Json(allocation))
 }
@@ -157,9 +166,16 @@ async fn put_user_data(
     State(fleet): State<Fleet>,
     id: Result<Path<String>, PathRejection>,
     asked: Result<Query<InPool>, QueryRejection>,
-    data: Bytes,
+    data: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Allocation>, PoolError> {
     let (id, asked) = (path(id)?, query(asked)?);
+    let data = data.map_err(|error| match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => PoolError::TooLarge {
+            what: "user data",
+            limit: MAX_USER_DATA,
+        },
+        _ => unreadable("body", error.body_text()),
+    })?;
     let written = fleet
         .put_user_data(asked.pool.as_deref(), &id, &data)
         .await?;

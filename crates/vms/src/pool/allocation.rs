@@ -1,7 +1,7 @@
 //! An allocation as the VM front sees it, and how it is written into a record.
 //!
-//! Promises that everything that must survive a restart is in the record: who has the VM, and,
-//! once it was given back, that it is being cleaned, by whom, and what went wrong (I9).
+//! Promises that everything that must survive a restart is in the record: who has the VM, and whether it is being checked
+//! or cleaned ([`super::stage`], I9).
 
 use std::net::IpAddr;
 
@@ -11,16 +11,12 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::PoolError;
+use super::stage::{Checking, Quarantine, Stage};
 
-/// The VM was given back and may not be given on before it was cleaned.
-const QUARANTINED_AT: &str = "quarantinedAt";
-/// The node that has to clean it.
-const QUARANTINED_BY: &str = "quarantinedBy";
-const CLEANUP_TRIES: &str = "cleanupTries";
-const CLEANUP_ERROR: &str = "cleanupError";
-
-/// Long enough for a pod's name and a sandbox's ID with a dash between them.
-const MAX_ID: usize = 512;
+/// A label of a URL, of a log line and of a state with a size limit.
+const MAX_ID: usize = 253;
+/// IDs of VMs that are held because a state could not be read.
+const UNREADABLE: &str = "unreadable-";
 
 /// Who asks for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -38,19 +34,18 @@ impl Applicant {
     /// Names end up in logs, in a state that others read and in URLs: nothing that could be
     /// mistaken for something else gets in.
     pub fn check(&self) -> Result<(), PoolError> {
-        let word = |c: char| c.is_ascii_alphanumeric() || "-._:/".contains(c);
         let name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
         let refuse = |field, value: &str, right| PoolError::Invalid {
             field,
-            value: value.chars().take(80).collect(),
+            value: shortened(value),
             right,
         };
         let id = &self.allocation_id;
-        if id.is_empty() || id.len() > MAX_ID || !id.chars().all(word) {
+        if !is_usable(id) {
             return Err(refuse(
                 "allocationID",
                 id,
-                "1 to 512 letters, digits, dashes, dots, underscores, colons and slashes",
+                "1 to 253 letters, digits, dashes, dots, underscores and colons, without \"..\" and not unreadable-*",
             ));
         }
         if self.pod_name.len() > 253 || !self.pod_name.chars().all(name) {
@@ -74,6 +69,30 @@ impl Applicant {
     }
 }
 
+fn is_usable(id: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
+    (1..=MAX_ID).contains(&id.len())
+        && id.chars().all(word)
+        && !id.contains("..")
+        && !id.starts_with(UNREADABLE)
+}
+
+/// An ID as a log may show it: whole only if a new allocation could have it. Whoever sends another one may have put
+/// anything into it.
+pub(crate) fn shown(id: &str) -> String {
+    match is_usable(id.strip_prefix(UNREADABLE).unwrap_or(id)) {
+        true => id.into(),
+        false => shortened(id),
+    }
+}
+
+/// Enough to recognise it, and never the whole.
+fn shortened(text: &str) -> String {
+    let count = text.chars().count();
+    let kept: String = text.chars().take((count / 2).min(16)).collect();
+    format!("{kept}... ({} bytes)", text.len())
+}
+
 /// One VM in somebody's hands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -87,26 +106,22 @@ pub struct Allocation {
     pub pod_namespace: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_at: Option<String>,
+    /// Not yet found ready: no request was answered with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checking: Option<Checking>,
     /// Given back, and not yet clean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
 }
 
-/// What is known of a cleanup that is not done yet.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quarantine {
-    pub since: String,
-    /// The node that cleans.
-    pub by: String,
-    /// Tries that failed.
-    pub tries: u32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-}
-
 impl Allocation {
     pub(super) fn read(pool: &str, address: Address, record: &Record) -> Self {
         let text = |key| record.attribute(key).unwrap_or_default().to_string();
+        let (checking, quarantine) = match Stage::read(record) {
+            Stage::Checking(checking) => (Some(checking), None),
+            Stage::InUse => (None, None),
+            Stage::Quarantined(quarantine) => (None, Some(quarantine)),
+        };
         Self {
             allocation_id: record.handle.to_string(),
             ip: address.into(),
@@ -115,42 +130,9 @@ impl Allocation {
             pod_name: text(POD),
             pod_namespace: text(NAMESPACE),
             allocated_at: record.attribute(ALLOCATED_AT).map(Into::into),
-            quarantine: Quarantine::read(record),
+            checking,
+            quarantine,
         }
-    }
-}
-
-impl Quarantine {
-    pub(super) fn read(record: &Record) -> Option<Self> {
-        let since = record.attribute(QUARANTINED_AT)?.to_string();
-        let by = record.attribute(QUARANTINED_BY).or(record.attribute(NODE));
-        let tries = record.attribute(CLEANUP_TRIES);
-        Some(Self {
-            since,
-            by: by.unwrap_or_default().into(),
-            tries: tries.and_then(|tries| tries.parse().ok()).unwrap_or(0),
-            error: record.attribute(CLEANUP_ERROR).map(Into::into),
-        })
-    }
-
-    /// The record of a VM that this node is going to clean.
-    pub(super) fn begin(record: &Record, node: &str, now: Timestamp) -> Record {
-        let since = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        record
-            .clone()
-            .with(QUARANTINED_AT, since)
-            .with(QUARANTINED_BY, node)
-    }
-
-    /// The record after a cleanup that failed.
-    pub(super) fn failed(record: &Record, error: &str) -> Record {
-        let tries = Self::read(record).map_or(0, |quarantine| quarantine.tries);
-        // Kept short: it is part of a state with a size limit.
-        let error: String = error.chars().take(200).collect();
-        record
-            .clone()
-            .with(CLEANUP_TRIES, tries.saturating_add(1).to_string())
-            .with(CLEANUP_ERROR, error)
     }
 }
 
@@ -171,7 +153,8 @@ mod tests {
         for (id, pod, namespace) in [
             ("nginx-8b317899", "nginx", "default"),
             ("a", "", ""),
-            ("unreadable-fd00::1", "web-0.example", "kube-system"),
+            ("readable-fd00::1", "web-0.example", "kube-system"),
+            (&"x".repeat(253), "", ""),
         ] {
             applicant(id, pod, namespace).check().unwrap();
         }
@@ -179,7 +162,10 @@ mod tests {
             ("", "p", "n", "allocationID"),
             ("two words", "p", "n", "allocationID"),
             ("line\nbreak", "p", "n", "allocationID"),
-            (&"x".repeat(513), "p", "n", "allocationID"),
+            (&"x".repeat(254), "p", "n", "allocationID"),
+            ("a/b", "p", "n", "allocationID"),
+            ("a..b", "p", "n", "allocationID"),
+            ("unreadable-10.0.0.1", "p", "n", "allocationID"),
             ("a", "Pod", "n", "podName"),
             ("a", "p/../q", "n", "podName"),
             ("a", "p", &"n".repeat(64), "podNamespace"),
@@ -187,20 +173,18 @@ mod tests {
         ] {
             let error = applicant(id, pod, namespace).check().unwrap_err();
             assert!(error.to_string().contains(field), "{error}");
+            if field == "allocationID" && !id.is_empty() {
+                assert!(!error.to_string().contains(id), "never whole: {error}");
+                assert!(!shown(id).contains(id) || id.starts_with(UNREADABLE));
+            }
         }
-    }
-
-    #[test]
-    fn a_quarantine_survives_in_the_record() {
-        let now: Timestamp = "2026-04-23T09:56:00Z".parse().unwrap();
-        let record = applicant("a", "p", "n").record("worker", now);
-        assert_eq!(Quarantine::read(&record), None);
-        let held = Quarantine::begin(&record, "other", now);
-        let failed = Quarantine::failed(&Quarantine::failed(&held, "no answer"), &"é".repeat(500));
-        let quarantine = Quarantine::read(&failed).unwrap();
-        assert_eq!(quarantine.since, "2026-04-23T09:56:00Z");
-        assert_eq!((quarantine.by.as_str(), quarantine.tries), ("other", 2));
-        assert_eq!(quarantine.error.unwrap().chars().count(), 200);
-        assert!(failed.same_holder(&record));
+        assert_eq!(shown("unreadable-10.0.0.1"), "unreadable-10.0.0.1");
+        assert_eq!(
+            shown(&"é".repeat(400))
+                .chars()
+                .filter(|c| *c == 'é')
+                .count(),
+            16
+        );
     }
 }

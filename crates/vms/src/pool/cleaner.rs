@@ -1,7 +1,7 @@
 //! Cleaning VMs in the background, one task per VM.
 //!
 //! ```text
-//!   asked to reboot ─► seen down ─► up and ready ─► released
+//!   asked to reboot ─► rebooted ─► ready ─► released
 //!          └── failed: written into the record, wait, again ──┘
 //! ```
 //!
@@ -13,15 +13,17 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use berth_core::{Address, Record};
-use berth_ledger::chain;
+use berth_core::{Address, Record, STAGE};
+use berth_ledger::{LedgerError, chain};
+use jiff::Timestamp;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{Allocation, PoolError, Quarantine, VmPool};
+use super::stage::{Quarantine, Stage};
+use super::{Allocation, PoolError, VmPool};
 use crate::audit::{Act, Audit};
 use crate::settings::Cleanup;
-use crate::vm::{VmError, see_reboot};
+use crate::vm::{Proof, VmError, see_reboot};
 
 /// Cleanups under way at once: a node that comes back with a hundred VMs must not open a hundred
 /// SSH sessions in the same second.
@@ -89,8 +91,9 @@ impl VmPool {
             match self.clean_once(address, cleanup).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(pool = self.name(), %address, error = chain(&error),
-                        again_in = ?cleanup.retry, "a cleanup failed; the VM stays out of use");
+                    // The text that operators search for: the design document of the pool has it.
+                    tracing::warn!(pool = self.name(), ip = %address, error = chain(&error),
+                        again_in = ?cleanup.retry, "NOT releasing IP due to failed cleanup");
                 }
             }
             tokio::time::sleep(cleanup.retry).await;
@@ -113,7 +116,7 @@ impl VmPool {
         let ip = IpAddr::from(address);
         let audit = Audit::begin(Act::Clean, self.name(), &self.inner.rules.node)
             .of(&Allocation::read(self.name(), address, &record));
-        let rebooted = self.reboot(ip, cleanup).await;
+        let rebooted = self.reboot(ip, &marker(&record), cleanup).await;
         self.inner.meters.cleaned(rebooted.is_ok());
         match rebooted {
             Ok(()) => {
@@ -123,8 +126,7 @@ impl VmPool {
                 Ok(())
             }
             Err(error) => {
-                let failed = Quarantine::failed(&record, &chain(&error));
-                let shown = self.rewrite(address, &record, failed).await;
+                let shown = self.show_failure(address, &record, &chain(&error)).await;
                 audit.failed(&error);
                 shown?;
                 Err(error.into())
@@ -132,21 +134,53 @@ impl VmPool {
         }
     }
 
-    async fn reboot(&self, ip: IpAddr, cleanup: &Cleanup) -> Result<(), VmError> {
+    async fn reboot(&self, ip: IpAddr, marker: &str, cleanup: &Cleanup) -> Result<(), VmError> {
         let vms = self.inner.vms.as_ref();
-        vms.ask_reboot(ip).await?;
-        see_reboot(vms, ip, &cleanup.patience).await
+        vms.ask_reboot(ip, marker).await?;
+        match see_reboot(vms, ip, marker, &cleanup.patience).await? {
+            Proof::MarkerGone => Ok(()),
+            // What the reboot left there would look like another pod's.
+            Proof::DownForLong | Proof::None => vms.wipe(ip, marker).await,
+        }
     }
 
-    /// The record, if the VM still has to be cleaned, and whether it is the only one: an operator
-    /// may have freed the VM since.
+    /// Writes into the record what failed; in a state without room for it, only that it failed.
+    async fn show_failure(
+        &self,
+        address: Address,
+        record: &Record,
+        error: &str,
+    ) -> Result<(), PoolError> {
+        for error in [error, ""] {
+            let failed = Quarantine::failed(record, error, Timestamp::now());
+            match self.rewrite(address, record, failed).await {
+                Err(full) if matches!(full.ledger(), Some(LedgerError::Full { .. })) => {}
+                shown => return shown.map(drop),
+            }
+        }
+        Ok(())
+    }
+
+    /// The record, if this node still has to clean the VM, and whether it is the only one: an operator may have freed the
+    /// VM since, or another node have taken the cleanup over.
     async fn to_be_cleaned(&self, address: Address) -> Result<Option<(Record, bool)>, PoolError> {
         let pool = self.load().await?;
         let alone = pool.holders(address).count() == 1;
-        let quarantined = |record: &&Record| Quarantine::read(record).is_some();
+        let node = self.inner.rules.node.as_str();
+        let quarantined = |record: &&Record| {
+            let quarantine = Stage::read(record).quarantine();
+            quarantine.is_some_and(|quarantine| quarantine.by == node)
+        };
         let record = pool.holders(address).find(quarantined);
         Ok(record.map(|record| (record.clone(), alone)))
     }
+}
+
+/// The same for every try of one quarantine, so that a VM that keeps them has one.
+fn marker(record: &Record) -> String {
+    let stage = record.attribute(STAGE).unwrap_or("quarantined");
+    let safe = |c: &char| c.is_ascii_alphanumeric() || *c == '-';
+    stage.chars().filter(safe).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

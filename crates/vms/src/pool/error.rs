@@ -1,21 +1,30 @@
 //! Why a VM pool did not do what it was asked. A variant is a decision of the caller.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use berth_desk::DeskError;
 use berth_ledger::LedgerError;
 use thiserror::Error;
 
+use super::health::Fault;
 use crate::vm::VmError;
 
 #[derive(Debug, Error)]
 pub enum PoolError {
     /// Expected when demand is larger than supply: wait for a VM, or add some.
-    #[error("no available IPs in pool{}", unheard(.silent))]
+    #[error("no available IPs in pool{}", told(.faults))]
     Exhausted {
-        /// Free VMs that do not answer.
-        silent: Vec<IpAddr>,
+        /// Free VMs that failed their readiness check.
+        faults: BTreeMap<IpAddr, Fault>,
+    },
+    /// No VM was found ready in time.
+    #[error("no VM was ready within {limit:?}{}", told(.faults))]
+    TooLate {
+        limit: Duration,
+        faults: BTreeMap<IpAddr, Fault>,
     },
     #[error("{field}: {value:?} is not {right}")]
     Invalid {
@@ -23,6 +32,8 @@ pub enum PoolError {
         value: String,
         right: &'static str,
     },
+    #[error("the {what} is larger than {limit} bytes")]
+    TooLarge { what: &'static str, limit: usize },
     /// The state was not read yet since the start.
     #[error("the VM pools are not open yet: {why}")]
     Starting { why: String },
@@ -32,6 +43,12 @@ pub enum PoolError {
     UnknownAllocation(String),
     #[error("nobody has {0}")]
     UnknownIp(IpAddr),
+    /// The same ID asks while its VM is being checked for another request, which takes longer than this one may.
+    #[error("the VM {ip} of allocation {id:?} is still being checked")]
+    BeingChecked { id: String, ip: IpAddr },
+    /// The ID was deallocated while its VM was being checked: nobody gets a VM for it.
+    #[error("allocation {0:?} was deallocated before its VM was ready")]
+    Deallocated(String),
     /// The same ID asks again while its VM is still being cleaned: it comes back in a while.
     #[error("allocation {id:?} was given back and its VM {ip} is being cleaned")]
     BeingCleaned { id: String, ip: IpAddr },
@@ -62,11 +79,39 @@ impl PoolError {
     }
 }
 
-fn unheard(ips: &[IpAddr]) -> String {
-    let few: Vec<String> = ips.iter().take(5).map(IpAddr::to_string).collect();
-    match ips.len() {
-        0 => String::new(),
-        n if n > few.len() => format!(": {n} VMs do not answer ({}, ...)", few.join(", ")),
-        n => format!(": {n} VMs do not answer ({})", few.join(", ")),
+/// `: 2 VMs do not answer (10.0.0.1, 10.0.0.2); 1 VMs ...`
+fn told(faults: &BTreeMap<IpAddr, Fault>) -> String {
+    let mut by_fault: BTreeMap<Fault, Vec<String>> = BTreeMap::new();
+    for (ip, fault) in faults {
+        by_fault.entry(*fault).or_default().push(ip.to_string());
+    }
+    let told = by_fault.iter().map(|(fault, ips)| {
+        let few = ips.iter().take(5).map(String::as_str);
+        let more = (ips.len() > 5).then_some("...");
+        let listed: Vec<&str> = few.chain(more).collect();
+        format!("{} VMs {} ({})", ips.len(), fault.text(), listed.join(", "))
+    });
+    let told: Vec<String> = told.collect();
+    match told.is_empty() {
+        true => String::new(),
+        false => format!(": {}", told.join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_no_vm_is_given_is_told_by_fault() {
+        let ip = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let mut faults: BTreeMap<IpAddr, Fault> = (1..=7).map(|n| (ip(n), Fault::Silent)).collect();
+        faults.insert(ip(9), Fault::HostKey);
+        faults.insert(ip(8), Fault::UserData);
+        assert_eq!(
+            PoolError::Exhausted { faults }.to_string(),
+            "no available IPs in pool: 7 VMs do not answer (10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5, ...); \
+             1 VMs show a host key that is not allowed (10.0.0.9); 1 VMs still have user data of another pod (10.0.0.8)"
+        );
     }
 }

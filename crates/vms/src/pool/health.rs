@@ -1,4 +1,4 @@
-//! VMs that did not answer, and for how long they are passed over.
+//! VMs that failed their readiness check, why, and for how long they are passed over.
 //!
 //! Promises that a dead VM costs one timeout per pass and not one per pod: each failure in a row
 //! doubles the time that it is left alone, up to a bound, and one success forgets them all. Does
@@ -9,8 +9,47 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::vm::VmError;
+
 /// Failures in a row double the time up to this factor.
 const MOST: u32 = 16;
+
+/// Why a free VM is passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    Silent,
+    /// It shows a host key that is not on the list: another machine may be answering for it.
+    HostKey,
+    Login,
+    /// Another pod may be using it.
+    UserData,
+}
+
+impl Fault {
+    pub(super) const fn of(error: &VmError) -> Self {
+        match error {
+            VmError::UnknownHostKey { .. } | VmError::AllowList { .. } | VmError::NoAllowList => {
+                Self::HostKey
+            }
+            VmError::LoginRefused { .. } | VmError::PrivateKey { .. } => Self::Login,
+            VmError::HasUserData { .. } => Self::UserData,
+            _ => Self::Silent,
+        }
+    }
+
+    /// Of several VMs.
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Silent => "do not answer",
+            Self::HostKey => "show a host key that is not allowed",
+            Self::Login => "refuse the login",
+            Self::UserData => "still have user data of another pod",
+        }
+    }
+}
+
+/// VMs with their faults.
+pub(crate) type Faults = BTreeMap<IpAddr, Fault>;
 
 #[derive(Debug)]
 pub(super) struct Health {
@@ -20,6 +59,7 @@ pub(super) struct Health {
 
 #[derive(Debug, Clone, Copy)]
 struct Silence {
+    fault: Fault,
     failures: u32,
     until: Instant,
 }
@@ -36,23 +76,28 @@ impl Health {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn failed(&self, ip: IpAddr, now: Instant) {
+    pub(super) fn failed(&self, ip: IpAddr, fault: Fault, now: Instant) {
         let mut silent = self.lock();
         let failures = silent.get(&ip).map_or(1, |s| s.failures.saturating_add(1));
         let factor = 1u32.checked_shl(failures - 1).map_or(MOST, |f| f.min(MOST));
         let until = now + self.dead_for * factor;
-        silent.insert(ip, Silence { failures, until });
+        let silence = Silence {
+            fault,
+            failures,
+            until,
+        };
+        silent.insert(ip, silence);
     }
 
     pub(super) fn answered(&self, ip: IpAddr) {
         self.lock().remove(&ip);
     }
 
-    /// Those to be passed over now, ascending.
-    pub(super) fn passed_over(&self, now: Instant) -> Vec<IpAddr> {
+    /// Those to be passed over now.
+    pub(super) fn passed_over(&self, now: Instant) -> Faults {
         let silent = self.lock();
         let still = silent.iter().filter(|(_, silence)| silence.until > now);
-        still.map(|(ip, _)| *ip).collect()
+        still.map(|(ip, silence)| (*ip, silence.fault)).collect()
     }
 }
 
@@ -66,18 +111,18 @@ mod tests {
         let ip: IpAddr = "10.0.0.1".parse().unwrap();
         let start = Instant::now();
         let at = |secs| start + Duration::from_secs(secs);
-        let over = |secs| health.passed_over(at(secs)).contains(&ip);
-        health.failed(ip, at(0));
+        let over = |secs| health.passed_over(at(secs)).contains_key(&ip);
+        health.failed(ip, Fault::Silent, at(0));
         assert!(over(9) && !over(10));
-        health.failed(ip, at(10));
+        health.failed(ip, Fault::Silent, at(10));
         assert!(over(29) && !over(30));
         for _ in 0..100 {
-            health.failed(ip, at(30));
+            health.failed(ip, Fault::Silent, at(30));
         }
         assert!(over(189) && !over(190), "never for ever");
         health.answered(ip);
         assert!(!over(30));
-        health.failed(ip, at(40));
+        health.failed(ip, Fault::Silent, at(40));
         assert!(over(49) && !over(50), "it begins small again");
     }
 }

@@ -1,47 +1,58 @@
 //! One pool of VMs: who has which, and what must happen before another gets it.
 //!
 //! ```text
-//!            allocate                     deallocate              seen down, up, ready
-//!   free ───────────────► in use ───────────────────► quarantined ─────────────────► free
-//!    ▲                      │ not ready: back,             │ ▲ failed: shown, tried again
-//!    └──────────────────────┘ and the next one             └─┘
+//!         allocate            ready            deallocate              rebooted, ready
+//!   free ──────────► checking ──────► in use ──────────────► quarantined ────────────────► free
+//!    ▲                  │ │ deallocate                         ▲ │ ▲ failed: shown, tried again
+//!    └── not ready: ────┘ └────────────────────────────────────┘ └─┘
+//!        the next one
 //! ```
 //!
 //! Promises: the same ID gets the same VM (I3); an answer is durable (I2); a VM that does not
 //! answer is passed over; one that was used is given on only after it was seen to reboot (I4); what
 //! is begun is recorded first and resumed after a restart (I9).
 
+mod allocate;
 mod allocation;
 mod cleaner;
+mod deallocate;
 mod error;
+mod flights;
 mod health;
 mod members;
 mod recovery;
+mod stage;
+mod status;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use berth_core::plan::Selector;
-use berth_core::{
-    Address, Answer, Claim, Handle, Order, Pool, Record, Refusal, Release, Request, Want,
-};
+use berth_core::{Address, Answer, Handle, Order, Pool, Record, Release, Request};
 use berth_desk::{Desk, DeskError};
 use berth_ledger::configmap::ConfigMapLedger;
-use berth_ledger::{LedgerError, PoolKey, Rejection, SharedLedger};
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+use tokio::time::Instant;
 
-pub use allocation::{Allocation, Applicant, Quarantine};
+pub(crate) use allocate::Deadline;
+pub(crate) use allocation::shown;
+pub use allocation::{Allocation, Applicant};
+pub use deallocate::Returned;
+pub(crate) use deallocate::Taken;
 pub use error::PoolError;
-pub use recovery::Recovered;
+pub use health::Fault;
+pub(crate) use health::Faults;
+pub use recovery::{Recovered, Recovery};
+pub use stage::{Checking, Quarantine};
+pub use status::Status;
 
-use crate::audit::{Act, Audit};
 use crate::metrics::PoolMeters;
 use crate::settings::{Cleanup, PoolSettings, Readiness};
 use crate::vm::Vms;
 use cleaner::Cleaner;
+use flights::Flights;
 use health::Health;
 use members::Members;
 
@@ -76,6 +87,10 @@ pub struct Rules {
     pub order: Order,
     pub readiness: Readiness,
     pub dead_for: Duration,
+    /// The longest that an allocation takes.
+    pub allocate_within: Duration,
+    /// The longest that one operation on the state takes.
+    pub operation: Duration,
     pub cleanup: Option<Cleanup>,
 }
 
@@ -96,7 +111,18 @@ struct Inner {
     members: Members,
     health: Health,
     cleaner: Cleaner,
+    flights: Flights,
+    /// Allocations of this node that were made in a boot that nobody knows.
+    unknown_boot: Mutex<BTreeSet<String>>,
     meters: PoolMeters,
+}
+
+impl Inner {
+    fn unknown_boot(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.unknown_boot
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl std::fmt::Debug for VmPool {
@@ -105,37 +131,6 @@ impl std::fmt::Debug for VmPool {
             .field("name", &self.inner.name)
             .finish()
     }
-}
-
-/// The numbers of a pool. `total` is the sum of the others.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Status {
-    pub pool: String,
-    pub total: usize,
-    pub available: usize,
-    pub in_use: usize,
-    pub quarantined: usize,
-    /// Free VMs that are passed over because they did not answer.
-    pub silent: Vec<IpAddr>,
-    /// Quarantined VMs whose last cleanup failed; it is tried again.
-    pub uncleaned: Vec<IpAddr>,
-    /// VMs that two allocations claim to have: another program broke the state.
-    pub doubled: Vec<IpAddr>,
-    /// Entries of the state that are no allocation.
-    pub strays: Vec<String>,
-}
-
-/// How a deallocation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Returned {
-    /// The ID had nothing: a repeat, or another pool's.
-    Nothing,
-    /// The VM is free.
-    Released,
-    /// The VM is being cleaned and free after that.
-    Quarantined,
 }
 
 impl VmPool {
@@ -159,6 +154,8 @@ impl VmPool {
             rules,
             members: Members::default(),
             cleaner: Cleaner::default(),
+            flights: Flights::default(),
+            unknown_boot: Mutex::default(),
             meters,
         };
         Self {
@@ -168,6 +165,11 @@ impl VmPool {
 
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// Where its state is.
+    pub(crate) fn place(&self) -> (&Store, &PoolKey) {
+        (&self.inner.store, &self.inner.key)
     }
 
     async fn load(&self) -> Result<Pool, PoolError> {
@@ -206,90 +208,59 @@ impl VmPool {
         Ok(())
     }
 
-    /// A VM for the applicant, ready to be used. The same ID gets the same VM.
-    pub async fn allocate(&self, applicant: &Applicant) -> Result<Allocation, PoolError> {
-        let audit = Audit::begin(Act::Allocate, self.name(), &self.inner.rules.node)
-            .allocation(&applicant.allocation_id)
-            .pod(&applicant.pod_namespace, &applicant.pod_name);
-        let begun = Instant::now();
-        let outcome = self.allocate_ready(applicant).await;
-        self.inner
-            .meters
-            .allocated(outcome.as_ref().err(), begun.elapsed());
-        match &outcome {
-            Ok(allocation) => audit.ip(allocation.ip).done("allocated"),
-            Err(error) => audit.failed(error),
-        }
-        outcome
-    }
-
-    async fn allocate_ready(&self, applicant: &Applicant) -> Result<Allocation, PoolError> {
-        applicant.check()?;
-        let inner = &self.inner;
-        let record = applicant.record(&inner.rules.node, Timestamp::now());
-        // However short the silence is set: one request tries no VM twice, so it ends.
-        let mut tried: BTreeSet<IpAddr> = BTreeSet::new();
-        loop {
-            let roll = inner.members.roll();
-            let mut silent = tried.clone();
-            silent.extend(inner.health.passed_over(Instant::now()));
-            let avoid = silent.iter().copied().map(Address::from);
-            let want = Want {
-                order: inner.rules.order,
-                avoid: avoid.chain(roll.leaving.iter().copied()).collect(),
-                ..Want::any(Arc::clone(&roll.space))
-            };
-            let claim = Claim {
-                record: record.clone(),
-                wants: vec![want],
-            };
-            let granted = match inner.desk.submit(Request::Claim(claim)).await {
-                Ok(Answer::Granted(granted)) => granted.into_iter().next(),
-                Ok(Answer::Refused(Refusal::Exhausted { .. })) => {
-                    let listed = |ip: &IpAddr| roll.listed.contains(&Address::from(*ip));
-                    let silent = silent.into_iter().filter(listed).collect();
-                    return Err(PoolError::Exhausted { silent });
-                }
-                // The ID has a VM that the settings dropped since we last looked.
-                Err(DeskError::Ledger(error)) if has_another(&error) => None,
-                Ok(_) => None,
-                Err(error) => return Err(error.into()),
-            };
-            let Some(granted) = granted.filter(|granted| granted.fresh) else {
-                return self.existing(&applicant.allocation_id).await;
-            };
-            let ip = IpAddr::from(granted.address);
-            let Err(error) = self.is_ready(ip).await else {
-                inner.health.answered(ip);
-                return Ok(Allocation::read(self.name(), granted.address, &record));
-            };
-            tracing::warn!(pool = self.name(), %ip, %error, "a VM does not answer and is passed over");
-            inner.health.failed(ip, Instant::now());
-            tried.insert(ip);
-            inner.meters.passed_over();
-            // It was never used, so it needs no cleanup.
-            self.release(granted.address, &record).await?;
+    /// Whether the state is there and can be read, now.
+    pub(crate) async fn check_state(&self) -> Result<(), PoolError> {
+        match &self.inner.store {
+            Store::ConfigMap(ledger) => Ok(ledger.check(&self.inner.key).await?),
+            Store::Local(_) => self.load().await.map(drop),
         }
     }
 
-    async fn is_ready(&self, ip: IpAddr) -> Result<(), PoolError> {
-        match self.inner.rules.readiness {
-            Readiness::Off => Ok(()),
-            Readiness::Ssh => Ok(self.inner.vms.ready(ip).await?),
-            Readiness::Tcp => Ok(self.inner.vms.connects(ip).await?),
-        }
-    }
-
-    /// The answer to a repeat.
-    async fn existing(&self, id: &str) -> Result<Allocation, PoolError> {
+    /// The allocation of an ID whose VM is in use.
+    async fn in_use(&self, id: &str) -> Result<Allocation, PoolError> {
         let allocation = self.by_id(id).await?;
-        if allocation.quarantine.is_some() {
-            return Err(PoolError::BeingCleaned {
-                id: id.into(),
-                ip: allocation.ip,
-            });
+        let (id, ip) = (id.into(), allocation.ip);
+        match (&allocation.checking, &allocation.quarantine) {
+            (Some(_), _) => Err(PoolError::BeingChecked { id, ip }),
+            (_, Some(_)) => Err(PoolError::BeingCleaned { id, ip }),
+            (None, None) => Ok(allocation),
         }
+    }
+
+    /// Gives the allocation's VM its user data.
+    pub async fn put_user_data(&self, id: &str, data: &[u8]) -> Result<Allocation, PoolError> {
+        let allocation = self.in_use(id).await?;
+        self.inner.vms.put_user_data(allocation.ip, data).await?;
         Ok(allocation)
+    }
+
+    /// Every allocation, by address.
+    pub async fn list(&self) -> Result<Vec<Allocation>, PoolError> {
+        let pool = self.load().await?;
+        let all = pool.records().chain(pool.rivals());
+        Ok(all
+            .map(|(address, record)| Allocation::read(self.name(), address, record))
+            .collect())
+    }
+
+    pub async fn by_id(&self, id: &str) -> Result<Allocation, PoolError> {
+        let pool = self.load().await?;
+        let found = pool.held_under(&Handle::new(id)).next();
+        let (address, record) = found.ok_or_else(|| PoolError::UnknownAllocation(id.into()))?;
+        Ok(Allocation::read(self.name(), address, record))
+    }
+
+    pub async fn by_ip(&self, ip: IpAddr) -> Result<Allocation, PoolError> {
+        let address = Address::from(ip.to_canonical());
+        let pool = self.load().await?;
+        let record = pool.get(address).ok_or(PoolError::UnknownIp(ip))?;
+        Ok(Allocation::read(self.name(), address, record))
+    }
+
+    async fn submit_until(&self, request: Request, end: Instant) -> Result<Answer, DeskError> {
+        let left = end.saturating_duration_since(Instant::now());
+        let limit = left.min(self.inner.rules.operation);
+        self.inner.desk.submit_within(request, limit).await
     }
 
     async fn release(&self, address: Address, holder: &Record) -> Result<bool, PoolError> {
@@ -324,175 +295,4 @@ impl VmPool {
             Answer::Reowned
         ))
     }
-
-    /// Takes a VM back. It is free after it was cleaned; `force` frees it as it is.
-    pub async fn deallocate(&self, id: &str, force: bool) -> Result<Returned, PoolError> {
-        let audit =
-            Audit::begin(Act::Deallocate, self.name(), &self.inner.rules.node).allocation(id);
-        let outcome = self.take_back(id, force).await;
-        self.inner.meters.deallocated(outcome.as_ref().err());
-        match outcome {
-            Ok((returned, was)) => {
-                let outcome = match returned {
-                    Returned::Nothing => "nothing held",
-                    Returned::Released => "released",
-                    Returned::Quarantined => "quarantined",
-                };
-                match was {
-                    Some(was) => audit.of(&was).done(outcome),
-                    None => audit.done(outcome),
-                }
-                Ok(returned)
-            }
-            Err(error) => {
-                audit.failed(&error);
-                Err(error)
-            }
-        }
-    }
-
-    /// How it ended, and what was given back.
-    async fn take_back(
-        &self,
-        id: &str,
-        force: bool,
-    ) -> Result<(Returned, Option<Allocation>), PoolError> {
-        let handle = Handle::new(id);
-        let read = |address, record: &Record| Some(Allocation::read(self.name(), address, record));
-        if self.inner.rules.cleanup.is_none() || force {
-            let selector = Selector::Handle { handle, part: None };
-            let rest = Duration::ZERO;
-            let release = Request::Release(Release { selector, rest });
-            return match self.inner.desk.submit(release).await? {
-                Answer::Released(freed) => Ok(match freed.first() {
-                    Some((address, record)) => (Returned::Released, read(*address, record)),
-                    None => (Returned::Nothing, None),
-                }),
-                _ => Ok((Returned::Nothing, None)),
-            };
-        }
-        let pool = self.load().await?;
-        let Some((address, record)) = pool.held_under(&handle).next() else {
-            return Ok((Returned::Nothing, None));
-        };
-        let was = read(address, record);
-        if Quarantine::read(record).is_some() {
-            return Ok((Returned::Quarantined, was));
-        }
-        if pool.holders(address).count() > 1 {
-            // Another allocation has the same VM: a reboot would take it from under it.
-            tracing::warn!(pool = self.name(), %address, id, "a VM with two owners is given back by one, without a reboot");
-            self.release(address, record).await?;
-            return Ok((Returned::Released, was));
-        }
-        let held = Quarantine::begin(record, &self.inner.rules.node, Timestamp::now());
-        // Recorded before it is begun (I9): a crash from here on resumes at the next start.
-        if self.rewrite(address, record, held).await? {
-            self.clean(address);
-            Ok((Returned::Quarantined, was))
-        } else {
-            Ok((Returned::Nothing, None))
-        }
-    }
-
-    /// Gives the allocation's VM its user data.
-    pub async fn put_user_data(&self, id: &str, data: &[u8]) -> Result<Allocation, PoolError> {
-        let audit = Audit::begin(Act::UserData, self.name(), &self.inner.rules.node).allocation(id);
-        let outcome = async {
-            let allocation = self.existing(id).await?;
-            self.inner.vms.put_user_data(allocation.ip, data).await?;
-            Ok(allocation)
-        }
-        .await;
-        match &outcome {
-            Ok(allocation) => audit.of(allocation).done("written"),
-            Err(error) => audit.failed(error),
-        }
-        outcome
-    }
-
-    /// Every allocation, by address.
-    pub async fn list(&self) -> Result<Vec<Allocation>, PoolError> {
-        let pool = self.load().await?;
-        let all = pool.records().chain(pool.rivals());
-        Ok(all
-            .map(|(address, record)| Allocation::read(self.name(), address, record))
-            .collect())
-    }
-
-    pub async fn by_id(&self, id: &str) -> Result<Allocation, PoolError> {
-        let pool = self.load().await?;
-        let found = pool.held_under(&Handle::new(id)).next();
-        let (address, record) = found.ok_or_else(|| PoolError::UnknownAllocation(id.into()))?;
-        Ok(Allocation::read(self.name(), address, record))
-    }
-
-    pub async fn by_ip(&self, ip: IpAddr) -> Result<Allocation, PoolError> {
-        let address = Address::from(ip);
-        let pool = self.load().await?;
-        let record = pool.get(address).ok_or(PoolError::UnknownIp(ip))?;
-        Ok(Allocation::read(self.name(), address, record))
-    }
-
-    pub async fn status(&self) -> Result<Status, PoolError> {
-        let pool = self.load().await?;
-        let status = self.count(&pool);
-        self.inner.meters.counted(&status);
-        let conflicts = match &self.inner.store {
-            Store::ConfigMap(ledger) => ledger.conflicts(&self.inner.key),
-            Store::Local(_) => self.inner.desk.metrics().conflicts.get(),
-        };
-        self.inner.meters.conflicts(conflicts);
-        Ok(status)
-    }
-
-    fn count(&self, pool: &Pool) -> Status {
-        let roll = self.inner.members.roll();
-        let held = pool.records().chain(pool.rivals());
-        let (quarantined, in_use): (Vec<_>, Vec<_>) =
-            held.partition(|(_, record)| Quarantine::read(record).is_some());
-        let free: Vec<Address> = match pool.listing() {
-            Some(listing) => listing.to_vec(),
-            None => roll
-                .listed
-                .iter()
-                .copied()
-                .filter(|a| !pool.is_held(*a))
-                .collect(),
-        };
-        let failed = |record: &Record| Quarantine::read(record)?.error;
-        let uncleaned = quarantined
-            .iter()
-            .filter(|(_, record)| failed(record).is_some());
-        let silent = self.inner.health.passed_over(Instant::now()).into_iter();
-        Status {
-            pool: self.name().into(),
-            total: free.len() + in_use.len() + quarantined.len(),
-            available: free.len(),
-            in_use: in_use.len(),
-            quarantined: quarantined.len(),
-            silent: silent
-                .filter(|ip| free.contains(&Address::from(*ip)))
-                .collect(),
-            uncleaned: uncleaned.map(|(address, _)| (*address).into()).collect(),
-            doubled: pool.rivals().map(|(address, _)| address.into()).collect(),
-            strays: pool
-                .strays()
-                .iter()
-                .map(|s| format!("{}: {}", s.key, s.why))
-                .collect(),
-        }
-    }
-}
-
-/// The document's refusal of a second address for one ID.
-fn has_another(error: &LedgerError) -> bool {
-    matches!(
-        error,
-        LedgerError::Rejected {
-            operation: "claim",
-            rejection: Rejection::Storage(_),
-            ..
-        }
-    )
 }

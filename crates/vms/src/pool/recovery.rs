@@ -5,7 +5,9 @@
 //! destroyed (I5); an API server that does not answer is an error and changes nothing. Another
 //! node's VMs are not touched (I6).
 
-use berth_core::{Address, Record};
+use std::collections::BTreeSet;
+
+use berth_core::{Address, Handle, Pool, Record};
 use berth_ledger::LedgerError;
 use berth_ledger::configmap::attribute::NODE;
 use berth_ledger::configmap::{Repairs, Salvage};
@@ -13,7 +15,8 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{PoolError, Quarantine, Store, VmPool};
+use super::stage::Stage;
+use super::{PoolError, Store, VmPool};
 use crate::audit::{Act, Audit};
 
 /// What a recovery did.
@@ -25,6 +28,9 @@ pub struct Recovered {
     pub taken_back: usize,
     /// Cleanups that a former life began, and that go on.
     pub resumed: usize,
+    /// Readiness checks that were cut off, whose VMs are free again.
+    #[serde(default)]
+    pub undone: usize,
     /// Free entries that did not belong there.
     pub dropped: Vec<String>,
     /// VMs that the settings list and the state did not.
@@ -35,12 +41,48 @@ pub struct Recovered {
     pub unknown: usize,
 }
 
+/// What a recovery does beyond repairing the state and resuming cleanups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recovery {
+    /// Nothing.
+    #[default]
+    Resume,
+    /// Takes back every VM that this node has, which is right only if the node's pods are gone.
+    TakeBack,
+    /// The process has just started, in the same boot as before: no check of this node is under way.
+    AtStart,
+    /// The same after a reboot of the node, which its pods did not survive.
+    AfterReboot,
+    /// The same in a boot of which nobody knows whether the pods of before are in it.
+    UnknownBoot,
+}
+
+impl Recovery {
+    const fn takes_back(self) -> bool {
+        matches!(self, Self::TakeBack | Self::AfterReboot)
+    }
+
+    const fn at_start(self) -> bool {
+        matches!(self, Self::AtStart | Self::AfterReboot | Self::UnknownBoot)
+    }
+}
+
+/// What becomes of an entry.
+enum Verdict {
+    /// This node goes on cleaning it.
+    Resume,
+    /// Its check was cut off.
+    Undo,
+    TakeBack,
+    /// Nobody knows whether its pod lives.
+    Unknown,
+    Leave,
+}
+
 impl VmPool {
-    /// Repairs the state and resumes cleanups; with `take_back` also takes back every VM that this
-    /// node has, which is right when the node's pods are gone: after a restart.
-    pub async fn recover(&self, take_back: bool) -> Result<Recovered, PoolError> {
+    pub async fn recover(&self, recovery: Recovery) -> Result<Recovered, PoolError> {
         let audit = Audit::begin(Act::Recover, self.name(), &self.inner.rules.node);
-        let outcome = self.recover_state(take_back).await;
+        let outcome = self.recover_state(recovery).await;
         match &outcome {
             Ok(recovered) => audit.done(&format!(
                 "{} taken back, {} resumed, {} dropped, {} added",
@@ -54,7 +96,7 @@ impl VmPool {
         outcome
     }
 
-    async fn recover_state(&self, take_back: bool) -> Result<Recovered, PoolError> {
+    async fn recover_state(&self, recovery: Recovery) -> Result<Recovered, PoolError> {
         let mut recovered = Recovered {
             pool: self.name().into(),
             ..Recovered::default()
@@ -76,26 +118,39 @@ impl VmPool {
             tracing::error!(pool = self.name(), %address, second = %record.handle,
                 "two allocations have one VM; it is free when both gave it back");
         }
-        let node = self.inner.rules.node.as_str();
         let mut mine = Vec::new();
+        let mut unknown = BTreeSet::new();
         let addresses: Vec<Address> = pool.records().map(|(address, _)| address).collect();
         for address in addresses {
-            let is_mine = |record: &&Record| record.attribute(NODE) == Some(node);
             let mut left = pool.holders(address).count();
             for record in pool.holders(address) {
-                match Quarantine::read(record) {
-                    Some(quarantine) if quarantine.by == node => {
+                match self.judge(record, recovery) {
+                    Verdict::Resume => {
                         self.clean(address);
                         recovered.resumed += 1;
                     }
-                    None if take_back && is_mine(&record) => {
+                    Verdict::Undo => {
+                        recovered.undone += usize::from(self.undo_check(address, record).await?);
+                    }
+                    Verdict::TakeBack => {
                         // Of several holders only the last one's return is followed by a reboot.
                         mine.push((address, record.clone(), left == 1));
                         left -= 1;
                     }
-                    _ => {}
+                    Verdict::Unknown => {
+                        unknown.insert(record.handle.to_string());
+                    }
+                    Verdict::Leave => {}
                 }
             }
+        }
+        if !unknown.is_empty() {
+            tracing::warn!(
+                pool = self.name(),
+                vms = unknown.len(),
+                "the boot in which this node's VMs were allocated is unknown; if their pods are gone: berth vm recover --take-back"
+            );
+            *self.inner.unknown_boot() = unknown;
         }
         // Put together, so that the desk writes them in one commit.
         let done = join_all(
@@ -106,19 +161,44 @@ impl VmPool {
         for taken in done {
             recovered.taken_back += usize::from(taken?);
         }
+        if recovery.takes_back() {
+            self.inner.unknown_boot().clear();
+        }
         Ok(recovered)
+    }
+
+    fn judge(&self, record: &Record, recovery: Recovery) -> Verdict {
+        let node = self.inner.rules.node.as_str();
+        let is_mine = record.attribute(NODE) == Some(node);
+        match Stage::read(record) {
+            Stage::Quarantined(quarantine) if quarantine.by == node => Verdict::Resume,
+            Stage::Checking(check) if check.by == node && recovery.at_start() => Verdict::Undo,
+            Stage::Checking(check) if check.is_over(Timestamp::now()) => Verdict::Undo,
+            Stage::InUse if is_mine && recovery.takes_back() => Verdict::TakeBack,
+            Stage::InUse if is_mine && recovery == Recovery::UnknownBoot => Verdict::Unknown,
+            _ => Verdict::Leave,
+        }
     }
 
     async fn take(&self, address: Address, record: &Record, last: bool) -> Result<bool, PoolError> {
         if self.inner.rules.cleanup.is_none() || !last {
             return self.release(address, record).await;
         }
-        let held = Quarantine::begin(record, &self.inner.rules.node, Timestamp::now());
-        let taken = self.rewrite(address, record, held).await?;
-        if taken {
-            self.clean(address);
-        }
-        Ok(taken)
+        self.quarantine(address, record).await
+    }
+
+    /// Whether VMs of an unknown boot are still in use.
+    pub(crate) fn has_unknown_boot(&self) -> bool {
+        !self.inner.unknown_boot().is_empty()
+    }
+
+    /// Forgets VMs of an unknown boot that were given back.
+    pub(super) fn forget_taken_back(&self, pool: &Pool) {
+        let in_use = |id: &String| {
+            let held = pool.held_under(&Handle::new(id)).next();
+            held.is_some_and(|(_, record)| Stage::read(record) == Stage::InUse)
+        };
+        self.inner.unknown_boot().retain(in_use);
     }
 
     /// Puts the ConfigMap's free list right. Other stores derive theirs from the settings and from
@@ -131,7 +211,7 @@ impl VmPool {
     }
 
     /// `None` if there is nothing unreadable to set aside.
-    pub(super) async fn set_aside(&self) -> Result<Option<Salvage>, PoolError> {
+    pub(crate) async fn set_aside(&self) -> Result<Option<Salvage>, PoolError> {
         let Store::ConfigMap(ledger) = &self.inner.store else {
             return Ok(None);
         };

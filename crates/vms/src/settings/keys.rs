@@ -29,6 +29,7 @@ pub const VM_POOL_IPS: &str = "vm-pool-ips";
 pub const POOL_NAMESPACE: &str = "pool-namespace";
 pub const POOL_CONFIGMAP_NAME: &str = "pool-configmap-name";
 pub const POOLS_CONFIGMAP: &str = "pools-configmap";
+pub const POOL_CONFIGMAP_COUNT: &str = "pool-configmap-count";
 pub const MAX_RANGE_IPS: &str = "max-range-ips";
 pub const NODE_NAME: &str = "node-name";
 pub const SSH_USERNAME: &str = "ssh-username";
@@ -46,11 +47,22 @@ pub const VM_CLEANUP_WAIT: &str = "vm-cleanup-wait";
 pub const VM_CLEANUP_LIMIT: &str = "vm-cleanup-limit";
 pub const VM_CLEANUP_RETRY: &str = "vm-cleanup-retry";
 pub const VM_CLEANUP_SEEN_DOWN: &str = "vm-cleanup-seen-down";
+pub const VM_CLEANUP_DOWN_FOR: &str = "vm-cleanup-down-for";
+pub const VM_ALLOCATE_TIMEOUT: &str = "vm-allocate-timeout";
+pub const VM_BOOT_FILE: &str = "vm-boot-file";
 pub const VM_RECOVER: &str = "vm-recover-at-start";
 pub const VM_LEDGER: &str = "vm-ledger";
 pub const OPERATION_TIMEOUT: &str = "operation-timeout";
 pub const MAX_RETRIES: &str = "max-retries";
 pub const RETRY_INTERVAL: &str = "retry-interval";
+pub const RETRY_FACTOR: &str = "retry-factor";
+pub const LOW_WATER: &str = "vm-low-water";
+pub const HIGH_WATER: &str = "vm-high-water";
+pub const SCALE_HOOK: &str = "vm-scale-hook";
+pub const SCALE_HOOK_TOKEN: &str = "vm-scale-hook-token-file";
+pub const SCALE_HOOK_CA: &str = "vm-scale-hook-ca-file";
+pub const SCALE_HOOK_TIMEOUT: &str = "vm-scale-hook-timeout";
+pub const SCALE_COOLDOWN: &str = "vm-scale-cooldown";
 pub const LISTEN: &str = "vm-listen";
 pub const TOKEN_FILE: &str = "vm-token-file";
 
@@ -78,6 +90,12 @@ pub const KEYS: &[Key] = &[
         "POOLS_CONFIGMAP",
         "",
         "a ConfigMap whose keys are pools and whose values are their VMs; edits count at once",
+    ),
+    key(
+        POOL_CONFIGMAP_COUNT,
+        "POOL_CONFIGMAP_COUNT",
+        "1",
+        "how many ConfigMaps each pool is spread over; all agents need the same number",
     ),
     key(
         MAX_RANGE_IPS,
@@ -132,7 +150,7 @@ pub const KEYS: &[Key] = &[
         VM_ORDER,
         "VM_ORDER",
         "hash",
-        "which free VM is given: hash, lowest, longest-released",
+        "which free VM is allocated: hash, rendezvous, lowest, longest-released",
     ),
     key(
         VM_READINESS,
@@ -145,6 +163,12 @@ pub const KEYS: &[Key] = &[
         "VM_DEAD_FOR",
         "30s",
         "how long a VM that did not answer is passed over",
+    ),
+    key(
+        VM_ALLOCATE_TIMEOUT,
+        "VM_ALLOCATE_TIMEOUT",
+        "30s",
+        "the longest that an allocation may take, however many VMs do not answer",
     ),
     key(
         VM_CLEANUP,
@@ -174,13 +198,25 @@ pub const KEYS: &[Key] = &[
         VM_CLEANUP_SEEN_DOWN,
         "VM_CLEANUP_SEEN_DOWN",
         "true",
-        "whether a VM must be seen down before it counts as rebooted",
+        "whether a proof of the reboot is needed: a file in cidata that is gone",
+    ),
+    key(
+        VM_CLEANUP_DOWN_FOR,
+        "VM_CLEANUP_DOWN_FOR",
+        "",
+        "only for images whose cidata outlives a reboot: how long a VM must have been down to count as rebooted",
     ),
     key(
         VM_RECOVER,
         "VM_RECOVER_AT_START",
-        "true",
-        "release this node's VMs, after their cleanup, when Berth starts",
+        "boot",
+        "when a start of Berth takes this node's VMs back, after their cleanup: boot (the node was rebooted), always, never",
+    ),
+    key(
+        VM_BOOT_FILE,
+        "VM_BOOT_FILE",
+        "",
+        "the file that names the node's boot, on the node's own disk [beside the agent's database]",
     ),
     key(
         VM_LEDGER,
@@ -198,13 +234,61 @@ pub const KEYS: &[Key] = &[
         MAX_RETRIES,
         "MAX_RETRIES",
         "50",
-        "how often an operation on the state is tried again",
+        "how often an operation on the state is tried again; 0: not at all",
     ),
     key(
         RETRY_INTERVAL,
         "RETRY_INTERVAL",
         "10ms",
         "the first pause before that; it grows and is jittered",
+    ),
+    key(
+        RETRY_FACTOR,
+        "RETRY_FACTOR",
+        "1.5",
+        "what each further pause is multiplied by",
+    ),
+    key(
+        LOW_WATER,
+        "VM_LOW_WATER",
+        "",
+        "fewer free VMs than this, a number or a share like 10%, are reported as PoolLow",
+    ),
+    key(
+        HIGH_WATER,
+        "VM_HIGH_WATER",
+        "",
+        "more free VMs than this, a number or a share like 80%, are reported as PoolHigh",
+    ),
+    key(
+        SCALE_HOOK,
+        "VM_SCALE_HOOK",
+        "",
+        "an http or https URL that is called when a pool passes a water mark",
+    ),
+    key(
+        SCALE_HOOK_TOKEN,
+        "VM_SCALE_HOOK_TOKEN_FILE",
+        "",
+        "the file with the bearer token for that URL",
+    ),
+    key(
+        SCALE_HOOK_CA,
+        "VM_SCALE_HOOK_CA_FILE",
+        "",
+        "a PEM file of the certificates that an https URL is trusted by [the system's; the released image has none]",
+    ),
+    key(
+        SCALE_HOOK_TIMEOUT,
+        "VM_SCALE_HOOK_TIMEOUT",
+        "10s",
+        "the longest that a call of that URL may take",
+    ),
+    key(
+        SCALE_COOLDOWN,
+        "VM_SCALE_COOLDOWN",
+        "5m",
+        "the least time between two reports of one pool, over all agents",
     ),
     key(
         LISTEN,

@@ -10,6 +10,7 @@ pub mod keys;
 mod layers;
 mod place;
 mod pools;
+mod scaling;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ pub use layers::{Layers, Origin, SettingsError};
 pub use place::DEFAULT_NAMESPACE;
 pub use pools::{DEFAULT_POOL, PoolSettings};
 pub(crate) use pools::{check_apart, pool_from_configmap};
+pub use scaling::{Hook, Level, Scaling};
 
 use crate::vm::{Access, CyclePatience, HostKeyRule};
 use duration::parse_duration;
@@ -37,17 +39,24 @@ pub struct Settings {
     pub configmap: String,
     pub namespace: String,
     pub node: String,
+    /// How many ConfigMaps each pool is spread over; `pools` lists each of them.
+    pub configmap_count: u32,
     pub max_range_ips: u32,
     pub access: Access,
     pub order: Order,
     pub readiness: Readiness,
     pub dead_for: Duration,
+    pub allocate_within: Duration,
     /// `None`: VMs are not rebooted, the pods' owner sees to it.
     pub cleanup: Option<Cleanup>,
-    pub recover_at_start: bool,
+    pub recover_at_start: RecoverAtStart,
+    /// The file that names the node's boot; none: the agent's choice.
+    pub boot_file: Option<PathBuf>,
     pub ledger: LedgerChoice,
     pub retry: RetryPolicy,
     pub tcp: Option<TcpListen>,
+    /// `None`: nobody wants to know how full the pools are.
+    pub scaling: Option<Scaling>,
     /// The file that was read, to be watched for edits.
     pub file: Option<PathBuf>,
 }
@@ -59,6 +68,16 @@ pub enum Readiness {
     Tcp,
     /// TCP, then the SSH handshake and the login.
     Ssh,
+}
+
+/// When a start takes this node's VMs back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecoverAtStart {
+    /// After a reboot of the node: its pods did not survive it.
+    Boot,
+    /// Every time: where the pods die with this process.
+    Always,
+    Never,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,7 +130,8 @@ impl Settings {
         let text = |name| layers.get(name).map(|(text, _)| text.trim().to_string());
         let max_range_ips = number(layers, keys::MAX_RANGE_IPS, 1)?;
         let configmap = text(keys::POOL_CONFIGMAP_NAME).unwrap_or_default();
-        let pools = pools::from_layers(layers, max_range_ips, &configmap)?;
+        let configmap_count = number(layers, keys::POOL_CONFIGMAP_COUNT, 1)?;
+        let pools = pools::from_layers(layers, max_range_ips, &configmap, configmap_count)?;
         let pools_configmap = text(keys::POOLS_CONFIGMAP);
         if pools.is_empty() && pools_configmap.is_none() {
             return Err(SettingsError::Together(format!(
@@ -119,11 +139,18 @@ impl Settings {
                 IpsError::Empty
             )));
         }
+        let ledger = required(layers, keys::VM_LEDGER, parse_ledger)?;
+        if configmap_count > 1 && ledger != LedgerChoice::ConfigMap {
+            return Err(SettingsError::Together(
+                "pool-configmap-count needs vm-ledger configmap: a file has no size limit".into(),
+            ));
+        }
         let node_setting = text(keys::NODE_NAME);
         Ok(Self {
             pools,
             pools_configmap,
             configmap,
+            configmap_count,
             namespace: place::namespace(text(keys::POOL_NAMESPACE).as_deref(), pod_namespace, root),
             node: place::node_name(node_setting.as_deref(), root)
                 .ok_or(SettingsError::NoNodeName)?,
@@ -132,11 +159,14 @@ impl Settings {
             order: required(layers, keys::VM_ORDER, parse_order)?,
             readiness: required(layers, keys::VM_READINESS, parse_readiness)?,
             dead_for: required(layers, keys::VM_DEAD_FOR, parse_duration)?,
+            allocate_within: required(layers, keys::VM_ALLOCATE_TIMEOUT, some_time)?,
             cleanup: cleanup(layers)?,
-            recover_at_start: required(layers, keys::VM_RECOVER, parse_bool)?,
-            ledger: required(layers, keys::VM_LEDGER, parse_ledger)?,
+            recover_at_start: required(layers, keys::VM_RECOVER, parse_recover)?,
+            boot_file: text(keys::VM_BOOT_FILE).map(PathBuf::from),
+            ledger,
             retry: retry(layers)?,
             tcp: tcp(layers)?,
+            scaling: scaling::read(layers)?,
             file: layers.file.clone(),
         })
     }
@@ -199,6 +229,7 @@ fn cleanup(layers: &Layers) -> Result<Option<Cleanup>, SettingsError> {
         floor: required(layers, keys::VM_CLEANUP_WAIT, parse_duration)?,
         limit: required(layers, keys::VM_CLEANUP_LIMIT, some_time)?,
         must_be_seen_down: required(layers, keys::VM_CLEANUP_SEEN_DOWN, parse_bool)?,
+        down_for: layers.parse(keys::VM_CLEANUP_DOWN_FOR, some_time)?,
         ..CyclePatience::default()
     };
     if patience.limit < patience.floor {
@@ -221,8 +252,8 @@ fn retry(layers: &Layers) -> Result<RetryPolicy, SettingsError> {
         timeout: required(layers, keys::OPERATION_TIMEOUT, some_time)?,
         retries: number(layers, keys::MAX_RETRIES, 0)?,
         base,
+        factor: required(layers, keys::RETRY_FACTOR, parse_factor)?,
         max: RetryPolicy::default().max.max(base),
-        ..RetryPolicy::default()
     };
     policy.validate().map_err(SettingsError::Together)?;
     Ok(policy)
@@ -255,13 +286,31 @@ fn parse_bool(text: &str) -> Result<bool, String> {
     }
 }
 
+fn parse_factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if (1.0..=10.0).contains(&factor) => Ok(factor),
+        _ => Err(format!("{text:?} is no number from 1 to 10")),
+    }
+}
+
+fn parse_recover(text: &str) -> Result<RecoverAtStart, String> {
+    match text {
+        "boot" => Ok(RecoverAtStart::Boot),
+        // As it was written before there was `boot`.
+        "always" | "true" => Ok(RecoverAtStart::Always),
+        "never" | "false" => Ok(RecoverAtStart::Never),
+        _ => Err(format!("{text:?} is none of boot, always, never")),
+    }
+}
+
 fn parse_order(text: &str) -> Result<Order, String> {
     match text {
         "hash" => Ok(Order::HashIndex),
+        "rendezvous" => Ok(Order::Rendezvous),
         "lowest" => Ok(Order::Lowest),
         "longest-released" => Ok(Order::LongestReleased),
         _ => Err(format!(
-            "{text:?} is none of hash, lowest, longest-released"
+            "{text:?} is none of hash, rendezvous, lowest, longest-released"
         )),
     }
 }

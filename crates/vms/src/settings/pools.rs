@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use super::keys;
 use super::layers::{Layers, Origin, SettingsError};
 use super::{IpsError, Settings, parse_ips};
+use crate::shards::spread;
 
 /// The pool of `VM_POOL_IPS`, and the one that is meant when none is named.
 pub const DEFAULT_POOL: &str = "default";
@@ -25,6 +26,7 @@ pub(super) fn from_layers(
     layers: &Layers,
     max_range: u32,
     configmap: &str,
+    configmap_count: u32,
 ) -> Result<Vec<PoolSettings>, SettingsError> {
     let mut pools = Vec::new();
     let parse = |text: &str| parse_ips(text, max_range).map_err(|error| error.to_string());
@@ -51,6 +53,8 @@ pub(super) fn from_layers(
         });
     }
     check_apart(&pools).map_err(SettingsError::Together)?;
+    let pools = spread(pools, configmap_count);
+    check_apart(&pools).map_err(SettingsError::Together)?;
     Ok(pools)
 }
 
@@ -59,7 +63,7 @@ pub(crate) fn pool_from_configmap(
     settings: &Settings,
     name: &str,
     ips: &str,
-) -> Result<PoolSettings, String> {
+) -> Result<Vec<PoolSettings>, String> {
     let told = |why: String| format!("pool {name:?}: {why}");
     check_name(name).map_err(told)?;
     // Unlike in the settings an empty list is meant: the pool is being emptied.
@@ -67,11 +71,12 @@ pub(crate) fn pool_from_configmap(
         Err(IpsError::Empty) => Vec::new(),
         parsed => parsed.map_err(|error| told(error.to_string()))?,
     };
-    Ok(PoolSettings {
+    let pool = PoolSettings {
         name: name.into(),
         ips,
         configmap: configmap_of(&settings.configmap, name),
-    })
+    };
+    Ok(spread(vec![pool], settings.configmap_count))
 }
 
 /// The state's ConfigMap of a pool that does not name one.

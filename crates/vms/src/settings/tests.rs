@@ -150,7 +150,7 @@ fn what_can_not_be_meant_is_refused_by_name() {
     refused(
         &[IPS, ("VM_ORDER", "random")],
         None,
-        "none of hash, lowest, longest-released",
+        "none of hash, rendezvous, lowest, longest-released",
     );
     refused(
         &[IPS, ("VM_READINESS", "ping")],
@@ -250,4 +250,44 @@ fn the_pools_may_all_come_from_a_configmap() {
     let settings = settings(&[NODE, ("POOLS_CONFIGMAP", "vm-pools")], &[], None).unwrap();
     assert!(settings.pools.is_empty());
     assert_eq!(settings.pools_configmap.as_deref(), Some("vm-pools"));
+}
+
+#[test]
+fn the_backoff_of_the_design_document_can_be_set() {
+    let file = "retry-interval: 500ms\nretry-factor: 1.5\nmax-retries: 5\n";
+    let retry = settings(&[IPS, NODE], &[], Some(file)).unwrap().retry;
+    assert_eq!(
+        (retry.base, retry.factor),
+        (Duration::from_millis(500), 1.5)
+    );
+    assert_eq!(retry.retries, 5);
+    refused(
+        &[IPS, ("RETRY_FACTOR", "0.5")],
+        None,
+        "no number from 1 to 10",
+    );
+}
+
+#[test]
+fn water_marks_and_shards_that_make_no_sense_are_refused() {
+    let marks = [IPS, NODE, ("VM_LOW_WATER", "10%"), ("VM_HIGH_WATER", "7")];
+    let scaling = settings(&marks, &[], None).unwrap().scaling.unwrap();
+    assert_eq!(scaling.low, Some(Level::Percent(10.0)));
+    assert_eq!(scaling.high, Some(Level::Count(7)));
+    let (low, hook) = (("VM_LOW_WATER", "3"), "VM_SCALE_HOOK");
+    refused(&[IPS, ("VM_LOW_WATER", "few")], None, "a number of VMs");
+    refused(&[IPS, ("VM_LOW_WATER", "101%")], None, "from 0% to 100%");
+    refused(&[IPS, low, ("VM_HIGH_WATER", "3")], None, "must be above");
+    refused(&[IPS, low, (hook, "ftp://x")], None, "http or https");
+    refused(&[IPS, (hook, "http://x")], None, "never called without");
+    let shards = ("POOL_CONFIGMAP_COUNT", "2");
+    refused(
+        &[IPS, shards, ("VM_LEDGER", "sqlite:/x.db")],
+        None,
+        "vm-ledger configmap",
+    );
+    let pools = settings(&[IPS, NODE, shards], &[], None).unwrap().pools;
+    assert_eq!(pools[1].configmap, "byom-ip-pool-state-shard-1");
+    let clash = "pools: [{ name: shard-1, ips: 10.0.1.1 }]";
+    refused(&[IPS, shards], Some(clash), "share the ConfigMap");
 }

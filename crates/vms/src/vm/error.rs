@@ -41,17 +41,26 @@ pub enum VmError {
         #[source]
         source: russh::Error,
     },
-    #[error("VM {ip}: can't write {path}")]
+    #[error("VM {ip}: SFTP failed on {path}")]
     Sftp {
         ip: IpAddr,
-        path: &'static str,
+        path: String,
         #[source]
         source: russh_sftp::client::error::Error,
     },
-    /// The reboot was asked for and nothing happened within the limit.
-    #[error("VM {ip} was asked to reboot and was not seen down within {limit:?}")]
-    NotSeenDown { ip: IpAddr, limit: Duration },
-    #[error("VM {ip} went down to reboot and is not back after {limit:?}")]
+    /// Another pod may be using it: it was not rebooted since its user data was written.
+    #[error("VM {ip} still has user data: it was not rebooted since a pod used it")]
+    HasUserData { ip: IpAddr },
+    /// The marker that was just written is not there: nothing could be proved by its absence.
+    #[error("VM {ip} does not keep the file {path} that was written to it")]
+    NoMarker { ip: IpAddr, path: String },
+    /// The reboot was asked for and nothing proves that it happened.
+    #[error(
+        "VM {ip} was asked to reboot and was not rebooted within {limit:?}: the file that a reboot removes is still there \
+         (vm-cleanup-down-for is for images whose cidata outlives a reboot)"
+    )]
+    NotRebooted { ip: IpAddr, limit: Duration },
+    #[error("VM {ip} was asked to reboot and is not back after {limit:?}")]
     NotBack {
         ip: IpAddr,
         limit: Duration,
@@ -72,4 +81,14 @@ pub enum VmError {
          *.pub files, or ssh-accept-any-host-key to true to trust whatever answers"
     )]
     NoAllowList,
+}
+
+impl VmError {
+    /// Whether nothing answered that could be taken for the VM's SSH server.
+    pub const fn is_silence(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Ssh { .. }
+        )
+    }
 }

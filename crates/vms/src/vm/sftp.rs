@@ -68,6 +68,23 @@ impl Sftp {
         }
     }
 
+    pub(super) async fn exists(&self, path: &str) -> Result<bool, SftpError> {
+        match self.raw.stat(path).await {
+            Ok(_) => Ok(true),
+            Err(SftpError::Status(s)) if s.status_code == StatusCode::NoSuchFile => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes a file, or finds that there is none.
+    pub(super) async fn remove(&self, path: &str) -> Result<(), SftpError> {
+        match self.raw.remove(path).await {
+            Ok(_) => Ok(()),
+            Err(SftpError::Status(s)) if s.status_code == StatusCode::NoSuchFile => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn create(&self, path: &str) -> Result<String, SftpError> {
         let flags = OpenFlags::CREATE | OpenFlags::TRUNCATE | OpenFlags::WRITE;
         let opened = self.raw.open(path, flags, FileAttributes::empty()).await?;
@@ -102,11 +119,7 @@ impl Sftp {
                 _ => Err(SftpError::UnexpectedPacket),
             };
         }
-        match self.raw.remove(to).await {
-            Ok(_) => {}
-            Err(SftpError::Status(s)) if s.status_code == StatusCode::NoSuchFile => {}
-            Err(error) => return Err(error),
-        }
+        self.remove(to).await?;
         self.raw.rename(from, to).await.map(|_| ())
     }
 }

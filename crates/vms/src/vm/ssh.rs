@@ -12,12 +12,13 @@ use async_trait::async_trait;
 use russh::Disconnect;
 use russh::client::{self, Handle};
 use russh::keys::{PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key};
+use russh_sftp::client::error::Error as SftpError;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::hostkeys::fingerprint;
 use super::sftp::Sftp;
-use super::{AllowList, HostKeyRule, REBOOT, USER_DATA, VmError, Vms};
+use super::{AllowList, HostKeyRule, REBOOT, USER_DATA, VmError, Vms, marker_path};
 
 /// How to get into the VMs of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +51,7 @@ impl SshVms {
     /// first pod.
     pub async fn check_access(&self) -> Result<(), VmError> {
         self.allowed()?;
+        berth_listen::warn_if_readable_by_others("ssh-priv-key", &self.access.private_key);
         self.private_key().await.map(|_| ())
     }
 
@@ -136,7 +138,7 @@ impl SshVms {
         Ok(session)
     }
 
-    async fn sftp(&self, ip: IpAddr) -> Result<(Session, Sftp), VmError> {
+    async fn sftp(&self, ip: IpAddr) -> Result<Conversation, VmError> {
         let ssh = |what| move |source| VmError::Ssh { ip, what, source };
         let session = self.session(ip).await?;
         let channel = session
@@ -151,10 +153,10 @@ impl SshVms {
             .await
             .map_err(|source| VmError::Sftp {
                 ip,
-                path: "cidata",
+                path: "cidata".into(),
                 source,
             })?;
-        Ok((session, sftp))
+        Ok(Conversation { ip, session, sftp })
     }
 
     /// The whole conversation within the limit: a VM that accepts and then says nothing must not
@@ -172,11 +174,32 @@ impl SshVms {
     }
 }
 
-/// A farewell, so that the VM's log shows an end and not a break. Nothing depends on it.
-async fn leave(session: Session) {
-    let _ = session
-        .disconnect(Disconnect::ByApplication, "", "en")
-        .await;
+/// A logged-in session with SFTP in it.
+struct Conversation {
+    ip: IpAddr,
+    session: Session,
+    sftp: Sftp,
+}
+
+impl Conversation {
+    /// The error of a step, with the file that it was about.
+    fn told<T>(&self, path: &str, step: Result<T, SftpError>) -> Result<T, VmError> {
+        step.map_err(|source| VmError::Sftp {
+            ip: self.ip,
+            path: path.into(),
+            source,
+        })
+    }
+
+    async fn exists(&self, path: &str) -> Result<bool, VmError> {
+        self.told(path, self.sftp.exists(path).await)
+    }
+
+    /// A farewell, so that the VM's log shows an end and not a break. Nothing depends on it.
+    async fn leave(self) {
+        let end = Disconnect::ByApplication;
+        let _ = self.session.disconnect(end, "", "en").await;
+    }
 }
 
 #[async_trait]
@@ -187,23 +210,49 @@ impl Vms for SshVms {
 
     async fn ready(&self, ip: IpAddr) -> Result<(), VmError> {
         self.bounded(ip, "the readiness check", async {
-            leave(self.session(ip).await?).await;
+            let vm = self.sftp(ip).await?;
+            let used = vm.exists(USER_DATA).await?;
+            vm.leave().await;
+            match used {
+                true => Err(VmError::HasUserData { ip }),
+                false => Ok(()),
+            }
+        })
+        .await
+    }
+
+    async fn ask_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
+        self.bounded(ip, "asking for a reboot", async {
+            let vm = self.sftp(ip).await?;
+            let path = marker_path(marker);
+            vm.told(&path, vm.sftp.put_whole(&path, b"").await)?;
+            if !vm.exists(&path).await? {
+                return Err(VmError::NoMarker { ip, path });
+            }
+            vm.told(REBOOT, vm.sftp.touch_off(REBOOT, b"reboot").await)?;
+            vm.leave().await;
             Ok(())
         })
         .await
     }
 
-    async fn ask_reboot(&self, ip: IpAddr) -> Result<(), VmError> {
-        self.bounded(ip, "asking for a reboot", async {
-            let (session, sftp) = self.sftp(ip).await?;
-            sftp.touch_off(REBOOT, b"reboot")
-                .await
-                .map_err(|source| VmError::Sftp {
-                    ip,
-                    path: REBOOT,
-                    source,
-                })?;
-            leave(session).await;
+    async fn has_marker(&self, ip: IpAddr, marker: &str) -> Result<bool, VmError> {
+        self.bounded(ip, "looking for the marker", async {
+            let vm = self.sftp(ip).await?;
+            let found = vm.exists(&marker_path(marker)).await?;
+            vm.leave().await;
+            Ok(found)
+        })
+        .await
+    }
+
+    async fn wipe(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
+        self.bounded(ip, "removing user data", async {
+            let vm = self.sftp(ip).await?;
+            for path in [USER_DATA, REBOOT, &marker_path(marker)] {
+                vm.told(path, vm.sftp.remove(path).await)?;
+            }
+            vm.leave().await;
             Ok(())
         })
         .await
@@ -211,15 +260,9 @@ impl Vms for SshVms {
 
     async fn put_user_data(&self, ip: IpAddr, data: &[u8]) -> Result<(), VmError> {
         self.bounded(ip, "the upload of user data", async {
-            let (session, sftp) = self.sftp(ip).await?;
-            sftp.put_whole(USER_DATA, data)
-                .await
-                .map_err(|source| VmError::Sftp {
-                    ip,
-                    path: USER_DATA,
-                    source,
-                })?;
-            leave(session).await;
+            let vm = self.sftp(ip).await?;
+            vm.told(USER_DATA, vm.sftp.put_whole(USER_DATA, data).await)?;
+            vm.leave().await;
             Ok(())
         })
         .await

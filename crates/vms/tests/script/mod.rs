@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_vms::settings::Settings;
@@ -16,6 +17,10 @@ struct Vm {
     refuses_logins: bool,
     ignores_reboots: bool,
     held_down: bool,
+    /// Its readiness check gets no answer.
+    hangs: bool,
+    host_key_changed: bool,
+    marker: Option<String>,
     /// Looks that still find it down.
     down_looks: u32,
     asked: usize,
@@ -58,6 +63,24 @@ impl ScriptedVms {
         self.with(ip, |vm| vm.held_down = false);
     }
 
+    /// From now on its readiness checks wait, until they are let go on.
+    pub fn hang(&self, ip: &str) {
+        self.with(ip, |vm| vm.hangs = true);
+    }
+
+    pub fn go_on(&self, ip: &str) {
+        self.with(ip, |vm| vm.hangs = false);
+    }
+
+    pub fn change_host_key(&self, ip: &str) {
+        self.with(ip, |vm| vm.host_key_changed = true);
+    }
+
+    /// Somebody else gives it user data.
+    pub fn give_user_data(&self, ip: &str) {
+        self.with(ip, |vm| vm.user_data = b"of another pod".into());
+    }
+
     /// How often somebody wanted to connect or log in.
     pub fn asked(&self, ip: &str) -> usize {
         self.with(ip, |vm| vm.asked)
@@ -95,21 +118,52 @@ impl Vms for ScriptedVms {
     }
 
     async fn ready(&self, ip: IpAddr) -> Result<(), VmError> {
+        while self.with(ip, |vm| vm.hangs) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
         self.look(ip)?;
+        if self.with(ip, |vm| vm.host_key_changed) {
+            return Err(VmError::UnknownHostKey {
+                ip,
+                fingerprint: "SHA256:other".into(),
+                known: 1,
+                dir: "keys".into(),
+            });
+        }
         if self.with(ip, |vm| vm.refuses_logins) {
             let user = "peerpod".into();
             return Err(VmError::LoginRefused { ip, user });
         }
+        if self.with(ip, |vm| !vm.user_data.is_empty()) {
+            return Err(VmError::HasUserData { ip });
+        }
         Ok(())
     }
 
-    async fn ask_reboot(&self, ip: IpAddr) -> Result<(), VmError> {
+    async fn ask_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
         self.look(ip)?;
         self.with(ip, |vm| {
+            vm.marker = Some(marker.into());
             if !vm.ignores_reboots {
                 vm.reboots += 1;
                 vm.down_looks = 3;
+                vm.marker = None;
+                vm.user_data.clear();
             }
+        });
+        Ok(())
+    }
+
+    async fn has_marker(&self, ip: IpAddr, marker: &str) -> Result<bool, VmError> {
+        self.look(ip)?;
+        Ok(self.with(ip, |vm| vm.marker.as_deref() == Some(marker)))
+    }
+
+    async fn wipe(&self, ip: IpAddr, _: &str) -> Result<(), VmError> {
+        self.look(ip)?;
+        self.with(ip, |vm| {
+            vm.marker = None;
+            vm.user_data.clear();
         });
         Ok(())
     }

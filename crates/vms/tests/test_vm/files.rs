@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use russh_sftp::protocol::{
-    FileAttributes, Handle, Name, OpenFlags, Packet, Status, StatusCode, Version,
+    Attrs, FileAttributes, Handle, Name, OpenFlags, Packet, Status, StatusCode, Version,
 };
 
 use super::{Switches, is_reboot_file};
@@ -148,6 +148,12 @@ impl russh_sftp::server::Handler for Served {
     async fn remove(&mut self, id: u32, filename: String) -> Result<Status, StatusCode> {
         std::fs::remove_file(self.inside(&filename)?).map_err(code)?;
         Ok(ok(id))
+    }
+
+    async fn stat(&mut self, id: u32, path: String) -> Result<Attrs, StatusCode> {
+        let found = std::fs::metadata(self.inside(&path)?).map_err(code)?;
+        let attrs = FileAttributes::from(&found);
+        Ok(Attrs { id, attrs })
     }
 
     async fn realpath(&mut self, id: u32, _: String) -> Result<Name, StatusCode> {

@@ -29,6 +29,8 @@ pub enum OnReboot {
     DownFor(Duration),
     /// Its watcher is broken.
     Ignore,
+    /// Its watcher is broken, and the network is away for this long.
+    Blip(Duration),
     /// Goes down and stays there.
     Die,
 }
@@ -110,6 +112,10 @@ pub struct Switches {
     pub boots: AtomicUsize,
     pub logins: AtomicUsize,
     pub no_posix_rename: AtomicBool,
+    /// Its `cidata` is a disk and no tmpfs.
+    pub keeps_files: AtomicBool,
+    /// It accepts connections and says nothing, until this ends.
+    pub hangs: AtomicBool,
     /// Cuts the connection at this many bytes of an upload, 0 for never.
     pub cut_upload_at: AtomicUsize,
     pub reboot: Notify,
@@ -173,8 +179,11 @@ struct Server {
 impl Server {
     /// One turn of the loop is one life of the VM, from boot to reboot.
     async fn live(self, mut listener: TcpListener, on_reboot: OnReboot) {
+        let mut boots = true;
         loop {
-            self.switches.boots.fetch_add(1, Ordering::SeqCst);
+            self.switches
+                .boots
+                .fetch_add(usize::from(boots), Ordering::SeqCst);
             let mut sessions = JoinSet::new();
             loop {
                 tokio::select! {
@@ -185,8 +194,11 @@ impl Server {
                             switches: self.switches.clone(),
                             channel: None,
                         };
-                        let config = self.config.clone();
+                        let (config, switches) = (self.config.clone(), self.switches.clone());
                         sessions.spawn(async move {
+                            while switches.hangs.load(Ordering::SeqCst) {
+                                tokio::time::sleep(Duration::from_millis(5)).await;
+                            }
                             if let Ok(session) = russh::server::run_stream(config, stream, guest).await {
                                 let _ = session.await;
                             }
@@ -197,12 +209,27 @@ impl Server {
             }
             drop(listener);
             sessions.shutdown().await;
-            let _ = std::fs::remove_file(self.root.join("cidata/reboot"));
+            boots = !matches!(on_reboot, OnReboot::Blip(_));
+            if boots && !self.switches.keeps_files.load(Ordering::SeqCst) {
+                self.forget_files();
+            }
             match on_reboot {
-                OnReboot::DownFor(time) => tokio::time::sleep(time).await,
+                OnReboot::DownFor(time) | OnReboot::Blip(time) => tokio::time::sleep(time).await,
                 OnReboot::Ignore | OnReboot::Die => return,
             }
             listener = TcpListener::bind(self.at).await.unwrap();
+        }
+    }
+}
+
+impl Server {
+    /// What a tmpfs does in a reboot.
+    fn forget_files(&self) {
+        for file in std::fs::read_dir(self.root.join("cidata"))
+            .into_iter()
+            .flatten()
+        {
+            std::fs::remove_file(file.unwrap().path()).unwrap();
         }
     }
 }

@@ -1,0 +1,279 @@
+//! All pools of VMs of one process, by name.
+//!
+//! Promises: a pool can grow, shrink, appear and be closed while requests run; a VM that moves
+//! from one pool to another is not given by the new one before the old one's owner gave it back
+//! (I1). A pool that left the settings takes back what it gave and gives nothing more.
+
+mod requests;
+mod resize;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use berth_desk::{DeskMetrics, DeskSettings, Desks};
+use tokio_util::sync::CancellationToken;
+
+use crate::boot::BootNote;
+use crate::metrics::VmMetrics;
+use crate::pool::{PoolError, Recovered, Recovery, Rules, Status, Store, VmPool};
+use crate::scaling::Scaler;
+use crate::settings::Settings;
+use crate::shards::{Shards, pool_of};
+use crate::vm::Vms;
+use resize::Wanted;
+
+/// Between two looks at the pools for the gauges and for VMs that wait to join.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// The pools. Cheap to clone.
+#[derive(Clone)]
+pub struct Fleet {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Store,
+    desks: Desks,
+    vms: Arc<dyn Vms>,
+    rules: Arc<Rules>,
+    metrics: VmMetrics,
+    /// By name; a pool over several ConfigMaps is in here once for each.
+    pools: RwLock<BTreeMap<String, VmPool>>,
+    shards: Shards,
+    configmap_count: u32,
+    scaler: Option<Scaler>,
+    wanted: Mutex<Wanted>,
+    /// What a start of the process owes to each pool; none before [`Fleet::start_with`].
+    at_start: Mutex<Option<Recovery>>,
+    /// Pools that serve: their members are known, and the start's recovery is done.
+    begun: Mutex<BTreeSet<String>>,
+    /// Why nobody is served yet, before the state was read for the first time.
+    closed: Mutex<Option<String>>,
+    /// Sizes change one at a time.
+    resizing: tokio::sync::Mutex<()>,
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fleet")
+            .field("pools", &self.names())
+            .finish()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fleet {
+    /// No pool yet: [`Fleet::resize`] opens them.
+    pub fn new(
+        settings: &Settings,
+        store: Store,
+        vms: Arc<dyn Vms>,
+        metrics: VmMetrics,
+        desk_metrics: DeskMetrics,
+    ) -> Self {
+        let desk = DeskSettings {
+            retry: settings.retry,
+            // Every write would be sent to every process, whole: dearer than a read now and then.
+            watch: false,
+            ..DeskSettings::default()
+        };
+        let rules = Rules {
+            node: settings.node.clone(),
+            order: settings.order,
+            readiness: settings.readiness,
+            dead_for: settings.dead_for,
+            allocate_within: settings.allocate_within,
+            operation: settings.retry.timeout,
+            cleanup: settings.cleanup.clone(),
+        };
+        let inner = Inner {
+            desks: Desks::new(store.ledger(), desk, desk_metrics),
+            store,
+            vms,
+            rules: Arc::new(rules),
+            metrics,
+            pools: RwLock::default(),
+            shards: Shards::default(),
+            configmap_count: settings.configmap_count,
+            scaler: settings.scaling.clone().map(Scaler::new),
+            wanted: Mutex::default(),
+            at_start: Mutex::default(),
+            begun: Mutex::default(),
+            closed: Mutex::default(),
+            resizing: tokio::sync::Mutex::default(),
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
+    }
+
+    fn pools(&self) -> Vec<VmPool> {
+        let pools = self
+            .inner
+            .pools
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        pools.values().cloned().collect()
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let pools = self
+            .inner
+            .pools
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let names: BTreeSet<&str> = pools.keys().map(|name| pool_of(name)).collect();
+        names.into_iter().map(Into::into).collect()
+    }
+
+    /// From now on every request is refused with this reason, until [`Fleet::reopen`].
+    pub(crate) fn close(&self, why: String) {
+        *lock(&self.inner.closed) = Some(why);
+    }
+
+    pub(crate) fn reopen(&self) {
+        *lock(&self.inner.closed) = None;
+    }
+
+    fn check_open(&self) -> Result<(), PoolError> {
+        match &*lock(&self.inner.closed) {
+            Some(why) => Err(PoolError::Starting { why: why.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The pool of this name, with all its ConfigMaps; without a name, the default pool, or the only one there is.
+    fn pool(&self, name: Option<&str>) -> Result<Vec<VmPool>, PoolError> {
+        self.check_open()?;
+        let name = self.name_of(name);
+        let mut found = self.pools();
+        found.retain(|pool| pool_of(pool.name()) == name && !name.contains('/'));
+        if found.is_empty() {
+            let known = self.names();
+            return Err(PoolError::UnknownPool { name, known });
+        }
+        self.check_begun(&found)?;
+        Ok(found)
+    }
+
+    /// The pools that a question without a pool's name is about: all of them.
+    fn asked(&self, name: Option<&str>) -> Result<Vec<VmPool>, PoolError> {
+        self.check_open()?;
+        match name {
+            Some(_) => self.pool(name),
+            None => Ok(self.pools()),
+        }
+    }
+
+    pub async fn recover(
+        &self,
+        name: Option<&str>,
+        take_back: bool,
+    ) -> Result<Vec<Recovered>, PoolError> {
+        let recovery = match take_back {
+            true => Recovery::TakeBack,
+            false => Recovery::Resume,
+        };
+        recover(self.asked(name)?, recovery).await
+    }
+
+    /// From now on each pool is recovered like this when it is first opened, before it serves.
+    pub fn start_with(&self, recovery: Recovery) {
+        *lock(&self.inner.at_start) = Some(recovery);
+    }
+
+    /// Recovers all pools now.
+    pub async fn recover_all(&self, recovery: Recovery) -> Result<Vec<Recovered>, PoolError> {
+        recover(self.pools(), recovery).await
+    }
+
+    /// Notes the present boot, unless a pool is still to be recovered, or VMs of an unknown boot are in use: they stay in
+    /// question, also after a restart.
+    pub(crate) fn note_boot(&self, boot: &BootNote) {
+        let is_done = lock(&self.inner.wanted).is_done();
+        if is_done && !self.pools().iter().any(VmPool::has_unknown_boot) {
+            boot.write();
+        }
+    }
+
+    /// Whether every pool is open, as the settings ask for it, and its state is there and can be read.
+    pub async fn ready(&self) -> Result<(), PoolError> {
+        self.check_open()?;
+        if let Some(why) = lock(&self.inner.wanted).failed() {
+            return Err(PoolError::Starting { why: why.into() });
+        }
+        for pool in self.pools() {
+            pool.check_state().await?;
+        }
+        Ok(())
+    }
+
+    /// What has to be done now and then though nobody asks. One pool that can't be read does not keep it from the others.
+    pub async fn tend(&self) -> Result<(), PoolError> {
+        let mut outcome = Ok(());
+        for pool in self.pools() {
+            let tended = async {
+                pool.tend().await?;
+                pool.status().await.map(drop)
+            };
+            outcome = outcome.and(tended.await);
+        }
+        outcome
+    }
+
+    /// Looks after the pools, keeps the gauges fresh and lets waiting VMs join, until `end`; then stops the cleanups,
+    /// which the next start resumes.
+    pub async fn run(self, boot: BootNote, end: CancellationToken) {
+        while end
+            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .await
+            .is_some()
+        {
+            let wanted = lock(&self.inner.wanted).to_do();
+            if let Some(wanted) = wanted
+                && let Err(error) = self.resize(&wanted).await
+            {
+                tracing::warn!(%error, "the pools could not be resized yet");
+            }
+            if let Err(error) = self.tend().await {
+                tracing::warn!(%error, "the pools can't be looked after");
+            }
+            if let Some(scaler) = &self.inner.scaler
+                && let Ok(all) = self.status(None).await
+            {
+                self.scale(scaler, all).await;
+            }
+            self.note_boot(&boot);
+        }
+        for pool in self.pools() {
+            pool.stop_cleaning();
+        }
+    }
+}
+
+impl Fleet {
+    /// Reports the pools that passed a water mark.
+    async fn scale(&self, scaler: &Scaler, all: Vec<Status>) {
+        let wanted = lock(&self.inner.wanted).pools.clone();
+        for status in all {
+            let settings = wanted.iter().find(|pool| pool.name == status.pool);
+            if let Some(settings) = settings {
+                let key = self.inner.store.key(settings);
+                let node = &self.inner.rules.node;
+                scaler.look(&self.inner.store, &key, &status, node).await;
+            }
+        }
+    }
+}
+
+async fn recover(pools: Vec<VmPool>, recovery: Recovery) -> Result<Vec<Recovered>, PoolError> {
+    let mut all = Vec::new();
+    for pool in pools {
+        all.push(pool.recover(recovery).await?);
+    }
+    Ok(all)
+}

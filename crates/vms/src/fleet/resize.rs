@@ -1,0 +1,195 @@
+//! Pools that appear, grow, shrink and close while requests run.
+//!
+//! Guarantees: a pool serves only after the recovery that a start owes it, whenever it is first opened; a change that did not
+//! get through is tried again until it does, and the fleet is not ready until then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
+
+use super::{Fleet, lock};
+use crate::audit::{Act, Audit};
+use crate::pool::{PoolError, VmPool};
+use crate::settings::PoolSettings;
+use crate::shards::{self, pool_of};
+
+/// What the settings ask for, and what could not be done yet.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) pools: Vec<PoolSettings>,
+    /// The same at the last change that got through.
+    done: Vec<PoolSettings>,
+    /// VMs that another pool's owner still has.
+    waiting: BTreeSet<IpAddr>,
+    /// The last change of sizes did not get through yet.
+    unfinished: bool,
+    /// Why the last try did not get through.
+    failed: Option<String>,
+    /// The last edit of the settings that could not be used.
+    problem: Option<String>,
+}
+
+impl Wanted {
+    /// The pools, if something is still to be done about them.
+    pub(super) fn to_do(&self) -> Option<Vec<PoolSettings>> {
+        (self.unfinished || !self.waiting.is_empty()).then(|| self.pools.clone())
+    }
+
+    /// Why the pools are not yet what the settings ask for.
+    pub(super) fn failed(&self) -> Option<&str> {
+        self.failed.as_deref()
+    }
+
+    pub(super) const fn is_done(&self) -> bool {
+        !self.unfinished
+    }
+}
+
+impl Fleet {
+    /// From now on these are the pools. Addresses that another pool's owner still has wait. A failure is remembered:
+    /// [`Fleet::run`] tries again, and until then the fleet is not ready.
+    pub async fn resize(&self, wanted: &[PoolSettings]) -> Result<(), PoolError> {
+        let _one_at_a_time = self.inner.resizing.lock().await;
+        let before = {
+            let mut now = lock(&self.inner.wanted);
+            now.unfinished = true;
+            if now.pools != wanted {
+                now.pools = wanted.to_vec();
+                now.problem = None;
+            }
+            now.done.clone()
+        };
+        let outcome = self.change_sizes(&before, wanted).await;
+        let mut now = lock(&self.inner.wanted);
+        match outcome {
+            Ok(waiting) => {
+                now.waiting = waiting;
+                now.done = wanted.to_vec();
+                now.failed = None;
+                now.unfinished = false;
+                Ok(())
+            }
+            Err(error) => {
+                now.failed = Some(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// The VMs that have to wait.
+    async fn change_sizes(
+        &self,
+        before: &[PoolSettings],
+        wanted: &[PoolSettings],
+    ) -> Result<BTreeSet<IpAddr>, PoolError> {
+        for pool in wanted {
+            self.open(pool);
+        }
+        self.agree(wanted).await?;
+        let ips_of = |name: &str| {
+            let settings = wanted.iter().find(|settings| settings.name == name);
+            settings.map_or(&[][..], |settings| &settings.ips)
+        };
+        let mut held: BTreeMap<IpAddr, String> = BTreeMap::new();
+        for pool in self.pools() {
+            for ip in pool.held(ips_of(pool.name())).await? {
+                held.insert(ip, pool.name().into());
+            }
+        }
+        let mut waiting = BTreeSet::new();
+        for pool in self.pools() {
+            let elsewhere = |ip: &IpAddr| held.get(ip).is_some_and(|by| by != pool.name());
+            let ips = ips_of(pool.name()).iter().copied();
+            let (late, now): (Vec<IpAddr>, Vec<IpAddr>) = ips.partition(elsewhere);
+            waiting.extend(late);
+            pool.resize(&now).await?;
+            self.begin(&pool).await?;
+            let size = |pools: &[PoolSettings]| {
+                let of = pools.iter().find(|settings| settings.name == pool.name());
+                of.map_or(0, |settings| settings.ips.len())
+            };
+            if size(before) != size(wanted) {
+                Audit::begin(Act::Resize, pool.name(), &self.inner.rules.node).done(&format!(
+                    "{} VMs, {} before",
+                    size(wanted),
+                    size(before)
+                ));
+            }
+        }
+        Ok(waiting)
+    }
+
+    /// All agents must spread a pool over the same number of ConfigMaps.
+    async fn agree(&self, wanted: &[PoolSettings]) -> Result<(), PoolError> {
+        let shards = self.pools();
+        for pool in wanted.iter().filter(|pool| !pool.name.contains('/')) {
+            let of_pool = |shard: &&VmPool| pool_of(shard.name()) == pool.name;
+            let shards: Vec<&VmPool> = shards.iter().filter(of_pool).collect();
+            shards::agree(&shards, self.inner.configmap_count).await?;
+        }
+        Ok(())
+    }
+
+    /// The recovery of a start, once for each pool and before it serves: this process has allocated nothing of it yet.
+    async fn begin(&self, pool: &VmPool) -> Result<(), PoolError> {
+        if lock(&self.inner.begun).contains(pool.name()) {
+            return Ok(());
+        }
+        let at_start = *lock(&self.inner.at_start);
+        if let Some(recovery) = at_start {
+            pool.recover(recovery).await?;
+        }
+        lock(&self.inner.begun).insert(pool.name().into());
+        Ok(())
+    }
+
+    fn open(&self, settings: &PoolSettings) {
+        let mut pools = self
+            .inner
+            .pools
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        pools.entry(settings.name.clone()).or_insert_with(|| {
+            let key = self.inner.store.key(settings);
+            VmPool::open(
+                &settings.name,
+                key.clone(),
+                self.inner.store.clone(),
+                self.inner.desks.of(&key),
+                Arc::clone(&self.inner.vms),
+                Arc::clone(&self.inner.rules),
+                self.inner.metrics.of(&settings.name),
+            )
+        });
+    }
+
+    /// Refuses what a pool that did not begin yet is asked.
+    pub(super) fn check_begun(&self, pools: &[VmPool]) -> Result<(), PoolError> {
+        let begun = lock(&self.inner.begun);
+        let Some(waits) = pools.iter().find(|pool| !begun.contains(pool.name())) else {
+            return Ok(());
+        };
+        let why = match lock(&self.inner.wanted).failed() {
+            Some(why) => format!("pool {:?}: {why}", pool_of(waits.name())),
+            None => format!("pool {:?} was not read yet", pool_of(waits.name())),
+        };
+        Err(PoolError::Starting { why })
+    }
+
+    /// An edit of the settings that can't be used. What was before goes on, and this is shown.
+    pub fn refuse_edit(&self, problem: String) {
+        tracing::error!(problem, "the edited settings are not used");
+        lock(&self.inner.wanted).problem = Some(problem);
+    }
+
+    /// Why the last edit of the settings is not used, or not used yet, if so.
+    pub fn problem(&self) -> Option<String> {
+        let now = lock(&self.inner.wanted);
+        now.problem.clone().or_else(|| now.failed.clone())
+    }
+
+    /// VMs that join a pool once another pool's owner gave them back.
+    pub fn waiting(&self) -> Vec<IpAddr> {
+        lock(&self.inner.wanted).waiting.iter().copied().collect()
+    }
+}

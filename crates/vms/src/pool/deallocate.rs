@@ -1,0 +1,143 @@
+//! A VM given back: quarantined until it was cleaned.
+//!
+//! Promises: what is begun is recorded first (I9); a deallocation ends an allocation of its ID that is under way; whatever
+//! stage the record is in, it is taken from that stage and no other.
+
+use std::time::Duration;
+
+use berth_core::plan::Selector;
+use berth_core::{Address, Answer, Handle, Record, Release, Request};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::allocation::shown;
+use super::stage::{Quarantine, Stage};
+use super::{Allocation, PoolError, VmPool};
+
+/// A cleanup is abandoned after so many times the time in which its node would have written something.
+const ABANDONED_AFTER: u32 = 3;
+
+/// How a deallocation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Returned {
+    /// The ID had nothing: a repeat, or another pool's.
+    Nothing,
+    /// The VM is free.
+    Released,
+    /// The VM is being cleaned and free after that.
+    Quarantined,
+}
+
+/// How it ended, and what was given back.
+pub(crate) type Taken = (Returned, Option<Allocation>);
+
+impl VmPool {
+    /// Ends the allocations of the ID that are under way in this process. What they got is in the ledger after that.
+    pub(crate) async fn cancel(&self, id: &str) -> Result<(), PoolError> {
+        if self.inner.flights.cancel(id).await {
+            self.inner.desk.settle(&Handle::new(id)).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a VM back. It is free after it was cleaned; `force` frees it as it is.
+    pub(crate) async fn deallocate(&self, id: &str, force: bool) -> Result<Taken, PoolError> {
+        self.cancel(id).await?;
+        if self.inner.rules.cleanup.is_none() || force {
+            return self.free(id).await;
+        }
+        let handle = Handle::new(id);
+        loop {
+            let pool = self.load().await?;
+            let Some((address, record)) = pool.held_under(&handle).next() else {
+                return Ok((Returned::Nothing, None));
+            };
+            let was = Some(Allocation::read(self.name(), address, record));
+            if let Stage::Quarantined(quarantine) = Stage::read(record) {
+                let taken_over = !self.is_abandoned(&quarantine)
+                    || pool.holders(address).count() > 1
+                    || self.take_over(address, record, &quarantine).await?;
+                if taken_over {
+                    return Ok((Returned::Quarantined, was));
+                }
+                continue;
+            }
+            if pool.holders(address).count() > 1 {
+                // Another allocation has the same VM: a reboot would take it from under it.
+                tracing::warn!(pool = self.name(), %address, id = shown(id), "a VM with two owners is given back by one, without a reboot");
+                if self.release(address, record).await? {
+                    return Ok((Returned::Released, was));
+                }
+            } else if self.quarantine(address, record).await? {
+                return Ok((Returned::Quarantined, was));
+            }
+            // The record changed since it was read: a check that ended, another deallocation.
+        }
+    }
+
+    /// Whether the cleanup is that of another node which does nothing about it any more. One that works, or can't reach the
+    /// VM, says so after each try: within the limit of a reboot and the pause between two tries.
+    fn is_abandoned(&self, quarantine: &Quarantine) -> bool {
+        let rules = &self.inner.rules;
+        let Some(cleanup) = rules
+            .cleanup
+            .as_ref()
+            .filter(|_| quarantine.by != rules.node)
+        else {
+            return false;
+        };
+        let after = (cleanup.patience.limit + cleanup.retry) * ABANDONED_AFTER;
+        quarantine.is_abandoned(after, Timestamp::now())
+    }
+
+    /// Cleans the VM in another node's place. False if that has written something meanwhile.
+    async fn take_over(
+        &self,
+        address: Address,
+        record: &Record,
+        quarantine: &Quarantine,
+    ) -> Result<bool, PoolError> {
+        let begun = self.quarantine(address, record).await?;
+        if begun {
+            let (since, by) = (&quarantine.since, &quarantine.by);
+            tracing::warn!(pool = self.name(), %address, since, by,
+                "a cleanup that its node abandoned is taken over");
+        }
+        Ok(begun)
+    }
+
+    /// Begins the cleanup of a VM, whose record is the given one. False if that has changed.
+    pub(super) async fn quarantine(
+        &self,
+        address: Address,
+        record: &Record,
+    ) -> Result<bool, PoolError> {
+        let held = Quarantine::begin(record, &self.inner.rules.node, Timestamp::now());
+        // Recorded before it is begun (I9): a crash from here on resumes at the next start.
+        let begun = self.rewrite(address, record, held).await?;
+        if begun {
+            self.clean(address);
+        }
+        Ok(begun)
+    }
+
+    async fn free(&self, id: &str) -> Result<Taken, PoolError> {
+        let selector = Selector::Handle {
+            handle: Handle::new(id),
+            part: None,
+        };
+        let rest = Duration::ZERO;
+        let release = Request::Release(Release { selector, rest });
+        let Answer::Released(freed) = self.inner.desk.submit(release).await? else {
+            return Ok((Returned::Nothing, None));
+        };
+        Ok(match freed.first() {
+            Some((address, record)) => {
+                let was = Allocation::read(self.name(), *address, record);
+                (Returned::Released, Some(was))
+            }
+            None => (Returned::Nothing, None),
+        })
+    }
+}

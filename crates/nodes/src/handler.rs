@@ -1,0 +1,18 @@
+//! What one node does about one policy: `plan(observed) -> steps`.
+//!
+//! ```text
+//!   pool: allocate  ->  enactment: record  ->  host: apply
+//! ```
+//!
+//! Guarantees: an address is applied only while both the pool and the enactment name it for (node, policy, capture), so a crash between two
+//! writes leaks at most an offset, which the collector frees; the other order could apply one address twice. An address that the
+//! pool, the enactment or its annotation already names is used again, on a node that is not Ready too; only a Ready node gets a new one.
+//! Steps are executed in order; the plan is made again after each observation, so a step that failed is simply not done yet.
+
+mod phase;
+mod plan;
+
+pub use phase::{Phase, Shown};
+pub use plan::{
+    Backoff, Enactment, Mode, Observed, Peers, PolicyState, PoolView, Step, Wait, plan,
+};

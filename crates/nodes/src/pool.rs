@@ -1,0 +1,13 @@
+//! A NodeIPPool: its addresses and their offsets, what its status says is allocated, and its condition.
+
+mod condition;
+mod growth;
+mod range;
+mod space;
+mod status;
+
+pub use condition::{Collision, Condition, Health};
+pub use growth::{Shrinks, check_growth};
+pub use range::SpecError;
+pub use space::{Place, PoolSpace};
+pub use status::{Described, LSB_FIRST, Offsets, Recorded, Totals, encode};

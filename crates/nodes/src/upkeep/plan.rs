@@ -1,0 +1,420 @@
+//! The decision: pure, from what was observed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use berth_core::{Address, Moment, Offset};
+
+use super::collisions;
+use crate::pool::{Described, Health, Offsets, Place, PoolSpace, Recorded, SpecError};
+
+/// Who an address is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    pub node: String,
+    pub policy: String,
+    pub capture: String,
+}
+
+/// An enactment's claim to an address of this pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub address: Address,
+    pub node: String,
+    pub policy: String,
+    pub capture: String,
+}
+
+/// An address of this pool on an interface, in a NodeNetworkState.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub address: Address,
+    pub node: String,
+    pub interface: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    pub space: Result<&'a PoolSpace, &'a SpecError>,
+    pub recorded: &'a Recorded,
+    /// The pool's status has no condition yet: it is a new one.
+    pub new: bool,
+    /// A reset is asked for: on the pool, on a policy (every node) or on an enactment.
+    pub resets: Vec<Reset>,
+    /// The other pools that can be read.
+    pub others: Vec<(&'a str, &'a PoolSpace)>,
+    /// The claims of all enactments on this pool.
+    pub claims: Vec<Claim>,
+    /// Who may hold an address: nodes that exist, of policies that exist, select them and name this pool in that capture.
+    pub live: BTreeSet<Holder>,
+    /// The nodes that exist.
+    pub nodes: BTreeSet<String>,
+    pub shown: Vec<Seen>,
+    /// Addresses that something answers for which is no node, with its MAC address.
+    pub answered: Vec<(Address, String)>,
+    /// Since when no enactment claims an offset, as the last plan left it.
+    pub unclaimed: BTreeMap<u64, Moment>,
+    pub grace: Duration,
+    pub now: Moment,
+    /// A claim that found no free address since the pool last had one.
+    pub refused: Option<String>,
+}
+
+/// Where `nmstate.io/reset-ippool` stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reset {
+    Pool,
+    Policy(String),
+    Enactment { node: String, policy: String },
+}
+
+impl Reset {
+    fn covers(&self, holder: Option<&Described>) -> bool {
+        match (self, holder) {
+            (Reset::Pool, _) => true,
+            (Reset::Policy(policy), Some(holder)) => holder.policy == *policy,
+            (Reset::Enactment { node, policy }, Some(holder)) => {
+                holder.node == *node && holder.policy == *policy
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Why an offset is free again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    NodeGone,
+    /// The policy is deleted, no longer selects the node, or no longer names the pool.
+    PolicyGone,
+    /// Nothing says whose it was.
+    Stale,
+    /// A reset was asked for.
+    Reset,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Writes what could not be read to `set-aside`.
+    SetAside,
+    /// Takes an enactment's claim into the pool.
+    Adopt(Described),
+    /// Takes an address into the pool, without an owner, because a host shows it: no other host may get it.
+    Hold {
+        offset: u64,
+        seen: Seen,
+    },
+    /// Reads owner, enactments and hosts again with quorum, then releases the offset; it cools down for that long.
+    Release {
+        offset: u64,
+        address: Address,
+        holder: Option<Holder>,
+        why: Freed,
+        cooldown: Duration,
+    },
+    /// An offset that belongs to no policy is still shown by a host: an event names node and interface.
+    ReportHeld {
+        offset: u64,
+        seen: Seen,
+    },
+    /// An enactment of a node that is gone.
+    DeleteEnactment {
+        node: String,
+        policy: String,
+    },
+    RemoveReset(Reset),
+    /// An event: a claim that the pool does not have.
+    ReportForeign(Claim),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub steps: Vec<Step>,
+    pub health: Health,
+    /// To be handed to the next plan.
+    pub unclaimed: BTreeMap<u64, Moment>,
+}
+
+/// What the leader does next about one pool.
+pub fn plan(observed: &Observed<'_>) -> Outcome {
+    let space = match observed.space {
+        Ok(space) => space,
+        Err(error) => {
+            return Outcome {
+                steps: Vec::new(),
+                health: Health::Invalid {
+                    why: error.to_string(),
+                },
+                unclaimed: BTreeMap::new(),
+            };
+        }
+    };
+    let plan = Plan { observed, space };
+    let mut steps = Vec::new();
+    if !observed.recorded.set_aside.is_empty() {
+        steps.push(Step::SetAside);
+    }
+    steps.extend(plan.dead_enactments());
+    let adopted = plan.adopted(&mut steps);
+    let unclaimed = plan.unclaimed(&adopted);
+    plan.release(&adopted, &unclaimed, &mut steps);
+    let rebuilding = plan.rebuilding(&steps);
+    if !rebuilding {
+        steps.extend(observed.resets.iter().cloned().map(Step::RemoveReset));
+    }
+    Outcome {
+        health: plan.health(rebuilding, &adopted, &steps),
+        steps,
+        unclaimed,
+    }
+}
+
+struct Plan<'a> {
+    observed: &'a Observed<'a>,
+    space: &'a PoolSpace,
+}
+
+impl Plan<'_> {
+    /// Claims of nodes that exist. The enactment of a node that is gone claims nothing.
+    fn claims(&self) -> impl Iterator<Item = &Claim> {
+        let nodes = &self.observed.nodes;
+        self.observed
+            .claims
+            .iter()
+            .filter(|claim| nodes.contains(&claim.node))
+    }
+
+    fn dead_enactments(&self) -> Vec<Step> {
+        let nodes = &self.observed.nodes;
+        let dead = self
+            .observed
+            .claims
+            .iter()
+            .filter(|claim| !nodes.contains(&claim.node));
+        let names: BTreeSet<(&str, &str)> = dead
+            .map(|claim| (claim.node.as_str(), claim.policy.as_str()))
+            .collect();
+        let step = |(node, policy): (&str, &str)| Step::DeleteEnactment {
+            node: node.to_owned(),
+            policy: policy.to_owned(),
+        };
+        names.into_iter().map(step).collect()
+    }
+
+    /// The pool's offsets with those that enactments claim and hosts show. The first claim to an address counts; another is a collision.
+    fn adopted(&self, steps: &mut Vec<Step>) -> BTreeSet<u64> {
+        let mut held: BTreeSet<u64> = self.observed.recorded.offsets.iter().collect();
+        let owned: BTreeSet<u64> = self
+            .observed
+            .recorded
+            .described
+            .iter()
+            .map(|one| one.offset)
+            .collect();
+        let mut taken = BTreeSet::new();
+        for claim in self.claims() {
+            let offset = match self.space.place(claim.address) {
+                Place::Outside | Place::Skipped => None,
+                place => place
+                    .offset()
+                    .and_then(|offset| u64::try_from(offset.0).ok()),
+            };
+            let Some(offset) = offset else {
+                steps.push(Step::ReportForeign(claim.clone()));
+                continue;
+            };
+            let described = owned.contains(&offset) || (held.contains(&offset) && self.is_large());
+            if !taken.insert(offset) || described {
+                continue;
+            }
+            held.insert(offset);
+            steps.push(Step::Adopt(Described {
+                offset,
+                address: claim.address,
+                node: claim.node.clone(),
+                policy: claim.policy.clone(),
+                capture: claim.capture.clone(),
+            }));
+        }
+        for seen in &self.observed.shown {
+            let offset = self.space.offset(seen.address);
+            let offset = offset.and_then(|offset| u64::try_from(offset.0).ok());
+            if let Some(offset) = offset.filter(|offset| held.insert(*offset)) {
+                let seen = seen.clone();
+                steps.push(Step::Hold { offset, seen });
+            }
+        }
+        held
+    }
+
+    /// More offsets than a status describes: one without a description is nothing unusual.
+    fn is_large(&self) -> bool {
+        self.observed.recorded.offsets.iter().count() > berth_api::nmstate::MAX_DESCRIBED
+    }
+
+    /// Since when each held offset is claimed by no enactment and belongs to no live owner.
+    fn unclaimed(&self, held: &BTreeSet<u64>) -> BTreeMap<u64, Moment> {
+        let claimed: BTreeSet<u64> = self
+            .claims()
+            .filter_map(|claim| u64::try_from(self.space.offset(claim.address)?.0).ok())
+            .collect();
+        let since = |offset: &u64| {
+            self.observed
+                .unclaimed
+                .get(offset)
+                .copied()
+                .unwrap_or(self.observed.now)
+        };
+        let loose = held
+            .iter()
+            .filter(|offset| !claimed.contains(offset) && !self.is_live(**offset));
+        loose.map(|offset| (*offset, since(offset))).collect()
+    }
+
+    fn described(&self, offset: u64) -> Option<&Described> {
+        self.observed
+            .recorded
+            .described
+            .iter()
+            .find(|one| one.offset == offset)
+    }
+
+    /// The owner may still write its enactment: it claims in the pool first.
+    fn is_live(&self, offset: u64) -> bool {
+        self.described(offset)
+            .is_some_and(|one| self.observed.live.contains(&holder(one)))
+    }
+
+    /// Offsets that are free again, and those that a host still shows.
+    fn release(
+        &self,
+        held: &BTreeSet<u64>,
+        unclaimed: &BTreeMap<u64, Moment>,
+        steps: &mut Vec<Step>,
+    ) {
+        for (offset, since) in unclaimed.iter().filter(|(offset, _)| held.contains(offset)) {
+            let Some(address) = self.space.address(Offset((*offset).into())) else {
+                continue;
+            };
+            let described = self.described(*offset);
+            let reset = self
+                .observed
+                .resets
+                .iter()
+                .any(|reset| reset.covers(described));
+            let over = self.observed.now.0.saturating_sub(since.0) >= millis(self.observed.grace);
+            if let Some(seen) = self
+                .observed
+                .shown
+                .iter()
+                .find(|seen| seen.address == address)
+            {
+                if over || reset {
+                    steps.push(Step::ReportHeld {
+                        offset: *offset,
+                        seen: seen.clone(),
+                    });
+                }
+                continue;
+            }
+            if over || reset {
+                steps.push(Step::Release {
+                    offset: *offset,
+                    address,
+                    holder: described.map(holder),
+                    why: match described {
+                        _ if reset => Freed::Reset,
+                        None => Freed::Stale,
+                        Some(one) if !self.observed.nodes.contains(&one.node) => Freed::NodeGone,
+                        Some(_) => Freed::PolicyGone,
+                    },
+                    cooldown: self.space.reuse_delay(),
+                });
+            }
+        }
+    }
+
+    /// The pool is being brought in line with the enactments: nothing new is allocated meanwhile.
+    fn rebuilding(&self, steps: &[Step]) -> bool {
+        let changes = steps.iter().any(|step| {
+            let reset = Freed::Reset;
+            matches!(step, Step::Adopt(_) | Step::Hold { .. })
+                || matches!(step, Step::Release { why, .. } if *why == reset)
+        });
+        let asked =
+            !self.observed.resets.is_empty() || self.observed.recorded.offsets == Offsets::Emptied;
+        changes && (asked || self.observed.new || !self.observed.recorded.set_aside.is_empty())
+    }
+
+    fn health(&self, rebuilding: bool, held: &BTreeSet<u64>, steps: &[Step]) -> Health {
+        if let Some(fault) = self.observed.recorded.set_aside.first() {
+            return Health::Unsynchronized {
+                why: format!(
+                    "status.{}: {}; it is kept in status.set-aside, and the pool is rebuilt from the enactments",
+                    fault.field, fault.why
+                ),
+            };
+        }
+        if rebuilding {
+            return Health::Reconciling;
+        }
+        let overlap = self
+            .observed
+            .others
+            .iter()
+            .find_map(|(name, other)| Some((name, self.space.overlap(other)?)));
+        if let Some((name, block)) = overlap {
+            return Health::Overlapping {
+                other: (*name).to_owned(),
+                block,
+            };
+        }
+        if let Some(collision) = collisions::find(self.observed) {
+            return Health::Collision(collision);
+        }
+        if let Some(claim) = self
+            .observed
+            .refused
+            .as_ref()
+            .filter(|_| self.is_full(held))
+        {
+            return Health::Exhausted {
+                claim: claim.clone(),
+            };
+        }
+        let shown = steps.iter().filter_map(|step| match step {
+            Step::ReportHeld { seen, .. } => Some(format!(
+                "{} belongs to no policy and stays held, because node {} has it on interface {}",
+                seen.address, seen.node, seen.interface
+            )),
+            _ => None,
+        });
+        Health::UpToDate {
+            notes: self.space.warnings().chain(shown).collect(),
+        }
+    }
+
+    fn is_full(&self, held: &BTreeSet<u64>) -> bool {
+        let counts = |offset: &&u64| {
+            let address = self.space.address(Offset((**offset).into()));
+            address
+                .is_some_and(|address| matches!(self.space.place(address), Place::Allocatable(_)))
+        };
+        held.iter().filter(counts).count() as u128 >= self.space.total()
+    }
+}
+
+fn holder(one: &Described) -> Holder {
+    Holder {
+        node: one.node.clone(),
+        policy: one.policy.clone(),
+        capture: one.capture.clone(),
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -30,6 +30,12 @@ enum Subject {
     Controller,
     /// Thousands of agents in one process, on elastic slices.
     Simulate,
+    /// The highest memory of what reads all pools and reservations.
+    Memory,
+    /// Honest ADDs beside thousands of hostile connections: latency and memory.
+    Hostile,
+    /// ADDs with and without the admission policies on agents.
+    Policies,
     /// Processes that share one ConfigMap of VMs.
     Vms,
 }
@@ -42,6 +48,9 @@ impl Bench {
             Subject::Pods => "pods",
             Subject::Controller => "controller",
             Subject::Simulate => "simulate",
+            Subject::Memory => "memory",
+            Subject::Hostile => "hostile",
+            Subject::Policies => "policies",
             Subject::Vms => "vms",
         };
         if !matches!(self.subject, Subject::Engine) {
@@ -52,9 +61,9 @@ impl Bench {
         // compile all of it again. `berth` has the agents that are measured.
         let packages = ["--package", "berth", "--package", "berth-bench"];
         step("berth and the benchmarks", || {
-            cargo(&[&["build", "--release"], packages.as_slice()].concat())
+            cargo(&[&["build", "--profile", "dist"], packages.as_slice()].concat())
         })?;
-        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/berth-bench");
+        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/dist/berth-bench");
         steps::run(Command::new(built).arg(name).args(&self.arguments))
     }
 }

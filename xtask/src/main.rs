@@ -1,36 +1,50 @@
 //! `cargo xtask`: the repository's own commands.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod advisories;
 mod bench;
+mod compute;
+mod fuzz;
 mod lanes;
 mod parts;
+mod release;
 mod steps;
 mod test;
 
+use berth_parts::Tool;
 use clap::Parser;
 
 #[derive(Parser)]
 #[command(about = "Berth's own commands")]
 enum Task {
     /// Install and build what the tests need, then check and test everything.
-    Test,
+    Test(test::Test),
     /// Install and build the real parts that tests run against (once, into a cache).
     Parts,
     /// Build the CNI plugin as it ships: static, small.
     Plugin,
-    /// Measure; every figure of the README comes from here.
+    /// Measure; every figure of docs/figures.md comes from here.
     Bench(bench::Bench),
+    /// Run the tests' local Google Cloud as a program.
+    Compute(compute::Compute),
+    /// Feed the readers of untrusted input with what they have not seen yet.
+    Fuzz(fuzz::Fuzz),
+    /// Build what is released: the static programs, their checksums and their bill of materials.
+    Release,
 }
 
 fn main() -> anyhow::Result<()> {
     match Task::parse() {
-        Task::Test => test::run(),
+        Task::Test(test) => test.run(),
         Task::Parts => {
             parts::ensure()?;
-            parts::cargo_deny()?;
+            parts::tool(Tool::Deny)?;
             Ok(())
         }
         Task::Plugin => test::plugin(),
         Task::Bench(bench) => bench.run(),
+        Task::Compute(compute) => compute.run(),
+        Task::Fuzz(fuzz) => fuzz.run(),
+        Task::Release => release::run(),
     }
 }

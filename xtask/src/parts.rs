@@ -1,9 +1,9 @@
-//! The parts that tests run against, made ready: Debian's packages, the Go parts, cargo-deny.
+//! The parts that tests run against, made ready: Debian's packages, the Go parts, cargo's tools.
 
 use std::path::PathBuf;
 use std::time::Instant;
 
-use berth_parts::Parts;
+use berth_parts::{Parts, Tool};
 
 /// Installs and builds what the tests start; quick when all is there.
 pub fn ensure() -> anyhow::Result<Parts> {
@@ -12,9 +12,9 @@ pub fn ensure() -> anyhow::Result<Parts> {
     berth_parts::ensure(&mut progress)
 }
 
-/// The licence checker.
-pub fn cargo_deny() -> anyhow::Result<PathBuf> {
-    berth_parts::cargo_deny(progress())
+/// One of cargo's tools, of the version that is pinned.
+pub fn tool(tool: Tool) -> anyhow::Result<PathBuf> {
+    berth_parts::cargo_tool(tool, progress())
 }
 
 #[allow(clippy::print_stderr)]

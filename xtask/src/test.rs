@@ -3,19 +3,49 @@
 use std::process::Command;
 
 use anyhow::Result;
+use berth_parts::Tool;
+use clap::Args;
 
-use crate::lanes;
-use crate::parts;
 use crate::steps::{self, cargo, step};
+use crate::{advisories, fuzz, lanes, parts};
 
 /// The plugin ships static: a node's libc is nobody's business.
 pub const PLUGIN_TARGET: &str = "x86_64-unknown-linux-musl";
 
-pub fn run() -> Result<()> {
+#[derive(Args)]
+pub struct Test {
+    /// The long form: a VM pool of 5,000, and every fuzz target and the black-box fuzzer for a minute each, after all tests.
+    #[arg(long)]
+    long: bool,
+}
+
+impl Test {
+    pub fn run(&self) -> Result<()> {
+        run()?;
+        if self.long {
+            step("a VM pool of 5,000 in several ConfigMaps", many_vms)?;
+            fuzz::all(fuzz::MINUTE)?;
+            step("black-box fuzzer", || fuzz::black_box(fuzz::MINUTE))?;
+        }
+        Ok(())
+    }
+}
+
+fn many_vms() -> Result<()> {
+    let test = "shards::one_pool_over_several_configmaps_allocates_no_vm_twice";
+    let mut cargo = steps::bare_cargo();
+    steps::run(
+        cargo
+            .args(["test", "--package", "berth", "--test", "vms", test])
+            .env("BERTH_VMS", "5000"),
+    )
+}
+
+fn run() -> Result<()> {
     step("parts: Debian packages and the real cluster", || {
         parts::ensure().map(drop)
     })?;
-    let deny = step("parts: cargo-deny", parts::cargo_deny)?;
+    let deny = step("parts: cargo-deny", || parts::tool(Tool::Deny))?;
     step("fmt", || cargo(&["fmt", "--all", "--", "--check"]))?;
     step("clippy", || {
         cargo(&[
@@ -36,6 +66,7 @@ pub fn run() -> Result<()> {
             "sources",
         ]))
     })?;
+    step("deny: advisories", || advisories::check(&deny))?;
     step("plugin", plugin)?;
     step("build", || cargo(&["build", "--workspace"]))?;
     step("test", lanes::run)?;

@@ -84,9 +84,27 @@ const BANS: &[Ban] = &[
         reason: "one desk serves all fronts without a special case for any",
     },
     Ban {
+        package: "berth-attachment",
+        never: &[
+            "berth-core",
+            "berth-ledger",
+            "berth-pods",
+            "berth-vms",
+            "berth-gcp",
+            "kube",
+            "hyper",
+        ],
+        reason: "it stages outside effects of any front; what the effect is, a driver knows",
+    },
+    Ban {
         package: "berth-gather",
         never: &["berth-pods", "berth-vms", "berth-agent", "berth-cni"],
         reason: "it carries requests from desk to desk; whose they are is nothing to it",
+    },
+    Ban {
+        package: "berth-listen",
+        never: &["berth-core", "berth-ledger", "kube", "kube-client"],
+        reason: "it serves HTTP for everybody and knows nothing of what is served",
     },
     Ban {
         package: "berth-slices",
@@ -102,6 +120,17 @@ const BANS: &[Ban] = &[
         package: "berth-vms",
         never: &["berth-pods", "berth-agent"],
         reason: "fronts do not know each other",
+    },
+    Ban {
+        package: "berth-nodes",
+        never: &[
+            "berth-pods",
+            "berth-vms",
+            "berth-gcp",
+            "berth-agent",
+            "nmstate",
+        ],
+        reason: "fronts do not know each other, and nmstate runs in a program of its own",
     },
     Ban {
         package: "berth-controller",
@@ -129,6 +158,11 @@ const BANS: &[Ban] = &[
         package: "berth",
         never: &["openssl-sys", "native-tls", "aws-lc-sys", "aws-lc-rs"],
         reason: "one TLS provider everywhere: ring",
+    },
+    Ban {
+        package: "berth",
+        never: &["nmstate", "berth-host"],
+        reason: "nmstate brings 115 crates: berth-host alone has them, outside the quick start",
     },
 ];
 

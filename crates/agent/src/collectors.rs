@@ -1,5 +1,6 @@
 //! The garbage collectors of this node: one for every cluster that it keeps pools in.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use berth_ledger::SharedLedger;
@@ -7,6 +8,7 @@ use berth_ledger::kube::Connection;
 use berth_pods::boot;
 use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings};
 use berth_pods::journal::Journal;
+use berth_pods::policy::Policies;
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, SliceSettings, Slices};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -30,11 +32,13 @@ impl Collectors {
         &self,
         connection: &Connection,
         local: SharedLedger,
+        database: PathBuf,
     ) -> (Slices, CancellationToken) {
         let stop = self.stop.child_token();
         let slices = Slices::new(Setup {
             connection: connection.clone(),
             local,
+            database,
             node: self.node.clone(),
             boot: boot::current(),
             settings: self.slice_settings.clone(),
@@ -42,6 +46,23 @@ impl Collectors {
             daemon: Some((self.tasks.clone(), stop.clone())),
         });
         (slices, stop)
+    }
+
+    /// The cluster's policy of ranges, followed until the token is cancelled.
+    pub(crate) fn policies(
+        &self,
+        connection: &Connection,
+        stop: &CancellationToken,
+    ) -> Arc<Policies> {
+        let policies = Arc::new(Policies::new(connection));
+        let (followed, stop) = (Arc::clone(&policies), stop.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = followed.follow() => {}
+            }
+        });
+        policies
     }
 
     /// Starts one; it stops when the guard is dropped.

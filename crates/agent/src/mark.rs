@@ -81,7 +81,7 @@ pub(crate) fn elsewhere(sign: &Path) -> CniError {
     )
     .details(format!(
         "start the node's agent (the berth daemon set's pod, or `berth agent` with its --kubeconfig), or name the cluster \
-         as kubernetes.kubeconfig in the network or in the flat file; on a machine that has left its cluster for good, \
+         as kubernetes.kubeconfig in the node's flat file (a network does not name it here); on a machine that has left its cluster for good, \
          remove {sign}"
     ))
 }

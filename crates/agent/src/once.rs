@@ -6,6 +6,7 @@ use std::sync::Arc;
 use berth_cni::wire::{Answer, Request};
 use berth_desk::DeskMetrics;
 use berth_ledger::kube::Connect;
+use berth_pods::config::{NodeFiles, flat};
 use berth_pods::{Front, Stores};
 
 use crate::stores::{Lifetime, NodeStores};
@@ -20,8 +21,27 @@ pub struct OnceConfig {
     pub cluster: Option<Connect>,
     /// Where the flat file is looked for; none for the places that whereabouts has.
     pub flat_places: Option<Vec<PathBuf>>,
+    /// Where libcni keeps the results of this node's attachments.
+    pub result_caches: Vec<PathBuf>,
+    /// The directory of the agent's socket: what this boot knows of the node's database is there.
+    pub runtime: Option<PathBuf>,
+    /// Below which a network may name files, where nothing says that this node is in a cluster; none for the directories of
+    /// CNI configurations.
+    pub definition_paths: Option<Vec<PathBuf>>,
     /// What says that this node was installed for a cluster, if anything does: it is then never served from its own file.
     pub installed: Option<PathBuf>,
+}
+
+/// The node's files, where they are looked for.
+pub(crate) fn node_files(
+    places: Option<Vec<PathBuf>>,
+    directories: Option<Vec<PathBuf>>,
+) -> NodeFiles {
+    let usual = |paths: &[&str]| paths.iter().map(PathBuf::from).collect();
+    NodeFiles::new(
+        places.unwrap_or_else(|| usual(&flat::PLACES)),
+        directories.unwrap_or_else(|| usual(&flat::DIRECTORIES)),
+    )
 }
 
 /// Serves one call.
@@ -31,15 +51,16 @@ pub async fn once(config: OnceConfig, request: &Request) -> Answer {
         config.cluster,
         Lifetime::Call {
             node: config.node.clone(),
+            result_caches: config.result_caches,
+            runtime: config.runtime,
         },
         DeskMetrics::default(),
     )
     .with_installed(config.installed);
     let stores = Arc::new(stores);
-    let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, config.node);
-    if let Some(places) = config.flat_places {
-        front = front.with_flat_places(places);
-    }
+    let files = node_files(config.flat_places, config.definition_paths);
+    let files = files.with_known_cluster(stores.is_cluster_known());
+    let front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, config.node).with_files(files);
     let answer = front.answer(request).await;
     stores.finish().await;
     answer
@@ -79,6 +100,9 @@ mod tests {
             node: String::new(),
             cluster: None,
             flat_places: Some(Vec::new()),
+            result_caches: Vec::new(),
+            runtime: None,
+            definition_paths: Some(Vec::new()),
             installed: None,
         };
         once(config, &mk_add(container)).await.exit

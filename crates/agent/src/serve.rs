@@ -12,6 +12,7 @@ use berth_desk::DeskMetrics;
 use berth_gather::GatherSettings;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::Connect;
+use berth_listen::{Limits, Recent, Server, Transport, exposition};
 use berth_pods::garbage::{GarbageMetrics, GarbageSettings};
 use berth_pods::{Front, Stores};
 use berth_slices::{SliceMetrics, SliceSettings};
@@ -23,6 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::collectors::Collectors;
 use crate::metrics::Metrics;
+use crate::once::node_files;
 use crate::routes::{Desk, on_network, on_socket};
 use crate::socket::Socket;
 use crate::stores::{Lifetime, NodeStores};
@@ -33,6 +35,12 @@ const VMS_PATH: &str = "/v1/vms";
 /// How long everything that is under way may take to finish, together, once the agent is told to stop. A pod's grace
 /// period has to be longer: deploy/agent.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// Plugins that are answered at a time; more wait in the backlog. A node that comes up starts some hundred pods at once.
+const SOCKET_CONNECTIONS: usize = 1024;
+
+/// Bytes of requests held at a time: a CNI call has some kilobytes, a VM's user data some megabytes.
+const SOCKET_BODIES: usize = 16 << 20;
 
 /// How an agent is set up.
 #[derive(Debug, Clone)]
@@ -49,6 +57,11 @@ pub struct AgentConfig {
     pub listen: Option<SocketAddr>,
     /// Where the flat file is looked for; none for the places that whereabouts has.
     pub flat_places: Option<Vec<PathBuf>>,
+    /// What `berth install` left of its having been told a cluster, if it did.
+    pub installed: Option<PathBuf>,
+    /// Below which a network may name files, where nothing says that this node is in a cluster; none for the directories of
+    /// CNI configurations.
+    pub definition_paths: Option<Vec<PathBuf>>,
     /// How addresses of pods that are gone are collected.
     pub garbage: GarbageSettings,
     /// How the claims of this node reach the leader's desk; none: this node writes shared pools itself.
@@ -78,8 +91,6 @@ pub enum AgentError {
     },
     #[error("the store can't be opened")]
     Store(#[source] LedgerError),
-    #[error("serving ended")]
-    Serve(#[source] io::Error),
     #[error("the VM pools can't be served")]
     Vms(#[from] berth_vms::StartError),
 }
@@ -90,6 +101,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), AgentError> {
     let mut registry = Registry::default();
+    exposition::register_build_info(&mut registry);
     let metrics = Metrics::register(&mut registry);
     let desk_metrics = DeskMetrics::default();
     desk_metrics.register(&mut registry);
@@ -113,26 +125,30 @@ pub async fn serve(
             Lifetime::Daemon(Box::new(collectors)),
             desk_metrics.clone(),
         )
-        .with_gather(config.gather.clone()),
+        .with_gather(config.gather.clone())
+        .with_installed(config.installed.clone()),
     );
     stores.open().await.map_err(AgentError::Store)?;
-    let mut front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, &config.node);
-    if let Some(places) = &config.flat_places {
-        front = front.with_flat_places(places.clone());
-    }
-    let vms = match config.vms.clone() {
+    let files = node_files(config.flat_places.clone(), config.definition_paths.clone());
+    let files = files.with_known_cluster(stores.is_cluster_known());
+    let front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, &config.node).with_files(files);
+    let fleet = match config.vms.clone() {
         Some(setup) => {
-            let fleet = berth_vms::start(setup, desk_metrics, &mut registry, stop.clone()).await?;
-            Router::new().nest(VMS_PATH, berth_vms::router(fleet))
+            Some(berth_vms::start(setup, desk_metrics, &mut registry, stop.clone()).await?)
         }
-        None => Router::new(),
+        None => None,
     };
+    let vms = fleet.clone().map_or_else(Router::new, |fleet| {
+        Router::new().nest(VMS_PATH, berth_vms::router(fleet))
+    });
     let desk = Desk {
         front: Arc::new(front),
         stores,
         metrics,
         registry: Arc::new(registry),
+        readiness: Recent::default(),
         calls: TaskTracker::new(),
+        vms: fleet,
     };
     let network = listen(&config, &desk, &stop).await?;
     let (socket, listener) = Socket::bind(&config.socket)?;
@@ -143,13 +159,21 @@ pub async fn serve(
         shutdown.await;
         signal.cancel();
     });
-    let served = axum::serve(listener, on_socket(desk.clone()).merge(vms))
-        .with_graceful_shutdown(stop.clone().cancelled_owned());
-    let overdue = overdue(stop.clone()).shared();
-    let ended = tokio::select! {
-        ended = served => ended.map_err(AgentError::Serve),
-        () = overdue.clone() => Ok(()),
+    let server = Server {
+        name: "agent socket",
+        transport: Transport::Unix(listener),
+        routes: on_socket(desk.clone()).merge(vms),
+        limits: Limits {
+            connections: SOCKET_CONNECTIONS,
+            body_bytes: SOCKET_BODIES,
+            ..Limits::default()
+        },
     };
+    let overdue = overdue(stop.clone()).shared();
+    tokio::select! {
+        () = server.run(stop.clone()) => {}
+        () = overdue.clone() => {}
+    }
     stop.cancel();
     told.abort();
     desk.calls.close();
@@ -167,7 +191,7 @@ pub async fn serve(
         network.abort();
     }
     tracing::info!("the agent has stopped");
-    ended
+    Ok(())
 }
 
 /// The collectors read the networks as the front does.
@@ -196,11 +220,11 @@ async fn listen(
     let listener = TcpListener::bind(address)
         .await
         .map_err(|source| AgentError::Listen { address, source })?;
-    let served = axum::serve(listener, on_network(desk.clone()))
-        .with_graceful_shutdown(stop.clone().cancelled_owned());
-    Ok(Some(tokio::spawn(async move {
-        if let Err(error) = served.await {
-            tracing::error!(%error, "health and metrics are no longer served");
-        }
-    })))
+    let server = Server {
+        name: "agent health and metrics",
+        transport: Transport::Tcp(listener),
+        routes: on_network(desk.clone()),
+        limits: Limits::default(),
+    };
+    Ok(Some(tokio::spawn(server.run(stop.clone()))))
 }

@@ -1,13 +1,21 @@
-//! The agent's socket: 0600 from its first moment on, one agent at a time.
+//! The agent's socket: mode 0600 from its first moment on, in a directory of mode 0700, one agent at a time.
 
-use std::fs::{self, File, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use tokio::net::UnixListener;
 
 use crate::serve::AgentError;
+
+/// Connections that wait to be accepted; the kernel takes less where net.core.somaxconn is less.
+const BACKLOG: i32 = 4096;
 
 /// A bound socket. Removed when dropped; the lock beside it tells other agents that this one lives.
 #[derive(Debug)]
@@ -27,7 +35,7 @@ impl Socket {
             source,
         };
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).map_err(fail)?;
+            close_to_others(dir, path).map_err(fail)?;
         }
         let lock = lock(&with_suffix(path, ".lock"), path)?;
         let fresh = with_suffix(path, ".new");
@@ -35,8 +43,9 @@ impl Socket {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(error)),
             _ => {}
         }
-        let listener = UnixListener::bind(&fresh).map_err(fail)?;
-        fs::set_permissions(&fresh, Permissions::from_mode(0o600)).map_err(fail)?;
+        let listener = bind_closed(&fresh)
+            .and_then(UnixListener::from_std)
+            .map_err(fail)?;
         fs::rename(&fresh, path).map_err(fail)?;
         let socket = Socket {
             path: path.to_owned(),
@@ -52,6 +61,47 @@ impl Drop for Socket {
     }
 }
 
+/// A socket at `path` that has mode 0600 as soon as it is there.
+fn bind_closed(path: &Path) -> io::Result<StdListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Linux gives the file that bind makes the mode of the socket itself, less the umask: set before, there is no moment
+    // in which it is open to others.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Makes the socket's directory, or closes one that has nothing but Berth's own files in it. Another's directory is left
+/// as it is: the socket's own mode protects it there.
+fn close_to_others(dir: &Path, socket: &Path) -> io::Result<()> {
+    if dir.as_os_str().is_empty() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let mode = fs::metadata(dir)?.permissions().mode() & 0o7777;
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let own = [
+        socket.to_owned(),
+        with_suffix(socket, ".lock"),
+        with_suffix(socket, ".new"),
+    ];
+    for entry in fs::read_dir(dir)? {
+        if !own.contains(&entry?.path()) {
+            tracing::info!(
+                dir = %dir.display(),
+                mode = format!("{mode:o}"),
+                "the socket's directory has other files too and keeps its mode; the socket itself is 0600"
+            );
+            return Ok(());
+        }
+    }
+    fs::set_permissions(dir, Permissions::from_mode(0o700))
+}
+
 fn lock(path: &Path, socket: &Path) -> Result<File, AgentError> {
     let fail = |source: io::Error| AgentError::Bind {
         path: path.to_owned(),
@@ -61,6 +111,7 @@ fn lock(path: &Path, socket: &Path) -> Result<File, AgentError> {
         .create(true)
         .truncate(false)
         .write(true)
+        .mode(0o600)
         .open(path)
         .map_err(fail)?;
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(fail)?;
@@ -82,6 +133,36 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn berth_16_3_the_socket_has_its_mode_before_anybody_can_see_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("berth.sock");
+        let _listener = bind_closed(&path).unwrap();
+        assert_eq!(mode(&path), 0o600);
+    }
+
+    #[tokio::test]
+    async fn the_sockets_directory_is_closed_unless_others_use_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("fresh/berth.sock");
+        drop(Socket::bind(&own).unwrap());
+        assert_eq!(mode(own.parent().unwrap()), 0o700, "made");
+        // As the kubelet makes a hostPath directory.
+        fs::set_permissions(own.parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
+        drop(Socket::bind(&own).unwrap());
+        assert_eq!(mode(own.parent().unwrap()), 0o700, "closed");
+        let shared = dir.path().join("shared");
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, Permissions::from_mode(0o755)).unwrap();
+        fs::write(shared.join("others.pid"), "").unwrap();
+        drop(Socket::bind(&shared.join("berth.sock")).unwrap());
+        assert_eq!(mode(&shared), 0o755, "another's");
+    }
 
     #[tokio::test]
     async fn the_socket_is_closed_to_others_and_taken_over_from_the_dead_only() {

@@ -1,30 +1,35 @@
 //! Which store a network's pools are in.
 //!
-//! An agent that was told its cluster keeps every network's pools there. One that was not follows the network: the
-//! cluster of its kubeconfig, or, where it names none, the node's own SQLite file, unless something says that this node's
-//! pools are in a cluster ([`Mark`], `berth install`): then the call is refused.
+//! An agent that was told its cluster keeps every network's pools there. One that was not follows the node's flat file or, where
+//! nothing says that the node is in a cluster, the network: the cluster of its kubeconfig
+//! ([`berth_pods::config::NodeFiles`] says which files a network may name). Where neither names one, the node's own SQLite file
+//! is used, unless something says that this node's pools are in a cluster ([`Mark`], `berth install`): then the call is refused.
 
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
 use berth_gather::{GatherSettings, Leader};
-use berth_ledger::kube::Connect;
-use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, SharedLedger, SqliteLedger};
+use berth_ledger::kube::{Connect, Connection};
+use berth_ledger::{
+    ClaimKey, ClaimKind, KubeLedger, LedgerError, PoolKey, SharedLedger, SqliteLedger,
+};
 use berth_pods::boot;
 use berth_pods::garbage::reboot;
 use berth_pods::journal::Journal;
+use berth_pods::policy::Policies;
 use berth_pods::sticky::Sticky;
 use berth_pods::{PodError, PodNetwork, Store, Stores};
+use berth_slices::sliced::is_sliced;
 use berth_slices::slices::Setup;
 use berth_slices::{PlainPools, SliceMetrics, SliceSettings, Slices};
-use tokio::sync::{Mutex, OnceCell};
+use tokio::sync::OnceCell;
 use tokio_util::sync::DropGuard;
 
 use crate::boot::Boot;
@@ -51,13 +56,15 @@ pub(crate) struct NodeStores {
     told: OnceCell<Connected>,
     /// Clusters that networks name, by kubeconfig. One store each for as long as this process lives: its client follows the
     /// kubeconfig, and a second store would have the node's slices a second time.
-    named: Mutex<HashMap<PathBuf, Connected>>,
+    /// Each is opened by itself: one that hangs delays no other network.
+    named: Mutex<HashMap<PathBuf, Arc<OnceCell<Connected>>>>,
 }
 
 /// A cluster's store and the collector of its garbage, which ends with it.
 #[derive(Debug)]
 struct Connected {
     store: Arc<Store>,
+    connection: Connection,
     _collector: Option<DropGuard>,
 }
 
@@ -80,8 +87,12 @@ pub(crate) enum Readiness {
 pub(crate) enum Lifetime {
     /// A daemon: copies of pools are kept up to date, the node's journal is kept, garbage is collected.
     Daemon(Box<Collectors>),
-    /// One call: neither would pay.
-    Call { node: String },
+    /// One call: only the journal is kept.
+    Call {
+        node: String,
+        result_caches: Vec<PathBuf>,
+        runtime: Option<PathBuf>,
+    },
 }
 
 impl NodeStores {
@@ -138,9 +149,14 @@ impl NodeStores {
             .told
             .get()
             .map(|connected| Arc::clone(&connected.store));
-        let named = self.named.lock().await;
-        let named = named.values().map(|connected| &connected.store);
-        for store in told.iter().chain(named) {
+        let named: Vec<Arc<Store>> = {
+            let named = self.lock_named();
+            let opened = named.values().filter_map(|cell| cell.get());
+            opened
+                .map(|connected| Arc::clone(&connected.store))
+                .collect()
+        };
+        for store in told.iter().chain(&named) {
             if let Some(slices) = store.slices()
                 && let Err(error) = slices.flush().await
             {
@@ -174,6 +190,33 @@ impl NodeStores {
         }
     }
 
+    /// The node that this process is of.
+    pub(crate) fn node(&self) -> &str {
+        match &self.lifetime {
+            Lifetime::Daemon(collectors) => &collectors.node,
+            Lifetime::Call { node, .. } => node,
+        }
+    }
+
+    /// The store with this node's slices, and how its cluster is reached: the cluster that the agent was told, else the
+    /// only one that networks name.
+    pub(crate) async fn sliced(&self) -> Option<(Arc<Store>, Connection)> {
+        let parts = |one: &Connected| (Arc::clone(&one.store), one.connection.clone());
+        if let Some(told) = self.told.get() {
+            return Some(parts(told));
+        }
+        let named = self.lock_named();
+        let mut all = named.values().filter_map(|cell| cell.get());
+        all.next().filter(|_| all.next().is_none()).map(parts)
+    }
+
+    /// The pools of this node's slices.
+    pub(crate) async fn slice_pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        let mut pools = self.local().await?.pools().await?;
+        pools.retain(is_sliced);
+        Ok(pools)
+    }
+
     async fn local(&self) -> Result<&SharedLedger, LedgerError> {
         let open = async || {
             if let Some(dir) = self.database.parent() {
@@ -183,6 +226,11 @@ impl NodeStores {
             SqliteLedger::open(&self.database).map(|ledger| Arc::new(ledger) as SharedLedger)
         };
         self.local.get_or_try_init(open).await
+    }
+
+    /// The node's own file, as others may have to find it.
+    fn file(&self) -> PathBuf {
+        std::path::absolute(&self.database).unwrap_or_else(|_| self.database.clone())
     }
 
     /// Whether this node's own file may be given from (I1).
@@ -197,7 +245,7 @@ impl NodeStores {
     fn needs_name(&self, sliced: bool) -> Result<(), CniError> {
         let nameless = match &self.lifetime {
             Lifetime::Daemon(collectors) => collectors.node.is_empty(),
-            Lifetime::Call { node } => sliced && node.is_empty(),
+            Lifetime::Call { node, .. } => sliced && node.is_empty(),
         };
         match nameless {
             false => Ok(()),
@@ -242,64 +290,108 @@ impl NodeStores {
     }
 
     async fn named(&self, kubeconfig: &Path, sliced: bool) -> Result<Arc<Store>, LedgerError> {
-        let mut named = self.named.lock().await;
-        if let Some(connected) = named.get(kubeconfig) {
-            return Ok(Arc::clone(&connected.store));
-        }
+        let cell = {
+            let mut named = self.lock_named();
+            Arc::clone(named.entry(kubeconfig.to_owned()).or_default())
+        };
         let connect = Connect {
             kubeconfig: Some(kubeconfig.to_owned()),
             ..Connect::default()
         };
-        let connected = self.connect(&connect, sliced).await?;
-        let store = Arc::clone(&connected.store);
-        named.insert(kubeconfig.to_owned(), connected);
-        Ok(store)
+        let open = async || self.connect(&connect, sliced).await;
+        let connected = cell.get_or_try_init(open).await?;
+        Ok(Arc::clone(&connected.store))
+    }
+
+    fn lock_named(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<OnceCell<Connected>>>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something but a network says that this node's pools are in a cluster.
+    pub(crate) fn is_cluster_known(&self) -> bool {
+        self.cluster.is_some() || self.is_by_itself().is_err()
+    }
+
+    /// The node's journal, which every process of the node writes: the agent collects what a call without it was given.
+    async fn journal(&self) -> Result<Arc<Journal>, LedgerError> {
+        let local = self.local().await?;
+        let open = || Arc::new(Journal::new(SharedLedger::clone(local)));
+        Ok(Arc::clone(self.journal.get_or_init(open)))
     }
 
     /// A cluster's store. A process that serves one call has the node's slices only if the call is about them.
     async fn connect(&self, connect: &Connect, sliced: bool) -> Result<Connected, LedgerError> {
         let connection = connect.open().await?;
+        let kept = connection.clone();
         let metrics = self.metrics.clone();
         let sticky = Sticky::new(connection.client.clone(), connection.timeout);
         let plain = PlainPools::new(&connection);
         Ok(match &self.lifetime {
             Lifetime::Call { .. } if !sliced => {
+                let policies = policies_once(&connection).await;
                 let ledger: SharedLedger = Arc::new(KubeLedger::new(connection));
-                let store = Store::cluster_once(ledger, metrics)
+                let mut store = Store::cluster_once(ledger, metrics)
+                    .with_policies(policies)
                     .with_sticky(sticky)
                     .with_plain_pools(plain);
+                // Where no agent ever made the file, a call makes none either: its entries name no node, and are judged by
+                // their pods alone.
+                if self.database.exists() {
+                    match self.journal().await {
+                        Ok(journal) => store = store.with_journal(journal),
+                        // The pool alone decides what is allocated.
+                        Err(error) => {
+                            tracing::warn!(%error, "this call is not in the node's journal");
+                        }
+                    }
+                }
                 Connected {
                     store: Arc::new(store),
+                    connection: kept,
                     _collector: None,
                 }
             }
-            Lifetime::Call { node } => {
+            Lifetime::Call {
+                node,
+                result_caches,
+                runtime,
+            } => {
+                let policies = policies_once(&connection).await;
                 let slices = Slices::new(Setup {
                     connection,
                     local: SharedLedger::clone(self.local().await?),
+                    database: self.file(),
                     node: node.clone(),
                     boot: boot::current(),
-                    settings: SliceSettings::default(),
+                    settings: SliceSettings {
+                        result_caches: result_caches.clone(),
+                        runtime: runtime.clone(),
+                        ..SliceSettings::default()
+                    },
                     metrics: SliceMetrics::default(),
                     daemon: None,
                 });
                 // What is held is known before anything is freed: a DEL has to be published too.
                 slices.open().await?;
                 let store = Store::cluster_once(slices.ledger(), metrics)
+                    .with_policies(policies)
+                    .with_journal(self.journal().await?)
                     .with_sticky(sticky)
                     .with_plain_pools(plain)
                     .with_slices(slices);
                 Connected {
                     store: Arc::new(store),
+                    connection: kept,
                     _collector: None,
                 }
             }
             Lifetime::Daemon(collectors) => {
                 let local = self.local().await?;
-                let open = || Arc::new(Journal::new(SharedLedger::clone(local)));
-                let journal = Arc::clone(self.journal.get_or_init(open));
-                let (slices, guard) = collectors.slices(&connection, SharedLedger::clone(local));
+                let journal = self.journal().await?;
+                let (slices, guard) =
+                    collectors.slices(&connection, SharedLedger::clone(local), self.file());
                 slices.open().await?;
+                let policies = collectors.policies(&connection, &guard);
                 let store = match &self.gather {
                     Some(settings) => {
                         let leader = Leader::new(
@@ -312,6 +404,7 @@ impl NodeStores {
                     None => Store::cluster(slices.ledger(), metrics),
                 };
                 let store = store
+                    .with_policies(policies)
                     .with_journal(Arc::clone(&journal))
                     .with_sticky(sticky)
                     .with_plain_pools(plain)
@@ -319,11 +412,21 @@ impl NodeStores {
                 let collector = collectors.start(connection, slices.ledger(), journal, guard);
                 Connected {
                     store: Arc::new(store),
+                    connection: kept,
                     _collector: Some(collector),
                 }
             }
         })
     }
+}
+
+/// The cluster's policy of ranges as it is now. A cluster that does not answer gives nothing anyway.
+async fn policies_once(connection: &Connection) -> Arc<Policies> {
+    let policies = Policies::new(connection);
+    if let Err(why) = policies.read().await {
+        tracing::warn!(why, "the RangePolicy can't be read");
+    }
+    Arc::new(policies)
 }
 
 #[async_trait]
@@ -354,6 +457,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use berth_cni::{Args, NetConf};
+    use berth_pods::config::{NamedPaths, NodeFiles};
     use serde_json::{Value, json};
 
     use super::*;
@@ -366,6 +470,8 @@ mod tests {
     fn mk_stores(database: &Path, node: &str) -> NodeStores {
         let call = Lifetime::Call {
             node: node.to_owned(),
+            result_caches: Vec::new(),
+            runtime: None,
         };
         NodeStores::new(database.to_owned(), None, call, DeskMetrics::default())
     }
@@ -376,7 +482,9 @@ mod tests {
         ipam["range"] = json!("10.0.0.0/24");
         let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam});
         let conf = NetConf::parse(&conf.to_string()).unwrap();
-        PodNetwork::read(&conf, &Args::default(), "berth", None).unwrap()
+        let files = NodeFiles::new(Vec::new(), vec!["/".into()]);
+        let found = files.find(&NamedPaths::of(&conf).unwrap()).unwrap();
+        PodNetwork::read(&conf, &Args::default(), "berth", found).unwrap()
     }
 
     #[tokio::test]
@@ -414,6 +522,32 @@ mod tests {
         )
         .unwrap();
         assert!(Arc::ptr_eq(&before, &stores.of(&network).await.unwrap()));
+    }
+
+    /// Its server takes connections and answers none.
+    #[tokio::test]
+    async fn berth_16_3_a_kubeconfig_that_hangs_delays_no_other_network() {
+        let dir = tempfile::tempdir().unwrap();
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = silent.local_addr().unwrap().to_string();
+        let write = |name: &str, text: &str| {
+            fs::write(dir.path().join(name), text).unwrap();
+            json!({ "kubeconfig": dir.path().join(name) })
+        };
+        let hangs = write("hangs", &KUBECONFIG.replace("127.0.0.1:1", &server));
+        let well = write("well", KUBECONFIG);
+        let hangs = mk_network(json!({"kubernetes": hangs, "fast_ipam": true}));
+        let well = mk_network(json!({ "kubernetes": well }));
+        let stores = Arc::new(mk_stores(&dir.path().join("berth.db"), "node-1"));
+        let waiting = {
+            let stores = Arc::clone(&stores);
+            tokio::spawn(async move { stores.of(&hangs).await.map(drop) })
+        };
+        silent.accept().await.unwrap();
+        assert!(!waiting.is_finished());
+        stores.of(&well).await.unwrap();
+        assert!(!waiting.is_finished());
+        waiting.abort();
     }
 
     #[tokio::test]

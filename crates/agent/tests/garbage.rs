@@ -29,18 +29,21 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
     let pool = serde_json::from_value(pool).unwrap();
     pools.create(&PostParams::default(), &pool).await.unwrap();
 
+    let account = cluster.agent(&namespace, "node-1").await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let config = AgentConfig {
         socket: dir.path().join("berth.sock"),
         database: dir.path().join("berth.db"),
         node: "node-1".to_owned(),
         cluster: Some(Connect {
-            kubeconfig: Some(cluster.kubeconfig()),
+            kubeconfig: Some(account.kubeconfig().to_owned()),
             namespace: Some(namespace.clone()),
             ..Connect::default()
         }),
         listen: None,
         flat_places: Some(Vec::new()),
+        installed: None,
+        definition_paths: None,
         garbage: GarbageSettings {
             patience: Patience {
                 grace: Duration::from_millis(300),

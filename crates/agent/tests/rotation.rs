@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use berth_agent::{AgentConfig, serve};
 use berth_api::whereabouts::IPPool;
 use berth_ledger::kube::Connect;
-use berth_testkit::{Account, Agent, Cluster, PodCall, Served, given};
-use k8s_openapi::api::core::v1::ServiceAccount;
+use berth_testkit::{Account, Cluster, PodCall, Served, given};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ async fn add(socket: &Path, pod: &str, ipam: Value) -> Result<String, String> {
     Ok(given[0].clone())
 }
 
-/// Waits until the API server does not know the account any more.
+/// Waits until the API server does not take the account's token any more.
 async fn revoked(account: &Account, namespace: &str) {
     let pools: Api<IPPool> = Api::namespaced(account.client().await.unwrap(), namespace);
     let began = Instant::now();
@@ -51,11 +51,8 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "node-1" } });
     cluster.apply_object(node).await.unwrap();
     let namespace = cluster.namespace("rotation").await.unwrap();
-    let rules = Agent::rules();
-    let old = cluster.service_account(&namespace, "old", rules.clone());
-    let old = old.await.unwrap();
-    let new = cluster.service_account(&namespace, "new", rules);
-    let new = new.await.unwrap();
+    let agents = cluster.agents(&namespace).await.unwrap();
+    let old = agents.on("node-1").await.unwrap();
 
     let dir = tempfile::tempdir().unwrap();
     let (socket, kubeconfig) = (dir.path().join("berth.sock"), dir.path().join("kubeconfig"));
@@ -70,6 +67,8 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
         }),
         listen: None,
         flat_places: Some(Vec::new()),
+        installed: None,
+        definition_paths: None,
         garbage: Default::default(),
         gather: None,
         slices: Default::default(),
@@ -88,10 +87,12 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
     add(&socket, "a", sliced("10.1.0.0/24")).await.unwrap();
 
     let client = cluster.client().await.unwrap();
-    let accounts: Api<ServiceAccount> = Api::namespaced(client, &namespace);
-    let how = DeleteParams::default();
-    accounts.delete("old", &how).await.unwrap();
+    // A token that is bound to a pod goes with it.
+    let pods: Api<Pod> = Api::namespaced(client, &namespace);
+    let how = DeleteParams::default().grace_period(0);
+    pods.delete("berth-agent-node-1", &how).await.unwrap();
     revoked(&old, &namespace).await;
+    let new = agents.on("node-1").await.unwrap();
     fs::copy(new.kubeconfig(), dir.path().join("new")).unwrap();
     fs::rename(dir.path().join("new"), &kubeconfig).unwrap();
 

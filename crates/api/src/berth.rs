@@ -1,4 +1,4 @@
-//! Berth's own objects, group `berth.dev`: calls to nodes. Claims of slices are Leases: [`crate::claim`].
+//! Berth's own objects, group `berth.dev`: calls to nodes, and the administrator's policy of ranges. Claims of slices are Leases: [`crate::claim`].
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -28,4 +28,56 @@ pub struct SliceCallSpec {
     /// Another value with every call, and the name of the claim that it is about.
     #[serde(default)]
     pub call: String,
+}
+
+/// The name of the one [`RangePolicy`] that counts, in the namespace of the pools.
+pub const RANGE_POLICY: &str = "berth";
+
+/// Which namespaces may use which ranges. Only the object `berth` in the namespace of the pools counts. While it is there, a
+/// namespace uses a range only if a rule lets it.
+#[derive(
+    CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+)]
+#[kube(
+    group = "berth.dev",
+    version = "v1alpha1",
+    kind = "RangePolicy",
+    plural = "rangepolicies",
+    singular = "rangepolicy",
+    namespaced,
+    derive = "PartialEq",
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    doc = "Which namespaces may use which ranges."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct RangePolicySpec {
+    /// A range that no rule allows is refused.
+    #[serde(default)]
+    #[schemars(length(max = 1000))]
+    pub rules: Vec<RangeRule>,
+}
+
+/// What some namespaces may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RangeRule {
+    /// Namespaces of pods and of network definitions; `*` is every one.
+    #[schemars(
+        length(min = 1, max = 1000),
+        inner(regex(pattern = r"^(\*|[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)$"))
+    )]
+    pub namespaces: Vec<String>,
+    /// CIDRs. A network's range, and each static address, must lie in one of them.
+    #[schemars(
+        length(min = 1, max = 1000),
+        inner(regex(pattern = r"^[0-9A-Fa-f:.]+/[0-9]{1,3}$"))
+    )]
+    pub ranges: Vec<String>,
+    /// Whether networks of these ranges may have node slices (`node_slice_size`, `fast_ipam`).
+    #[serde(default)]
+    pub node_slices: bool,
 }

@@ -11,7 +11,7 @@ use kube::Resource;
 use kube::api::ObjectMeta;
 use kube::core::NamespaceResourceScope;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The annotation with what a Lease has no field for.
 pub const SLICE: &str = "berth.dev/slice";
@@ -58,6 +58,8 @@ pub struct SliceClaimSpec {
     /// The controller is about to take it back, for its node seems to be gone. Nobody gives from it until its node has
     /// written on it again (I8).
     pub recalled: bool,
+    /// Fields that this version does not know.
+    pub unknown: Map<String, Value>,
 }
 
 /// A part of a slice that its node has surrendered.
@@ -67,6 +69,9 @@ pub struct SliceOffer {
     pub range: String,
     /// The node that may claim it.
     pub node: String,
+    /// Fields that this version does not know.
+    #[serde(flatten)]
+    pub unknown: Map<String, Value>,
 }
 
 /// The annotation, read.
@@ -84,6 +89,8 @@ struct Words {
     wants: Vec<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     recalled: bool,
+    #[serde(flatten)]
+    unknown: Map<String, Value>,
 }
 
 impl SliceClaim {
@@ -107,6 +114,7 @@ impl SliceClaimSpec {
             offers: self.offers.clone(),
             wants: self.wants.clone(),
             recalled: self.recalled,
+            unknown: self.unknown.clone(),
         };
         json!(words).to_string()
     }
@@ -169,6 +177,7 @@ impl TryFrom<Lease> for SliceClaim {
                 offers: words.offers,
                 wants: words.wants,
                 recalled: words.recalled,
+                unknown: words.unknown,
             },
         })
     }
@@ -207,6 +216,10 @@ impl Resource for SliceClaim {
 mod tests {
     use super::*;
 
+    fn mk_unknown() -> Map<String, Value> {
+        Map::from_iter([("newer".to_owned(), json!({ "n": 7 }))])
+    }
+
     fn claim() -> SliceClaim {
         let spec = SliceClaimSpec {
             network: "blue".into(),
@@ -217,9 +230,11 @@ mod tests {
             offers: vec![SliceOffer {
                 range: "10.0.0.32/27".into(),
                 node: "node-2".into(),
+                unknown: mk_unknown(),
             }],
             wants: vec!["node-3".into()],
             recalled: true,
+            unknown: mk_unknown(),
         };
         SliceClaim::new("blue-10.0.0.0-26", spec)
     }

@@ -7,8 +7,9 @@
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use crate::berth::SliceCall;
+use crate::berth::{RangePolicy, SliceCall};
 use crate::cncf::{IPAMClaim, NetworkAttachmentDefinition};
+use crate::nmstate::NodeIPPool;
 use crate::whereabouts::{IPPool, NodeSlicePool, OverlappingRangeIPReservation};
 
 /// All definitions, as `CustomResourceDefinition` objects.
@@ -28,6 +29,8 @@ pub fn crds() -> Result<Vec<Value>, serde_json::Error> {
         ),
         (IPAMClaim::crd(), Spec::Optional, Status::Subresource),
         (SliceCall::crd(), Spec::Optional, Status::Plain),
+        (RangePolicy::crd(), Spec::Required, Status::Plain),
+        (NodeIPPool::crd(), Spec::Required, Status::Subresource),
     ]
     .into_iter()
     .map(|(crd, spec, status)| Ok(adjust(serde_json::to_value(crd)?, spec, status)))

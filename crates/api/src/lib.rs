@@ -12,6 +12,7 @@ pub mod claim;
 pub mod cncf;
 mod crds;
 pub mod names;
+pub mod nmstate;
 pub mod slices;
 pub mod whereabouts;
 

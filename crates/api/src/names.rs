@@ -37,6 +37,27 @@ pub fn reserves(name: &str, address: Address) -> bool {
         .is_some_and(|network| network.is_empty() || network.ends_with('-'))
 }
 
+/// The network and the address that a reservation is named after. Names of networks that are known come first: what is
+/// left may be read in two ways.
+pub fn reserved<'a>(
+    name: &'a str,
+    networks: impl IntoIterator<Item = &'a str>,
+) -> Option<(&'a str, Address)> {
+    let address = |text: &str| {
+        Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
+    };
+    let of_network = |network: &'a str| {
+        let rest = name.strip_prefix(network)?.strip_prefix('-')?;
+        Some((network, address(rest)?))
+    };
+    let known = networks.into_iter().filter(|network| !network.is_empty());
+    let known = known.filter_map(of_network).next();
+    known.or_else(|| Some(("", address(name)?))).or_else(|| {
+        let ends = name.match_indices('-').map(|(end, _)| end);
+        ends.filter_map(|end| of_network(name.get(..end)?)).next()
+    })
+}
+
 /// The claim of a slice: `[network-]slice`. The node is not part of it: whoever creates it first
 /// has the slice.
 pub fn slice(network: &str, slice: Prefix) -> String {
@@ -55,6 +76,14 @@ pub fn slice_pool(network: &str, cni_name: &str, further: Option<Prefix>) -> Str
         None => name.to_owned(),
         Some(range) => join(&[name, &plain(&range.to_string())]),
     }
+}
+
+/// Whether a name can stand in the path of a URL as it is: an object of another name can't exist. An API server decodes
+/// `%2F` before it takes a path apart, so nothing is escaped here; what would need it is refused.
+pub fn is_path_segment(name: &str) -> bool {
+    let plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
+    !matches!(name, "" | "." | "..") && name.len() <= 253 && name.bytes().all(plain)
 }
 
 /// The network names by which the pools of a NodeSlicePool's slices may go, where nobody is left to ask.
@@ -107,6 +136,19 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_would_lead_elsewhere_is_no_path_segment() {
+        for good in ["10.0.0.0-8", "blue-caa5---64", "system:node", "A_b"] {
+            assert!(is_path_segment(good), "{good}");
+        }
+        let long = "a".repeat(254);
+        for bad in [
+            "", ".", "..", "a/b", "a%2Fb", "a?b", "a#b", "a b", "a\nb", "é", &long,
+        ] {
+            assert!(!is_path_segment(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
     fn a_pools_name_tells_its_range() {
         for network in ["", "blue", "blue-1"] {
             for range in ["10.0.0.0/8", "caa5::/64", "2001:db8:480:603d::/64"] {
@@ -130,6 +172,23 @@ mod tests {
         let address = "10.0.0.1".parse().unwrap();
         assert!(reserves("10.0.0.1", address) && reserves("blue-10.0.0.1", address));
         assert!(!reserves("110.0.0.1", address) && !reserves("10.0.0.12", address));
+    }
+
+    #[test]
+    fn a_reservations_name_tells_its_network_and_address() {
+        for (name, known, network, address) in [
+            ("10.0.0.1", "", "", "10.0.0.1"),
+            ("blue-10.0.0.1", "", "blue", "10.0.0.1"),
+            ("blue-1-10.0.0.1", "blue", "blue-1", "10.0.0.1"),
+            ("fd00--1", "", "", "fd00::1"),
+            ("fd00--0", "", "", "fd00::"),
+            ("blue-fd00--1", "", "blue", "fd00::1"),
+            ("a-fd00--1", "a", "a", "fd00::1"),
+        ] {
+            let found = reserved(name, [known]);
+            assert_eq!(found, Some((network, address.parse().unwrap())), "{name}");
+        }
+        assert_eq!(reserved("no-address", ["no"]), None);
     }
 
     #[test]

@@ -52,6 +52,7 @@ fn the_committed_files_are_the_generated_ones() {
         expected.insert(name);
     }
     expected.insert("policy-ippools.yaml".to_owned());
+    expected.insert("policy-nodeippools.yaml".to_owned());
     expected.insert("namespace-slices.yaml".to_owned());
     let found: BTreeSet<String> = std::fs::read_dir(&place)
         .unwrap()
@@ -162,8 +163,76 @@ fn networks_keep_their_short_name_and_claims_their_subresource() {
 }
 
 #[test]
-fn every_kind_is_namespaced() {
+fn every_kind_but_the_pool_of_hosts_is_namespaced() {
     for crd in generated() {
-        assert_eq!(crd["spec"]["scope"], "Namespaced", "{}", crd["metadata"]);
+        let scope = match crd["spec"]["names"]["kind"].as_str() {
+            Some("NodeIPPool") => "Cluster",
+            _ => "Namespaced",
+        };
+        assert_eq!(crd["spec"]["scope"], scope, "{}", crd["metadata"]);
     }
+}
+
+#[test]
+fn the_pool_of_hosts_has_the_proposals_fields_a_status_of_its_own_and_columns() {
+    assert_eq!(
+        version("nodeippools")["subresources"],
+        json!({ "status": {} })
+    );
+    let columns: Vec<Value> = version("nodeippools")["additionalPrinterColumns"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|column| column["name"].clone())
+        .collect();
+    assert_eq!(
+        columns,
+        [
+            "CIDR",
+            "Total",
+            "Used",
+            "Free",
+            "Available",
+            "Reason",
+            "Age"
+        ]
+    );
+    let shape = shape("nodeippools");
+    let fields = |pointer: &str| -> BTreeSet<String> {
+        let object = shape.pointer(pointer).unwrap().as_object().unwrap();
+        object.keys().cloned().collect()
+    };
+    let named = |names: &[&str]| -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    };
+    assert_eq!(
+        fields("/properties/spec/properties"),
+        named(&[
+            "range",
+            "ranges",
+            "gateway",
+            "dns",
+            "reservations",
+            "reuse-delay"
+        ])
+    );
+    assert_eq!(
+        fields("/properties/spec/properties/range/properties"),
+        named(&["cidr", "start", "end", "exclude", "gateway"])
+    );
+    assert_eq!(
+        fields("/properties/status/properties"),
+        named(&[
+            "allocated-offsets",
+            "allocated-bitmap",
+            "bitmap-format",
+            "allocations",
+            "cooling-down",
+            "set-aside",
+            "total",
+            "used",
+            "free",
+            "conditions",
+        ])
+    );
 }

@@ -4,7 +4,6 @@
 //! watch of them brings. Two starts are timed: all nodes are there when the network comes, and one node more.
 
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -46,7 +45,7 @@ impl Controller {
         let make_one = async |n| make(&nodes, n).await;
         crew::each("nodes are made", self.nodes, AT_ONCE, make_one).await?;
 
-        let berth = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/berth");
+        let berth = std::env::current_exe()?.with_file_name("berth");
         let berth = fs::canonicalize(&berth).with_context(|| {
             format!(
                 "{} is not built: run `cargo xtask bench controller`",

@@ -11,7 +11,10 @@ mod crew;
 mod engine;
 mod engine_kube;
 mod figure;
+mod hostile;
+mod memory;
 mod pods;
+mod policies;
 mod shared;
 mod simulate;
 mod vms;
@@ -30,10 +33,16 @@ enum Bench {
     EngineKube(engine_kube::EngineKube),
     /// The pods front against whereabouts and host-local, whole processes, on a real API server.
     Pods(pods::Pods),
+    /// What the admission policies on agents cost an ADD.
+    Policies(policies::Policies),
     /// The controller with 5,000 nodes: how long until all have slices, and its memory.
     Controller(controller::Controller),
     /// Thousands of agents in one process on a real API server: elastic slices, every answer checked.
     Simulate(simulate::Simulate),
+    /// The highest memory of a sweep, of `berth pools` and of an ADD that lists, in a large cluster.
+    Memory(memory::Memory),
+    /// Honest ADDs beside thousands of hostile connections.
+    Hostile(hostile::Hostile),
     /// Processes that share one ConfigMap of VMs, against get-update-retry.
     Vms(vms::Vms),
     /// One of those processes.
@@ -47,8 +56,11 @@ async fn main() -> Result<ExitCode> {
         Bench::Engine => engine::run().await?,
         Bench::EngineKube(bench) => bench.run().await?,
         Bench::Pods(bench) => bench.run().await?,
+        Bench::Policies(bench) => bench.run().await?,
         Bench::Controller(bench) => bench.run().await?,
         Bench::Simulate(bench) => bench.run().await?,
+        Bench::Memory(bench) => bench.run().await?,
+        Bench::Hostile(bench) => bench.run().await?,
         Bench::Vms(bench) => bench.run().await?,
         Bench::VmsWorker(worker) => {
             println!("{}", serde_json::to_string(&worker.run().await?)?);

@@ -7,10 +7,12 @@ use std::time::Duration;
 use anyhow::bail;
 use berth_agent::{AgentConfig, GarbageSettings, GatherSettings, Patience, SliceSettings};
 use berth_cni::wire::DEFAULT_SOCKET;
+use berth_listen::warn_if_readable_by_others;
 
+use crate::cni::installed;
 use crate::daemon;
 use crate::logs::{self, LogFormat};
-use crate::node::{self, ClusterArgs};
+use crate::node::{ClusterArgs, DefinitionArgs, NodeFileArgs, ResultArgs};
 use crate::vm_flags::VmFlags;
 
 #[derive(Debug, clap::Args)]
@@ -27,9 +29,15 @@ pub struct AgentArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
     #[command(flatten)]
+    definitions: DefinitionArgs,
+    #[command(flatten)]
     garbage: GarbageArgs,
     #[command(flatten)]
     slices: SliceArgs,
+    #[command(flatten)]
+    results: ResultArgs,
+    #[command(flatten)]
+    files: NodeFileArgs,
     #[command(flatten)]
     gather: GatherArgs,
     /// Keep VM pools and leave the cluster's pods alone: no right to anything of theirs is needed.
@@ -43,7 +51,7 @@ pub struct AgentArgs {
 
 /// When addresses of pods that are gone are freed.
 #[derive(Debug, clap::Args)]
-struct GarbageArgs {
+pub(crate) struct GarbageArgs {
     /// Seconds that a pod must have been gone before its addresses are freed.
     #[arg(long, env = "BERTH_GARBAGE_GRACE", default_value_t = 30)]
     garbage_grace: u64,
@@ -89,7 +97,7 @@ impl SliceArgs {
 }
 
 impl GarbageArgs {
-    fn settings(&self) -> GarbageSettings {
+    pub(crate) fn settings(&self) -> GarbageSettings {
         GarbageSettings {
             patience: Patience {
                 grace: Duration::from_secs(self.garbage_grace),
@@ -116,6 +124,7 @@ struct GatherArgs {
 impl GatherArgs {
     fn settings(self, node: &str) -> Option<GatherSettings> {
         let file = self.desk_token_file?;
+        warn_if_readable_by_others("--desk-token-file", &file);
         Some(GatherSettings {
             lease: self.desk_lease,
             ..GatherSettings::new(node, file)
@@ -127,19 +136,28 @@ impl AgentArgs {
     pub fn run(self, database: PathBuf) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         let cluster = self.cluster.connect();
-        let vms = self.vms.setup(self.node.as_deref(), cluster.clone())?;
+        if let Some(path) = cluster
+            .as_ref()
+            .and_then(|cluster| cluster.kubeconfig.as_ref())
+        {
+            warn_if_readable_by_others("--kubeconfig", path);
+        }
+        let vms = self
+            .vms
+            .setup(self.node.as_deref(), cluster.clone(), &database)?;
         if self.vms_only && vms.is_none() {
             bail!(
                 "--vms-only: no VM pools are set; name them with vm-pool-ips, pools-configmap or vm-settings"
             );
         }
         let cluster = cluster.filter(|_| !self.vms_only);
-        let node = match node::name(self.node, &[]) {
+        let node = match self.files.name(self.node, &[]) {
             None if cluster.is_some() => bail!(
                 "this node's name is unknown, and what it does in its cluster goes by it: name it with --node or NODENAME"
             ),
             node => node.unwrap_or_default(),
         };
+        let runtime = self.socket.parent().map(PathBuf::from);
         let config = AgentConfig {
             socket: self.socket,
             database,
@@ -147,9 +165,15 @@ impl AgentArgs {
             node,
             cluster,
             listen: self.listen,
-            flat_places: None,
+            flat_places: Some(self.files.flat_places()),
+            installed: installed()?.map(|found| found.path),
+            definition_paths: self.definitions.paths(),
             garbage: self.garbage.settings(),
-            slices: self.slices.settings(),
+            slices: SliceSettings {
+                result_caches: self.results.directories(),
+                runtime,
+                ..self.slices.settings()
+            },
             vms,
         };
         daemon::run(async move {

@@ -1,84 +1,97 @@
-//! `berth allocate`: an address by hand, for what is no pod.
+//! `berth allocate`: an address by hand, out of a network's definition, for what is no pod.
 
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use berth_core::dialect::WHEREABOUTS;
-use berth_core::{Address, Answer, Claim, Handle, Owner, RangeSpec, Record, Request, Space, Want};
-use berth_desk::{Desk, DeskMetrics, DeskSettings};
-use berth_ledger::{PoolKey, SharedLedger};
+use berth_core::{Address, Record};
+use berth_pods::{PodError, PodNetwork, by_hand};
 use clap::Args;
 
 use crate::addresses::AddressRow;
 use crate::exit::Negative;
 use crate::output::{self, Format};
+use crate::store::{Store, Stores};
+
+/// Where `berth up` leaves the network that it shows, beside its file.
+pub const NETWORKS: &str = "networks";
 
 #[derive(Debug, Args)]
 pub struct Allocate {
-    /// The range to allocate from, such as 10.0.0.0/24 or 10.0.0.5-10.0.0.9/24.
-    #[arg(long)]
-    range: String,
-    /// Addresses to leave out: an address, a CIDR or first-last.
-    #[arg(long)]
-    exclude: Vec<String>,
-    /// The pool; by default that of the range's network.
-    #[arg(long)]
-    pool: Option<String>,
-    /// Who gets it, such as default/my-pod. The same owner gets the same address again.
+    /// The NetworkAttachmentDefinition to allocate from, as [NAMESPACE/]NAME [default namespace: default]. Without a
+    /// cluster: a network of `berth up`.
+    #[arg(long, required_unless_present = "config")]
+    network: Option<String>,
+    /// The CNI configuration to allocate from, where no definition has it.
+    #[arg(long, value_name = "FILE", conflicts_with = "network")]
+    config: Option<PathBuf>,
+    /// Who gets it, such as default/printer. The same owner gets the same addresses again.
     #[arg(long)]
     owner: String,
     /// The owner's interface.
     #[arg(long, default_value = "")]
     interface: String,
-    /// This address and no other.
+    /// This address and no other [default: one of each range].
     #[arg(long)]
     address: Option<Address>,
+    /// What it is for. `addresses` and `who` show it.
+    #[arg(long)]
+    note: Option<String>,
 }
 
 impl Allocate {
-    pub async fn run(&self, ledger: SharedLedger, format: Format) -> anyhow::Result<()> {
-        if self.owner.trim().is_empty() {
-            bail!(Negative::Refused(
-                "--owner: `` names nobody; give a name such as default/my-pod".into()
-            ));
+    pub async fn run(&self, stores: Stores, format: Format) -> anyhow::Result<()> {
+        let store = stores.only()?;
+        let record = Record::by_hand(&self.owner, &self.interface, self.note.as_deref())?;
+        let network = self.network(&store).await?;
+        for warning in &network.warnings {
+            output::note(&warning.to_string());
         }
-        let spec = RangeSpec::parse(&self.range).context("--range")?;
-        let spec = spec.excluding(&self.exclude).context("--exclude")?;
-        let dialect = WHEREABOUTS.with_tiny_networks();
-        let (space, warnings) = Space::build(&spec, dialect).context("--range")?;
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
-        let name = match &self.pool {
-            Some(name) => name.clone(),
-            None => berth_api::names::pool("", "", spec.prefix),
-        };
-        let key = PoolKey::of_network(name, spec.prefix);
-        let record = Record::new(
-            Owner::new(&self.owner, &self.interface),
-            Handle::new("by-hand"),
-        );
-        let space = Arc::new(space);
-        let want = Want {
-            exact: self.address,
-            ..Want::any(space)
-        };
-        let request = Request::Claim(Claim {
-            record: record.clone(),
-            wants: vec![want],
-        });
-        let metrics = DeskMetrics::default().of(&key.name);
-        let desk = Desk::open(ledger, key.clone(), &DeskSettings::default(), metrics);
-        match desk.submit(request).await? {
-            Answer::Granted(granted) => {
-                let rows: Vec<AddressRow> = granted
-                    .iter()
-                    .map(|grant| AddressRow::new(&key, grant.address, &record))
-                    .collect();
-                output::print(format, &rows)
+        let allocated =
+            by_hand::allocate(&store.engine(), network, record.clone(), self.address).await;
+        let allocated = allocated.map_err(|error| match error {
+            PodError::NoAddress(_) | PodError::Named { .. } => {
+                anyhow::Error::new(Negative::Refused(error.to_string()))
             }
-            Answer::Refused(refusal) => bail!(Negative::Refused(refusal.to_string())),
-            other => bail!("the desk answered {other:?} to a claim"),
-        }
+            error => error.into(),
+        })?;
+        let rows: Vec<AddressRow> = allocated
+            .iter()
+            .map(|one| AddressRow::new(&one.pool.name, one.address, &record).of(store.namespace()))
+            .collect();
+        output::print(format, &rows)
     }
+
+    async fn network(&self, store: &Store) -> anyhow::Result<PodNetwork> {
+        if let Some(file) = &self.config {
+            return read(file, store);
+        }
+        let name = self.network.as_deref().unwrap_or_default();
+        let Some(cluster) = &store.cluster else {
+            let directory = store.directory.clone().unwrap_or_default().join(NETWORKS);
+            if name.contains('/') {
+                bail!(Negative::NotFound(format!(
+                    "{name}: definitions are in a cluster; name it with --kubeconfig or KUBECONFIG"
+                )));
+            }
+            return read(&directory.join(format!("{name}.json")), store);
+        };
+        let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
+        let network = by_hand::network_of_cluster(&cluster.witness(), namespace, name).await?;
+        Ok(network)
+    }
+}
+
+fn read(file: &Path, store: &Store) -> anyhow::Result<PodNetwork> {
+    let text = match std::fs::read_to_string(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            bail!(Negative::NotFound(format!(
+                "there is no network configuration {}",
+                file.display()
+            )))
+        }
+        text => text.with_context(|| file.display().to_string())?,
+    };
+    let name = file.file_stem().unwrap_or_default().to_string_lossy();
+    let network = by_hand::network_of_text(&name, &text, store.cluster.is_some())?;
+    Ok(network)
 }

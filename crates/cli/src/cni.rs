@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use berth_agent::OnceConfig;
-use berth_cni::wire::{Answer, Request};
-use berth_cni::{CniError, Code, Environment, NetConf};
+use berth_cni::conf::LONGEST_CONFIGURATION;
+use berth_cni::wire::{Answer, DEFAULT_SOCKET, Request};
+use berth_cni::{CniError, Code, Environment};
 use berth_install::Pointer;
-use berth_pods::config::flat;
+use berth_pods::config::NodeFiles;
 
 use crate::logs::{self, LogFormat};
-use crate::node::{self, ClusterArgs};
+use crate::node::{ClusterArgs, DefinitionArgs, NodeFileArgs, ResultArgs};
+use crate::store::StoreArgs;
 
 /// The flat file's name.
 const FLAT: &str = "whereabouts.conf";
@@ -26,13 +28,19 @@ pub struct CniArgs {
     node: Option<String>,
     #[command(flatten)]
     cluster: ClusterArgs,
+    #[command(flatten)]
+    results: ResultArgs,
+    #[command(flatten)]
+    definitions: DefinitionArgs,
+    #[command(flatten)]
+    files: NodeFileArgs,
 }
 
 impl CniArgs {
-    pub fn run(self, database: PathBuf) -> ExitCode {
+    pub fn run(self, store: StoreArgs) -> ExitCode {
         logs::start("warn", LogFormat::Text);
         let answer = self
-            .serve(database)
+            .serve(&store)
             .unwrap_or_else(|error| Answer::failure(error.render(None)));
         let mut stdout = io::stdout().lock();
         let printed = match answer.stdout.is_empty() {
@@ -45,26 +53,27 @@ impl CniArgs {
         }
     }
 
-    fn serve(self, database: PathBuf) -> Result<Answer, CniError> {
+    fn serve(self, store: &StoreArgs) -> Result<Answer, CniError> {
         let environment = Environment::from_process();
         let mut stdin = String::new();
         if environment.command != "VERSION" {
-            io::stdin()
-                .lock()
-                .read_to_string(&mut stdin)
-                .map_err(|error| {
-                    CniError::new(Code::Io, format!("stdin cannot be read: {error}"))
-                })?;
+            stdin = read_stdin()?;
         }
         let installed = installed()?;
-        let mut places: Vec<PathBuf> = flat::PLACES.iter().map(PathBuf::from).collect();
+        let mut places = self.files.flat_places();
         // After the usual places: an agent knows those, and the two must read the same.
         places.extend(installed.iter().map(|found| found.configuration.join(FLAT)));
+        let told = installed.as_ref().and_then(|found| found.database.clone());
         let config = OnceConfig {
-            database,
-            node: node::name(self.node, &homes(&stdin, &places)).unwrap_or_default(),
+            // The agent's own: a second file would allocate what the first has (I1).
+            database: store.node_database_or(told),
+            // No definition names the node: it could name another one, and claim that one's slices.
+            node: (self.files.name(self.node, &homes(&places))).unwrap_or_default(),
             cluster: self.cluster.connect(),
             flat_places: Some(places),
+            definition_paths: self.definitions.paths(),
+            result_caches: self.results.directories(),
+            runtime: socket().parent().map(PathBuf::from),
             installed: installed.map(|found| found.path),
         };
         let request = Request::new(&self.plugin, environment, stdin);
@@ -76,19 +85,38 @@ impl CniArgs {
     }
 }
 
+/// The agent's socket, as the plugin has it that runs this.
+fn socket() -> PathBuf {
+    let told = std::env::var_os("BERTH_SOCKET").filter(|told| !told.is_empty());
+    told.map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from)
+}
+
 /// What the installation of this program left beside it.
-fn installed() -> Result<Option<Pointer>, CniError> {
+pub(crate) fn installed() -> Result<Option<Pointer>, CniError> {
     let Ok(engine) = std::env::current_exe() else {
         return Ok(None);
     };
     Pointer::beside(&engine).map_err(|error| CniError::new(Code::Io, error.to_string()))
 }
 
-/// Where the node's name may be. What can't be read here is the front's to complain of.
-fn homes(stdin: &str, places: &[PathBuf]) -> Vec<PathBuf> {
-    let Ok(conf) = NetConf::parse(stdin) else {
-        return Vec::new();
-    };
-    let file = flat::find(&conf, places).ok().flatten();
-    flat::homes(&conf, file.as_ref())
+/// The network configuration. Of one that is too long, a piece that is too long as well.
+fn read_stdin() -> Result<String, CniError> {
+    let mut bytes = Vec::new();
+    let longest = LONGEST_CONFIGURATION as u64 + 1;
+    let read = io::stdin().lock().take(longest).read_to_end(&mut bytes);
+    read.map_err(|error| CniError::new(Code::Io, format!("stdin cannot be read: {error}")))?;
+    if bytes.len() > LONGEST_CONFIGURATION {
+        return Ok(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    String::from_utf8(bytes).map_err(|_| {
+        CniError::new(
+            Code::Decode,
+            "the network configuration on stdin is not UTF-8",
+        )
+    })
+}
+
+/// Where the node's name may be.
+fn homes(places: &[PathBuf]) -> Vec<PathBuf> {
+    NodeFiles::of_known_cluster(places.to_vec()).homes()
 }

@@ -6,11 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use berth_api::names;
 use berth_controller::Leadership;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_gather::{Counter, Guard, Identity, Notice};
-use berth_ledger::KubeLedger;
+use berth_gather::{Admission, Counter, Guard, Identity, Notice};
 use berth_ledger::kube::Connection;
+use berth_ledger::{KubeLedger, PoolKey};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -84,6 +85,7 @@ impl CommonDesk {
         self,
         connection: &Connection,
         leadership: Leadership,
+        defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
         registry: &mut Registry,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + 'static {
@@ -95,19 +97,43 @@ impl CommonDesk {
             ..DeskSettings::default()
         };
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
+        let admits = admission(Arc::clone(&ledger), defines);
         let desks = Desks::new(ledger, settings, metrics);
         let guard = Guard::new(
             connection.client.clone(),
             &connection.namespace,
             connection.timeout,
         );
-        let counter = Counter::new(desks, guard, move || leadership.is_leading());
+        let counter = Counter::new(desks, guard, move || leadership.is_leading(), admits);
         async move {
             tracing::info!(address = self.notice.address, "the common desk is open");
-            let served = berth_gather::serve(self.listener, &self.identity, counter, stop);
-            if let Err(error) = served.await {
-                tracing::error!(%error, "the common desk is closed");
-            }
+            berth_gather::serve(self.listener, &self.identity, counter, stop).await;
         }
     }
+}
+
+/// A pool that a definition asks for, or that is there: agents of networks whose configuration is on the nodes' disks
+/// make theirs themselves.
+fn admission(
+    ledger: Arc<KubeLedger>,
+    defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
+) -> Admission {
+    let defines = Arc::new(defines);
+    Arc::new(move |pool| {
+        let (ledger, defines) = (Arc::clone(&ledger), Arc::clone(&defines));
+        Box::pin(async move {
+            names_its_range(&pool)
+                && (defines(&pool) || matches!(ledger.exists(&pool).await, Ok(true)))
+        })
+    })
+}
+
+/// One pool has one key: whoever varies the range of a name gets no second desk.
+fn names_its_range(pool: &PoolKey) -> bool {
+    pool.network.is_some_and(|range| {
+        let plain = names::pool("", "", range);
+        pool.name
+            .strip_suffix(&plain)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('-'))
+    })
 }

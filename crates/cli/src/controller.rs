@@ -1,18 +1,21 @@
 //! `berth controller`: cuts ranges into node slices, for the whole cluster. Run two: one leads, one is ready to.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_controller::{Controller, ControllerConfig};
-use berth_pods::config::flat;
+use berth_ledger::KubeLedger;
+use berth_listen::warn_if_readable_by_others;
+use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings};
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
+use crate::agent::GarbageArgs;
 use crate::common_desk::DeskArgs;
 use crate::daemon;
 use crate::logs::{self, LogFormat};
-use crate::node::{self, ClusterArgs};
+use crate::node::{ClusterArgs, NodeFileArgs};
 
 #[derive(Debug, clap::Args)]
 pub struct ControllerArgs {
@@ -23,6 +26,13 @@ pub struct ControllerArgs {
     identity: Option<String>,
     #[command(flatten)]
     desk: DeskArgs,
+    /// Free what pods of lost nodes left in plain pools, where agents may not (deploy/controller/policies.yaml).
+    #[arg(long, env = "BERTH_COLLECT")]
+    collect: bool,
+    #[command(flatten)]
+    garbage: GarbageArgs,
+    #[command(flatten)]
+    files: NodeFileArgs,
     /// Seconds that a leader which is gone may go unnoticed.
     #[arg(long, env = "BERTH_LEASE_DURATION", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease_duration: u64,
@@ -62,16 +72,27 @@ impl ControllerArgs {
     pub fn run(self) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         let desk = self.desk;
+        let flat_places = self.files.flat_places();
+        let garbage = self.collect.then(|| GarbageSettings {
+            flat_places: flat_places.clone(),
+            ..self.garbage.settings()
+        });
+        let name = self.identity.clone();
+        let name = name.unwrap_or_else(|| identity(&self.files));
+        let cluster = self.cluster.connect().unwrap_or_default();
+        if let Some(path) = &cluster.kubeconfig {
+            warn_if_readable_by_others("--kubeconfig", path);
+        }
         let mut config = ControllerConfig {
-            cluster: self.cluster.connect().unwrap_or_default(),
-            identity: self.identity.unwrap_or_else(identity),
+            cluster,
+            identity: name.clone(),
             notice: Default::default(),
             lease: (!self.no_election).then(|| Duration::from_secs(self.lease_duration)),
             grace: Duration::from_secs_f64(self.slice_grace),
             gather: Duration::from_millis(self.gather_ms),
             resync: Duration::from_secs(self.resync),
             listen: self.listen,
-            flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
+            flat_places,
             unseen_is_apart: self.ignore_on_disk_networks,
         };
         daemon::run(async move {
@@ -86,10 +107,24 @@ impl ControllerArgs {
             let stop = CancellationToken::new();
             let desk = desk.map(|desk| {
                 let (connection, leadership) = (controller.connection(), controller.leadership());
-                tokio::spawn(desk.serve(&connection, leadership, &mut registry, stop.clone()))
+                let defines = controller.defines();
+                let (registry, stop) = (&mut registry, stop.clone());
+                tokio::spawn(desk.serve(&connection, leadership, defines, registry, stop))
+            });
+            let collector = garbage.map(|settings| {
+                let (connection, leadership) = (controller.connection(), controller.leadership());
+                let ledger = Arc::new(KubeLedger::new(connection.clone()));
+                let metrics = GarbageMetrics::default();
+                metrics.register(&mut registry);
+                let leads = move || leadership.is_leading();
+                let collector = Collector::new(connection, ledger, &name, "", settings, metrics);
+                tokio::spawn(collector.led(leads).run(stop.clone().cancelled_owned()))
             });
             let ended = controller.run(registry, told).await;
             stop.cancel();
+            if let Some(collector) = collector {
+                let _ = collector.await;
+            }
             if let Some(desk) = desk {
                 let _ = desk.await;
             }
@@ -100,10 +135,10 @@ impl ControllerArgs {
 }
 
 /// A name that no other process has: replicas of one machine must not take each other for themselves.
-fn identity() -> String {
+fn identity(files: &NodeFileArgs) -> String {
     let name = std::env::var("POD_NAME").ok();
     let name = name.filter(|name| !name.is_empty());
-    let name = name.or_else(|| node::name(None, &[]));
+    let name = name.or_else(|| files.name(None, &[]));
     let name = name.unwrap_or_else(|| "controller".to_owned());
     let begun = jiff::Timestamp::now().as_nanosecond();
     format!("{name}_{:x}_{begun:x}", std::process::id())

@@ -9,18 +9,23 @@
 //! | 4 | refused: held by another, exhausted, declined by the user |
 //! | 5 | the store can't be reached or is busy: try again |
 //! | 6 | the store can't be read, or refuses for good: a person has to look |
+//! | 7 | the holder of the address lives, or nothing proves that it is gone |
 
 use std::process::ExitCode;
 
-use berth_core::RangeError;
+use berth_core::{ByHandError, RangeError};
 use berth_desk::DeskError;
 use berth_install::InstallError;
 use berth_ledger::LedgerError;
+use berth_pods::PodError;
+use berth_pods::by_hand::NetworkError;
 use thiserror::Error;
 
 /// Answers that are no failures of the program, and still no success.
 #[derive(Debug, Error)]
 pub enum Negative {
+    #[error("{0}")]
+    Usage(String),
     #[error("{0}")]
     NotFound(String),
     #[error("{0}")]
@@ -29,6 +34,8 @@ pub enum Negative {
     Later(String),
     #[error("{0}")]
     Broken(String),
+    #[error("{0}")]
+    Alive(String),
 }
 
 #[allow(clippy::print_stderr)]
@@ -47,14 +54,22 @@ fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if let Some(negative) = cause.downcast_ref::<Negative>() {
             return match negative {
+                Negative::Usage(_) => 2,
                 Negative::NotFound(_) => 3,
                 Negative::Refused(_) => 4,
                 Negative::Later(_) => 5,
                 Negative::Broken(_) => 6,
+                Negative::Alive(_) => 7,
             };
         }
-        if cause.is::<RangeError>() {
+        if cause.is::<RangeError>() || cause.is::<ByHandError>() {
             return 2;
+        }
+        if let Some(error) = cause.downcast_ref::<NetworkError>() {
+            return of_network(error);
+        }
+        if let Some(error) = cause.downcast_ref::<PodError>() {
+            return of_pod(error);
         }
         if let Some(error) = cause.downcast_ref::<InstallError>() {
             return of_install(error);
@@ -78,6 +93,24 @@ const fn of_install(error: &InstallError) -> u8 {
         InstallError::Credentials { .. }
         | InstallError::Source { .. }
         | InstallError::Write { .. } => 1,
+    }
+}
+
+const fn of_network(error: &NetworkError) -> u8 {
+    match error {
+        NetworkError::Definition { .. } => 2,
+        NetworkError::Absent(_) => 3,
+        NetworkError::Unusable { .. } => 4,
+        NetworkError::Blind(_) => 5,
+    }
+}
+
+fn of_pod(error: &PodError) -> u8 {
+    match error {
+        PodError::Store(error) => of_ledger(error),
+        PodError::Desk(error) => error.ledger().map_or(5, of_ledger),
+        error if error.is_passing() => 5,
+        _ => 1,
     }
 }
 

@@ -98,7 +98,8 @@ pub struct InstallArgs {
 }
 
 impl InstallArgs {
-    pub fn run(self, output: Format) -> anyhow::Result<()> {
+    /// `database`: the node's, which the engine beside the plugin is told.
+    pub fn run(self, database: PathBuf, output: Format) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         let layout = Layout::locate(&Wanted {
             host_root: given(self.host_root.as_deref()),
@@ -112,7 +113,7 @@ impl InstallArgs {
         if self.remove {
             return taken_away(&layout, output);
         }
-        let settings = self.settings(layout)?;
+        let settings = self.settings(layout, database)?;
         if self.once {
             return placed(output, install(&settings)?);
         }
@@ -132,7 +133,7 @@ impl InstallArgs {
         }
     }
 
-    fn settings(&self, layout: Layout) -> anyhow::Result<Settings> {
+    fn settings(&self, layout: Layout, database: PathBuf) -> anyhow::Result<Settings> {
         let this = std::env::current_exe().context("find this program's own file")?;
         let plugin =
             given(self.plugin.as_deref()).unwrap_or_else(|| this.with_file_name("berth-cni"));
@@ -151,6 +152,7 @@ impl InstallArgs {
             plugin,
             engine: given(self.engine.as_deref()).unwrap_or(this),
             cluster: (!self.standalone).then_some(cluster),
+            database,
             node: named(self.node.as_deref()),
             mode: self.kubeconfig_mode,
             cron: self.reconciler_cron.clone(),

@@ -6,12 +6,14 @@
 
 mod addresses;
 mod agent;
+mod agent_client;
 mod allocate;
 mod cni;
 mod common_desk;
 mod controller;
 mod daemon;
 mod exit;
+mod find;
 mod install;
 mod logs;
 mod node;
@@ -61,9 +63,9 @@ enum Command {
     Addresses(addresses::Addresses),
     /// Who holds this address?
     Who(addresses::Who),
-    /// Allocate an address by hand.
+    /// Allocate an address by hand, for what is no pod. It stays until it is released.
     Allocate(allocate::Allocate),
-    /// Release an address by hand. Asks first.
+    /// Release an address by hand, or end its cooldown. Asks first; a pod that lives keeps its address.
     Release(release::Release),
     /// Run the node's agent: serve CNI calls on a unix socket.
     Agent(agent::AgentArgs),
@@ -82,9 +84,9 @@ fn main() -> ExitCode {
     // Their own runtimes: a daemon's has few threads, a single call's has one.
     match cli.command {
         Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
-        Command::Cni(args) => args.run(cli.store.node_database()),
+        Command::Cni(args) => args.run(cli.store),
         Command::Controller(args) => exit::report(args.run()),
-        Command::Install(args) => exit::report(args.run(cli.output)),
+        Command::Install(args) => exit::report(args.run(cli.store.node_database(), cli.output)),
         command => exit::report(run(command, cli.store, cli.output)),
     }
 }

@@ -1,15 +1,17 @@
 //! What a node knows of itself.
 
-use std::fs;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use berth_ledger::files::{self, CONFIGURATION_LIMIT, Owner};
 use berth_ledger::kube::Connect;
+use berth_pods::config::flat;
 
 /// The cluster that keeps a node's pools.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClusterArgs {
     /// Keep all pools in the cluster of this kubeconfig [default: the cluster that the process runs in, if
-    /// any; else that of the network's own kubeconfig; else the node's database].
+    /// any; else that of the node's flat file; else that of the network's own kubeconfig; else the node's database].
     #[arg(long, value_name = "FILE", env = "BERTH_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// The namespace of pools and reservations [default: the kubeconfig context's, else kube-system].
@@ -29,41 +31,122 @@ impl ClusterArgs {
     }
 }
 
-/// Where installers leave the node's name for the plugin, in the order in which their flat files are looked for.
-const NAMED_BY_INSTALLERS: [&str; 3] = [
+/// Where the container runtime and Multus have libcni keep the results of this node's attachments.
+const RESULT_CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
+
+/// What the container runtime knows of this node's attachments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ResultArgs {
+    /// Where libcni keeps the results of this node's attachments: read when a node's database may be older than what it has
+    /// allocated. May be given several times; separated by commas in the variable.
+    #[arg(long, env = "BERTH_RESULT_CACHE", value_delimiter = ',', value_name = "DIR", default_values = RESULT_CACHES)]
+    result_cache: Vec<PathBuf>,
+}
+
+impl ResultArgs {
+    pub fn directories(&self) -> Vec<PathBuf> {
+        let named = self.result_cache.iter();
+        named
+            .filter(|path| !path.as_os_str().is_empty())
+            .cloned()
+            .collect()
+    }
+}
+
+/// What network definitions may name of this node.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DefinitionArgs {
+    /// Directories, between colons, below which a network definition may name files (kubernetes.kubeconfig,
+    /// configuration_path) on a machine that is in no cluster; they must be root's. On a node of a cluster it names
+    /// none [default: the directories of CNI configurations, such as /etc/cni/net.d].
+    #[arg(long, value_name = "DIRS", env = "BERTH_DEFINITION_PATHS")]
+    definition_paths: Option<OsString>,
+}
+
+impl DefinitionArgs {
+    pub fn paths(&self) -> Option<Vec<PathBuf>> {
+        let paths = self.definition_paths.as_ref()?;
+        Some(
+            std::env::split_paths(paths)
+                .filter(|path| path.is_absolute())
+                .collect(),
+        )
+    }
+}
+
+/// Which files tell what the node's administrator or installer has set.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct NodeFileArgs {
+    /// The node's flat file: the first of these files, between colons, that exists [default: whereabouts.conf where
+    /// whereabouts looks for it, such as /etc/cni/net.d/whereabouts.d].
+    #[arg(long, value_name = "FILES", env = "BERTH_FLAT_FILES")]
+    flat_files: Option<OsString>,
+    /// The node's name, where neither --node nor NODENAME has it: the first of these files, between colons, that exists
+    /// [default: nodename beside the flat file, then /etc/hostname].
+    #[arg(long, value_name = "FILES", env = "BERTH_NODENAME_FILES")]
+    nodename_files: Option<OsString>,
+}
+
+impl NodeFileArgs {
+    /// Where the flat file may be.
+    pub fn flat_places(&self) -> Vec<PathBuf> {
+        listed(self.flat_files.as_ref(), &flat::PLACES)
+    }
+
+    /// The node's name: as told, else `NODENAME`, else in a file `nodename` in one of `homes` or in one of the files that were
+    /// named, else the machine's.
+    pub fn name(&self, told: Option<String>, homes: &[PathBuf]) -> Option<String> {
+        let beside = homes.iter().map(|home| home.join("nodename"));
+        let files = listed(self.nodename_files.as_ref(), &NODENAME_FILES);
+        name(told, beside.chain(files))
+    }
+}
+
+/// The paths of a list between colons, an empty one for none; else these.
+fn listed(named: Option<&OsString>, usual: &[&str]) -> Vec<PathBuf> {
+    let Some(named) = named else {
+        return usual.iter().map(PathBuf::from).collect();
+    };
+    let paths = std::env::split_paths(named);
+    paths.filter(|path| path.is_absolute()).collect()
+}
+
+/// Where installers leave the node's name for the plugin, in the order in which their flat files are looked for, and where
+/// a machine has its own: the name that its node has, unless its kubelet was told another one.
+const NODENAME_FILES: [&str; 4] = [
     "/etc/kubernetes/cni/net.d/whereabouts.d/nodename",
     "/etc/cni/net.d/whereabouts.d/nodename",
     "/var/lib/rancher/k3s/agent/etc/cni/net.d/whereabouts.d/nodename",
+    "/etc/hostname",
 ];
 
-/// What a machine calls itself: the name that its node has, unless its kubelet was told another one.
-const NAMED_BY_MACHINE: [&str; 2] = ["/etc/hostname", "/proc/sys/kernel/hostname"];
+/// What the kernel calls the machine.
+const NAMED_BY_KERNEL: &str = "/proc/sys/kernel/hostname";
 
 /// What a machine without a name calls itself: not one to tell it from others by.
 const NO_NAMES: [&str; 3] = ["localhost", "localhost.localdomain", "(none)"];
 
-/// The node's name: as told, else `NODENAME`, else in a file `nodename` in one of `homes` or where installers leave it,
-/// else the machine's.
-pub fn name(told: Option<String>, homes: &[PathBuf]) -> Option<String> {
+/// The node's name: as told, else `NODENAME`, else in the first of `files` that has one, else the kernel's.
+fn name(told: Option<String>, files: impl Iterator<Item = PathBuf>) -> Option<String> {
     let given = |text: String| {
         let text = text.trim().to_owned();
         (!text.is_empty()).then_some(text)
     };
-    let read = |file: &Path| fs::read_to_string(file).ok().and_then(given);
-    let of_machine = |file: &str| read(file.as_ref()).filter(|name| !NO_NAMES.contains(&&**name));
+    let read = |file: &Path| {
+        let text = files::read(file, CONFIGURATION_LIMIT, Owner::Anybody);
+        let name = text.ok().flatten().and_then(given);
+        name.filter(|name| !NO_NAMES.contains(&&**name))
+    };
+    let mut files = files.chain([PathBuf::from(NAMED_BY_KERNEL)]);
     told.and_then(given)
         .or_else(|| std::env::var("NODENAME").ok().and_then(given))
-        .or_else(|| homes.iter().find_map(|home| read(&home.join("nodename"))))
-        .or_else(|| {
-            NAMED_BY_INSTALLERS
-                .iter()
-                .find_map(|file| read(file.as_ref()))
-        })
-        .or_else(|| NAMED_BY_MACHINE.iter().find_map(|file| of_machine(file)))
+        .or_else(|| files.find_map(|file| read(&file)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -76,9 +159,32 @@ mod tests {
                 fs::write(home.join("nodename"), text).unwrap();
             }
         }
-        assert_eq!(name(None, &homes).as_deref(), Some("worker-3"));
+        let none = NodeFileArgs {
+            nodename_files: Some(OsString::new()),
+            ..NodeFileArgs::default()
+        };
+        assert_eq!(none.name(None, &homes).as_deref(), Some("worker-3"));
         let told = Some("told".to_owned());
-        assert_eq!(name(told, &homes).as_deref(), Some("told"));
-        assert_ne!(name(None, &[]).as_deref(), Some("localhost"));
+        assert_eq!(none.name(told, &homes).as_deref(), Some("told"));
+        assert_ne!(none.name(None, &[]).as_deref(), Some("localhost"));
+    }
+
+    #[test]
+    fn berth_15_25_files_that_are_named_stand_instead_of_the_machine_s_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("nodename");
+        fs::write(&file, "worker-4\n").unwrap();
+        let named = NodeFileArgs {
+            flat_files: Some("/a/whereabouts.conf:/b/whereabouts.conf".into()),
+            nodename_files: Some(file.into_os_string()),
+        };
+        assert_eq!(named.name(None, &[]).as_deref(), Some("worker-4"));
+        let places = ["/a/whereabouts.conf", "/b/whereabouts.conf"].map(PathBuf::from);
+        assert_eq!(named.flat_places(), places);
+        let none = NodeFileArgs {
+            flat_files: Some(OsString::new()),
+            ..NodeFileArgs::default()
+        };
+        assert!(none.flat_places().is_empty());
     }
 }

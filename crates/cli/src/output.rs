@@ -46,6 +46,12 @@ pub fn table<R: Row>(rows: &[R]) -> String {
     lines.join("\n")
 }
 
+/// Tells a person what the answer does not say; programs read stdout.
+#[allow(clippy::print_stderr)]
+pub fn note(text: &str) {
+    eprintln!("berth: {text}");
+}
+
 /// Writes a line to stdout. A reader that has seen enough (`| head`) is no failure.
 pub fn say(text: &str) -> anyhow::Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {

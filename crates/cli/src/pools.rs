@@ -1,69 +1,366 @@
-//! `berth pools`.
+//! `berth pools`: how full each pool is, and what is wrong with it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use berth_core::dialect::WHEREABOUTS;
 use berth_core::examine::examine;
-use berth_ledger::SharedLedger;
+use berth_core::{Address, Handle, Pool, Prefix, RangeSpec, Record, Space};
+use berth_ledger::{ClaimKey, ClaimKind, PoolKey};
+use berth_pods::by_hand::{self, Asker, Standing};
+use berth_pods::garbage::duplicates::{Duplicate, Place, Sources};
+use berth_pods::garbage::index::{Index, Shared};
+use berth_pods::garbage::terms::{Terms, read_terms};
 use clap::Args;
 use serde::Serialize;
 
+use crate::allocate::NETWORKS;
 use crate::output::{self, Format, Row};
+use crate::store::{PoolView, Store, Stores};
 
 #[derive(Debug, Args)]
-pub struct Pools {}
+pub struct Pools {
+    /// Do not compare with what the pods say of themselves: reads no pods, faster in a large cluster.
+    #[arg(long)]
+    without_pods: bool,
+}
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct PoolRow {
+    /// Empty for what is in no pool's range.
     pool: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    namespace: String,
     network: Option<String>,
+    /// The node whose slice it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
+    /// Addresses that may be allocated; of a very large range at most 2^64 - 1.
+    size: u64,
     allocated: usize,
-    resting: usize,
+    cooling: usize,
+    free: u64,
+    used_percent: f64,
     findings: Vec<String>,
+    #[serde(skip)]
+    key: Option<PoolKey>,
 }
 
 impl Row for PoolRow {
-    const COLUMNS: &'static [&'static str] =
-        &["pool", "network", "allocated", "resting", "findings"];
+    const COLUMNS: &'static [&'static str] = &[
+        "pool",
+        "network",
+        "size",
+        "allocated",
+        "cooling",
+        "free",
+        "used",
+        "findings",
+    ];
 
     fn cells(&self) -> Vec<String> {
         let findings = match self.findings.as_slice() {
             [] => "none".to_owned(),
             many => many.join("; "),
         };
+        let name = match self.namespace.as_str() {
+            "" => self.pool.clone(),
+            namespace => format!("{namespace}/{}", self.pool),
+        };
         vec![
-            self.pool.clone(),
+            name,
             self.network.clone().unwrap_or_else(|| "-".into()),
+            count(self.size),
             self.allocated.to_string(),
-            self.resting.to_string(),
+            self.cooling.to_string(),
+            count(self.free),
+            format!("{:.0}%", self.used_percent),
             findings,
         ]
     }
 }
 
+/// A number that nobody counts is told by its size.
+fn count(number: u64) -> String {
+    match number {
+        0..=9_999_999 => number.to_string(),
+        many => format!("~2^{}", many.checked_ilog2().unwrap_or(0) + 1),
+    }
+}
+
 impl Pools {
-    pub async fn run(&self, ledger: SharedLedger, format: Format) -> anyhow::Result<()> {
+    pub async fn run(&self, stores: Stores, format: Format) -> anyhow::Result<()> {
         let mut rows = Vec::new();
-        for key in ledger.pools().await? {
-            let row = match ledger.load(&key).await {
-                Ok(snapshot) => PoolRow {
-                    pool: key.name.clone(),
-                    network: key.network.map(|network| network.to_string()),
-                    allocated: snapshot.pool.len(),
-                    resting: snapshot.pool.rests().count(),
-                    findings: examine(&snapshot.pool, key.network)
-                        .iter()
-                        .map(ToString::to_string)
-                        .collect(),
-                },
-                // One pool that can't be read must not hide the others.
-                Err(error) => PoolRow {
-                    pool: key.name.clone(),
-                    network: key.network.map(|network| network.to_string()),
-                    allocated: 0,
-                    resting: 0,
-                    findings: vec![error.to_string()],
-                },
-            };
-            rows.push(row);
+        let mut found = Shown::default();
+        let several = stores.0.len() > 1;
+        for store in &stores.0 {
+            let mut of_store = self.rows(store, &mut found).await?;
+            if several {
+                for row in &mut of_store {
+                    store.namespace().clone_into(&mut row.namespace);
+                }
+            }
+            rows.extend(of_store);
+        }
+        for duplicate in found.in_no_pool() {
+            match format {
+                Format::Table => output::note(&format!("in no pool's range: {duplicate}")),
+                Format::Json => rows.push(PoolRow::of_none(duplicate)),
+            }
         }
         output::print(format, &rows)
     }
+
+    async fn rows(&self, store: &Store, shown: &mut Shown) -> anyhow::Result<Vec<PoolRow>> {
+        let terms = terms(store).await?;
+        let mut rows = Vec::new();
+        let mut index = Index::default();
+        let mut views = BTreeMap::new();
+        store
+            .visit(|view| {
+                if let Ok(snapshot) = &view.snapshot {
+                    index.add_pool(&view.key, view.publisher.as_deref(), &snapshot.pool);
+                }
+                if let Some(node) = &view.publisher {
+                    views.insert(view.key.name.clone(), node.clone());
+                }
+                rows.push(row(view, &terms));
+            })
+            .await?;
+        let mut add = |key: ClaimKey, record: Record| {
+            index.add_reservation(&key.name, &record.owner);
+        };
+        let reservations = ClaimKind::Reservation;
+        store.ledger.visit_claims(reservations, &mut add).await?;
+        let index = index.sorted();
+        for duplicate in self.duplicates(store, &index, &views, &terms).await? {
+            let is_found = attach(&duplicate, &mut rows, concerns)
+                || attach(&duplicate, &mut rows, |duplicate, key| {
+                    let network = key.and_then(|key| key.network);
+                    network.is_some_and(|network| network.contains(duplicate.address))
+                });
+            shown.add(duplicate, is_found);
+        }
+        Ok(rows)
+    }
+
+    /// Addresses with several holders, across pools.
+    async fn duplicates(
+        &self,
+        store: &Store,
+        index: &Index,
+        views: &BTreeMap<String, String>,
+        terms: &Terms,
+    ) -> anyhow::Result<Vec<Duplicate>> {
+        let attached = match &store.cluster {
+            Some(cluster) if !self.without_pods => {
+                let differ = |one: &_| index.differ(one, terms);
+                let attached = cluster.witness().attached(differ).await;
+                attached.unwrap_or_else(|blind| {
+                    output::note(&format!("not compared with the pods: {blind}"));
+                    Vec::new()
+                })
+            }
+            _ => Vec::new(),
+        };
+        let mut shared = Shared::of(index, &attached);
+        if shared.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Only now whole, and only of those addresses.
+        store
+            .visit(|view| {
+                if let Ok(snapshot) = view.snapshot {
+                    shared.add_pool(&view.key, &snapshot.pool);
+                }
+            })
+            .await?;
+        let mut add = |key: ClaimKey, record: Record| shared.add_reservation(key, record);
+        let reservations = ClaimKind::Reservation;
+        store.ledger.visit_claims(reservations, &mut add).await?;
+        let sources = Sources {
+            held: &shared.held,
+            reservations: &shared.reservations,
+            attached: &attached,
+            views,
+            terms,
+            networks: shared.networks(),
+        };
+        let mut found = sources.duplicates();
+        if let Some(cluster) = &store.cluster {
+            let witness = cluster.witness();
+            for duplicate in &mut found {
+                let mut living = Vec::new();
+                for holder in std::mem::take(&mut duplicate.holders) {
+                    let record = Record::new(holder.owner.clone(), Handle::default());
+                    // What can't be read counts as living.
+                    let standing = by_hand::standing(&witness, &record, Asker::Anywhere).await;
+                    if !matches!(standing, Ok(Standing::Gone(_))) {
+                        living.push(holder);
+                    }
+                }
+                duplicate.holders = living;
+            }
+        }
+        found.retain(|one| one.holders.len() > 1 && !within_one_pool(one));
+        Ok(found)
+    }
+}
+
+/// What the networks of the store say of its pools.
+async fn terms(store: &Store) -> anyhow::Result<Terms> {
+    if let Some(cluster) = &store.cluster {
+        return Ok(read_terms(&cluster.witness(), None, &[]).await?);
+    }
+    let mut terms = Terms::default();
+    let directory = store.directory.clone().unwrap_or_default().join(NETWORKS);
+    for file in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = file.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        if let Ok(network) = by_hand::network_of_text(&name, &text, false) {
+            terms.add_network("", &name, &network);
+        }
+    }
+    Ok(terms)
+}
+
+fn row(view: PoolView, terms: &Terms) -> PoolRow {
+    let key = view.key;
+    let mut row = PoolRow {
+        pool: key.name.clone(),
+        network: key.network.map(|network| network.to_string()),
+        node: view.publisher,
+        ..PoolRow::default()
+    };
+    match view.snapshot {
+        Ok(snapshot) => {
+            let pool = &snapshot.pool;
+            let found = examine(pool, key.network);
+            row.findings = found.iter().map(ToString::to_string).collect();
+            row.allocated = pool.len();
+            row.cooling = pool.rests().count();
+            if let Some(space) = space(&key, row.node.is_some(), terms) {
+                row.fill(pool, &space);
+            }
+        }
+        // One pool that can't be read must not hide the others.
+        Err(error) => row.findings = vec![error.to_string()],
+    }
+    row.key = Some(key);
+    row
+}
+
+impl PoolRow {
+    /// A finding about an address that is in no pool's range.
+    fn of_none(duplicate: &Duplicate) -> Self {
+        PoolRow {
+            findings: vec![duplicate.to_string()],
+            ..PoolRow::default()
+        }
+    }
+
+    #[allow(clippy::cast_precision_loss)]
+    fn fill(&mut self, pool: &Pool, space: &Space) {
+        let held = pool.records().map(|(address, _)| address);
+        let cooling = pool.rests().map(|(address, _)| address);
+        let taken = held
+            .chain(cooling)
+            .filter(|one| space.contains(*one))
+            .count();
+        let size = u64::try_from(space.count()).unwrap_or(u64::MAX);
+        let taken = u64::try_from(taken).unwrap_or(u64::MAX);
+        self.size = size;
+        self.free = size.saturating_sub(taken);
+        self.used_percent = match size {
+            0 => 100.0,
+            size => 100.0 * taken as f64 / size as f64,
+        };
+    }
+}
+
+/// What may be allocated of a pool: as the networks say that use it, else all of its range.
+fn space(key: &PoolKey, slice: bool, terms: &Terms) -> Option<Space> {
+    let told = terms
+        .of(&key.name)
+        .and_then(|terms| terms.usable.as_deref());
+    if let Some(space) = told {
+        return Some(space.clone());
+    }
+    let network: Prefix = key.network?;
+    if slice {
+        return Some(Space::list([network.block()]));
+    }
+    let spec = RangeSpec::parse(&network.to_string()).ok()?;
+    let built = Space::build(&spec, WHEREABOUTS.with_tiny_networks());
+    built.ok().map(|(space, _)| space)
+}
+
+/// Whether all holders are in one pool: that is a finding of the pool's own already.
+fn within_one_pool(duplicate: &Duplicate) -> bool {
+    let mut pools = duplicate.holders.iter().map(|holder| match &holder.place {
+        Place::Pool(pool) => Some(pool.name.as_str()),
+        _ => None,
+    });
+    match pools.next() {
+        Some(Some(first)) => pools.all(|pool| pool == Some(first)),
+        _ => false,
+    }
+}
+
+/// The addresses with several holders. Pods are read in all namespaces, pools in each by itself: what is in no pool of one
+/// namespace may be in a pool of another.
+#[derive(Default)]
+struct Shown {
+    in_pools: BTreeSet<Holders>,
+    others: BTreeMap<Holders, Duplicate>,
+}
+
+/// An address and its owners, wherever they are known from.
+type Holders = (Address, BTreeSet<String>);
+
+impl Shown {
+    fn add(&mut self, duplicate: Duplicate, in_pool: bool) {
+        let owners = duplicate.holders.iter().map(|one| one.owner.to_string());
+        let holders = (duplicate.address, owners.collect());
+        if in_pool {
+            self.in_pools.insert(holders);
+        } else {
+            self.others.insert(holders, duplicate);
+        }
+    }
+
+    fn in_no_pool(&self) -> impl Iterator<Item = &Duplicate> {
+        let others = self.others.iter();
+        others
+            .filter(|(holders, _)| !self.in_pools.contains(*holders))
+            .map(|(_, duplicate)| duplicate)
+    }
+}
+
+/// Adds the finding to the rows that it is about. Whether there are any.
+fn attach(
+    duplicate: &Duplicate,
+    rows: &mut [PoolRow],
+    is_about: impl Fn(&Duplicate, Option<&PoolKey>) -> bool,
+) -> bool {
+    let mut is_found = false;
+    for row in rows {
+        if is_about(duplicate, row.key.as_ref()) {
+            row.findings.push(duplicate.to_string());
+            is_found = true;
+        }
+    }
+    is_found
+}
+
+/// Whether a holder is in the pool. Reservations and pods name no pool.
+fn concerns(duplicate: &Duplicate, key: Option<&PoolKey>) -> bool {
+    let mut pools = duplicate
+        .holders
+        .iter()
+        .filter_map(|holder| match &holder.place {
+            Place::Pool(pool) => Some(pool),
+            _ => None,
+        });
+    key.is_some_and(|key| pools.any(|pool| pool == key))
 }

@@ -1,18 +1,28 @@
-//! `berth release`: frees an address by hand, after asking.
+//! `berth release`: releases an address by hand, after reading the holder's pod and asking.
+//!
+//! | the address | what is needed |
+//! |---|---|
+//! | allocated by hand, or of a pod that is gone, or cooling | a yes |
+//! | of a pod that lives, or of an owner that is no pod | `--force`, and the address typed again |
+//! | in a file, of a container whose network namespace is there | the same |
+//! | of a node's slice | the agent of that node, which does it by the same rule |
 
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::bail;
-use berth_core::plan::Selector;
-use berth_core::{Address, Answer, Record, Request};
-use berth_desk::{Desk, DeskMetrics, DeskSettings};
-use berth_ledger::{ClaimKind, LedgerError, PoolKey, SharedLedger};
+use berth_agent::{RELEASE_PATH, ReleaseFailure, ReleaseReason, ReleaseRequest};
+use berth_cni::wire::DEFAULT_SOCKET;
+use berth_core::{Address, Record};
+use berth_pods::by_hand::{self, Asker, Standing};
 use clap::Args;
 
-use crate::addresses::{AddressRow, holders};
+use crate::addresses::AddressRow;
+use crate::agent_client;
 use crate::exit::Negative;
+use crate::find::{Cooling, Found, Holding, find};
 use crate::output::{self, Format};
+use crate::store::{Store, Stores};
 
 #[derive(Debug, Args)]
 pub struct Release {
@@ -24,28 +34,36 @@ pub struct Release {
     /// Only if this owner holds it.
     #[arg(long)]
     owner: Option<String>,
-    /// Do not ask.
+    /// Do not ask. A pod that lives keeps its address all the same.
     #[arg(long, short)]
     yes: bool,
+    /// Release it though its pod lives: the next pod may get the address while the first still uses it. Asks for the
+    /// address to be typed.
+    #[arg(long)]
+    force: bool,
+    /// The address once more: for scripts that say --force.
+    #[arg(long, value_name = "ADDRESS", requires = "force")]
+    confirm: Option<Address>,
+    /// The socket of this node's agent, which releases the addresses of its slices.
+    #[arg(long, env = "BERTH_SOCKET", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
 }
 
 impl Release {
-    pub async fn run(&self, ledger: SharedLedger, format: Format) -> anyhow::Result<()> {
-        let mut found = holders(&ledger, self.address).await?;
-        found.retain(|(key, record)| {
-            self.pool.as_ref().is_none_or(|pool| *pool == key.name)
-                && self
-                    .owner
-                    .as_ref()
-                    .is_none_or(|owner| *owner == record.owner.subject)
-        });
-        let (key, record) = match found.as_slice() {
-            [] => bail!(Negative::NotFound(format!("nobody holds {}", self.address))),
-            [one] => one,
-            many => {
+    pub async fn run(&self, stores: Stores, format: Format) -> anyhow::Result<()> {
+        let mut found = find(&stores, self.address).await?;
+        for error in &found.unread {
+            output::note(error);
+        }
+        self.narrow(&mut found);
+        let row = match (found.held.as_slice(), found.cooling.as_slice()) {
+            ([one], _) => self.release_held(one).await?,
+            ([], [one, ..]) => self.end_cooldown(one).await?,
+            ([], []) => self.nobody(&stores, &found).await?,
+            (many, _) => {
                 let names: Vec<String> = many
                     .iter()
-                    .map(|(key, record)| format!("{} in {key}", record.owner))
+                    .map(|one| format!("{} in {}", one.record.owner, one.pool))
                     .collect();
                 bail!(Negative::Refused(format!(
                     "{} is held by {}; say which with --pool or --owner",
@@ -54,71 +72,266 @@ impl Release {
                 )));
             }
         };
-        if !self.yes
-            && !confirmed(&format!(
-                "release {} of {} from {key}?",
-                self.address, record.owner
-            ))?
-        {
-            bail!(Negative::Refused("nothing was released".into()));
-        }
-        release(&ledger, key, self.address, record).await?;
-        output::print(format, &[AddressRow::new(key, self.address, record)])
+        output::print(format, &[row])
     }
-}
 
-/// Frees the address from the holder that was shown (I6), and its reservation with it.
-async fn release(
-    ledger: &SharedLedger,
-    key: &PoolKey,
-    address: Address,
-    holder: &Record,
-) -> anyhow::Result<()> {
-    let metrics = DeskMetrics::default().of(&key.name);
-    let desk = Desk::open(
-        ledger.clone(),
-        key.clone(),
-        &DeskSettings::default(),
-        metrics,
-    );
-    let selector = Selector::Address {
-        address,
-        holder: holder.clone(),
-    };
-    let request = Request::Release(berth_core::Release {
-        selector,
-        rest: Duration::ZERO,
-    });
-    match desk.submit(request).await? {
-        Answer::Released(freed) if !freed.is_empty() => {}
-        Answer::Released(_) => bail!(Negative::NotFound(format!(
-            "nobody holds {address} any more"
-        ))),
-        Answer::Refused(refusal) => bail!(Negative::Refused(refusal.to_string())),
-        other => bail!("the desk answered {other:?} to a release"),
+    fn narrow(&self, found: &mut Found<'_>) {
+        let in_pool = |name: &str| self.pool.as_ref().is_none_or(|pool| pool == name);
+        let of_owner = |owner: &berth_core::Owner| {
+            let named = |wanted: &String| {
+                *wanted == owner.subject || Some(wanted.as_str()) == owner.by_hand()
+            };
+            self.owner.as_ref().is_none_or(named)
+        };
+        found
+            .held
+            .retain(|one| in_pool(&one.pool.name) && of_owner(&one.record.owner));
+        found
+            .cooling
+            .retain(|one| in_pool(&one.pool.name) && of_owner(&one.rest.owner));
     }
-    for (name, record) in ledger.claims(ClaimKind::Reservation).await? {
-        if record.owner == holder.owner && berth_api::names::reserves(&name.name, address) {
-            match ledger.remove(&name, &record).await {
-                // The pod was made again meanwhile, and has said so.
-                Err(LedgerError::Taken { .. }) => {}
-                ended => ended?,
+
+    async fn release_held(&self, one: &Holding<'_>) -> anyhow::Result<AddressRow> {
+        let (address, record) = (self.address, &one.record);
+        if by_hand::is_nodes_own(&one.pool) {
+            bail!(Negative::Refused(format!(
+                "{address} is of a slice of this node, which only its agent may release: run `berth release {address}` \
+                 with the cluster's kubeconfig instead of --database"
+            )));
+        }
+        if let Some(node) = &one.publisher {
+            self.needs_agent(node, one.store)?;
+        }
+        let asker = match &one.publisher {
+            Some(node) => Asker::Through(node),
+            None => Asker::Anywhere,
+        };
+        self.may_release(one.store, record, asker).await?;
+        self.ask(&format!(
+            "release {address} of {} from {}?",
+            record.owner, one.pool
+        ))?;
+        // A person takes time to answer.
+        self.may_release(one.store, record, asker).await?;
+        match &one.publisher {
+            Some(node) => {
+                self.tell_agent(node, Some(record), one.store).await?;
+            }
+            None => {
+                let engine = one.store.engine();
+                if !by_hand::release(&engine, &one.pool, address, record).await? {
+                    bail!(Negative::NotFound(format!(
+                        "{} does not hold {address} any more",
+                        record.owner
+                    )));
+                }
             }
         }
+        Ok(AddressRow::new(&one.pool.name, address, record).of(one.store.namespace()))
     }
-    Ok(())
+
+    async fn end_cooldown(&self, one: &Cooling<'_>) -> anyhow::Result<AddressRow> {
+        let address = self.address;
+        self.ask(&format!(
+            "end the cooldown of {address}, which {} had in {}?",
+            one.rest.owner, one.pool
+        ))?;
+        match &one.publisher {
+            Some(node) => self.tell_agent(node, None, one.store).await?,
+            None => {
+                if !by_hand::end_cooldown(&*one.store.ledger, &one.pool, address).await? {
+                    bail!(Negative::NotFound(format!(
+                        "{address} does not cool down any more"
+                    )));
+                }
+            }
+        }
+        Ok(AddressRow::cooling(&one.pool.name, address, &one.rest).of(one.store.namespace()))
+    }
+
+    /// No pool of the cluster shows it. A node's slices have cooldowns that are not published, and a reservation may be left of an allocation by hand whose release was cut short.
+    async fn nobody(&self, stores: &Stores, found: &Found<'_>) -> anyhow::Result<AddressRow> {
+        for store in &stores.0 {
+            let left = by_hand::leftover(&*store.ledger, self.address).await?;
+            if let Some((key, record)) = left {
+                self.ask(&format!("remove {key}, which {} left?", record.owner))?;
+                store.ledger.remove(&key, &record).await?;
+                return Ok(AddressRow::new(&key.name, self.address, &record).of(store.namespace()));
+            }
+        }
+        if let Some(store) = stores.0.iter().find(|store| store.cluster.is_some())
+            && self.socket.exists()
+            && self.pool.is_none()
+            && self.owner.is_none()
+        {
+            self.ask(&format!(
+                "end the cooldown of {}, if this node has it?",
+                self.address
+            ))?;
+            self.tell_agent("", None, store).await?;
+            return Ok(AddressRow::cooled(self.address));
+        }
+        match found.unread.as_slice() {
+            [] => bail!(Negative::NotFound(format!("nobody holds {}", self.address))),
+            unread => bail!(Negative::Broken(format!(
+                "{} pools that may hold {} can't be read",
+                unread.len(),
+                self.address
+            ))),
+        }
+    }
+
+    /// Whether the holder is gone, or a person insists.
+    async fn may_release(
+        &self,
+        store: &Store,
+        record: &Record,
+        asker: Asker<'_>,
+    ) -> anyhow::Result<()> {
+        if self.force {
+            return Ok(());
+        }
+        let Some(cluster) = store.cluster.as_ref() else {
+            return self.may_release_here(record);
+        };
+        let standing = match by_hand::standing(&cluster.witness(), record, asker).await {
+            Ok(standing) => standing,
+            Err(blind) => bail!(Negative::Later(format!(
+                "whether {} lives can't be read, so {} stays: {blind}",
+                record.owner, self.address
+            ))),
+        };
+        let why = match standing {
+            Standing::ByHand | Standing::Gone(_) => return Ok(()),
+            Standing::Alive { pod, node } => {
+                let node = node.map_or_else(|| "no node yet".into(), |node| format!("node {node}"));
+                format!("pod {pod} lives on {node} and uses {}", self.address)
+            }
+            Standing::Unreleased { pod, node } => format!(
+                "pod {pod} was deleted, and its node {node} has not released {} yet: it may still run there",
+                self.address
+            ),
+            Standing::Unknown => format!(
+                "{} is held by {}, which is no pod: nothing proves that it is unused",
+                self.address, record.owner
+            ),
+        };
+        bail!(Negative::Alive(format!(
+            "{why}; delete the pod, and the address is released with it. To release it all the same, and risk that two \
+             pods use it: --force"
+        )))
+    }
+
+    /// Without a cluster the container itself is what tells.
+    fn may_release_here(&self, record: &Record) -> anyhow::Result<()> {
+        if !by_hand::runs_here(record) {
+            return Ok(());
+        }
+        bail!(Negative::Alive(format!(
+            "container {} of {} is still there and uses {}; remove the container, and the address is released with it. \
+             To release it all the same, and risk that two containers use it: --force",
+            record.handle, record.owner, self.address
+        )))
+    }
+
+    fn ask(&self, question: &str) -> anyhow::Result<()> {
+        if self.force {
+            return self.ask_for_address(question);
+        }
+        let agreed = self.yes
+            || matches!(
+                answer(question, "[y/N]", "--yes")?.as_str(),
+                "y" | "Y" | "yes"
+            );
+        match agreed {
+            true => Ok(()),
+            false => bail!(Negative::Refused("nothing was released".into())),
+        }
+    }
+
+    fn ask_for_address(&self, question: &str) -> anyhow::Result<()> {
+        let typed = match self.confirm {
+            Some(confirmed) => Some(confirmed),
+            None => {
+                let hint = format!("--confirm {}", self.address);
+                answer(question, "Type the address to confirm:", &hint)?
+                    .parse()
+                    .ok()
+            }
+        };
+        match typed {
+            Some(typed) if typed == self.address => Ok(()),
+            _ => bail!(Negative::Refused(format!(
+                "{} was not confirmed: nothing was released",
+                self.address
+            ))),
+        }
+    }
+
+    fn needs_agent(&self, node: &str, store: &Store) -> anyhow::Result<()> {
+        match self.socket.exists() {
+            true => Ok(()),
+            false => Err(self.elsewhere(node, store)),
+        }
+    }
+
+    /// Has the agent of the node do it, which alone may write what its slices hold.
+    async fn tell_agent(
+        &self,
+        node: &str,
+        holder: Option<&Record>,
+        store: &Store,
+    ) -> anyhow::Result<()> {
+        let request = ReleaseRequest {
+            node: node.to_owned(),
+            address: self.address,
+            holder: holder.cloned(),
+            force: self.force,
+        };
+        let body = serde_json::to_vec(&request)?;
+        let sent = agent_client::exchange(&self.socket, hyper::Method::POST, RELEASE_PATH, body);
+        let (status, text) = sent.await?;
+        if status.is_success() {
+            return Ok(());
+        }
+        let Ok(failure) = serde_json::from_slice::<ReleaseFailure>(&text) else {
+            bail!(Negative::Later(format!(
+                "the agent at {} answered {status}: it is of another version",
+                self.socket.display()
+            )));
+        };
+        match failure.reason {
+            ReleaseReason::OtherNode => Err(self.elsewhere(node, store)),
+            ReleaseReason::NotFound => bail!(Negative::NotFound(failure.error)),
+            ReleaseReason::Alive => bail!(Negative::Alive(failure.error)),
+            ReleaseReason::Malformed => bail!(Negative::Broken(failure.error)),
+            ReleaseReason::Later => bail!(Negative::Later(failure.error)),
+        }
+    }
+
+    fn elsewhere(&self, node: &str, store: &Store) -> anyhow::Error {
+        let (address, namespace) = (self.address, store.namespace());
+        Negative::Refused(format!(
+            "{address} is of a slice of node {node}, whose agent releases it. Run there: berth release {address}\n\
+             or: kubectl -n {namespace} exec -it $(kubectl -n {namespace} get pods -o name \
+             -l app.kubernetes.io/component=agent --field-selector spec.nodeName={node}) -c agent -- \
+             /berth release {address}"
+        ))
+        .into()
+    }
 }
 
+/// What a person answers.
 #[allow(clippy::print_stderr)]
-fn confirmed(question: &str) -> anyhow::Result<bool> {
+fn answer(question: &str, how: &str, instead: &str) -> anyhow::Result<String> {
     if !io::stdin().is_terminal() {
         bail!(Negative::Refused(format!(
-            "{question} There is nobody to ask: say --yes"
+            "{question} There is nobody to ask: say {instead}"
         )));
     }
-    eprint!("{question} [y/N] ");
+    eprint!("{question} {how} ");
     io::stderr().flush()?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
-    Ok(matches!(line.trim(), "y" | "Y" | "yes"))
+    Ok(line.trim().to_owned())
 }

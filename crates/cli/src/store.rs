@@ -1,65 +1,320 @@
-//! Which store a command works on.
+//! Which store a command works on: pools of a cluster, or of one file.
+//!
+//! The first of these that is given decides: `--database` or `--kubeconfig`; `BERTH_KUBECONFIG` or `BERTH_DATABASE`;
+//! `KUBECONFIG`; the service account of the pod that this runs in; the file of `berth up`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use berth_ledger::kube::{Connect, KubeLedger};
-use berth_ledger::{SharedLedger, SqliteLedger};
+use berth_ledger::kube::{Connect, Connection, DEFAULT_NAMESPACE, KubeLedger};
+use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot, SqliteLedger};
+use berth_pods::by_hand;
+use berth_pods::garbage::witness::Witness;
 use clap::Args;
+use kube::Config;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use crate::exit::Negative;
+use crate::output;
 
 #[derive(Clone, Debug, Args)]
 pub struct StoreArgs {
-    /// The SQLite file; by default that of `berth up`.
-    #[arg(long, global = true, value_name = "FILE", env = "BERTH_DATABASE")]
+    /// The SQLite file of pools without a cluster [env: BERTH_DATABASE] [default: that of `berth up`].
+    #[arg(long, global = true, value_name = "FILE")]
     database: Option<PathBuf>,
-    /// Work on the IPPool objects of the cluster that this kubeconfig reaches, not on the file.
-    #[arg(long, global = true, value_name = "FILE", env = "BERTH_KUBECONFIG")]
+    /// The cluster whose IPPools are meant [env: BERTH_KUBECONFIG, KUBECONFIG; in a pod: its service account].
+    /// Flags come before variables, BERTH_DATABASE before KUBECONFIG, and all of them before the file of `berth up`.
+    #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The namespace of those objects [default: the kubeconfig context's, else kube-system].
-    #[arg(long, global = true, requires = "kubeconfig")]
+    /// The namespace of the IPPools [default: that of the context, else kube-system; every namespace with pools, if
+    /// that one has none].
+    #[arg(long, global = true)]
     namespace: Option<String>,
+}
+
+/// What decides.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice {
+    File(PathBuf),
+    Kubeconfig(PathBuf),
+    /// Several files, as kubectl merges them.
+    Kubeconfigs(PathBuf),
+    InCluster,
+    Up,
+}
+
+/// What a command works on: one store, but for a cluster with pools in several namespaces.
+#[derive(Debug)]
+pub struct Stores(pub Vec<Store>);
+
+/// The pools of one namespace, or of one file.
+#[derive(Debug)]
+pub struct Store {
+    pub ledger: SharedLedger,
+    pub cluster: Option<Cluster>,
+    /// The file's directory, where the store is a file.
+    pub directory: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+pub struct Cluster {
+    ledger: Arc<KubeLedger>,
+    pub connection: Connection,
+}
+
+/// A pool as it was read.
+#[derive(Debug)]
+pub struct PoolView {
+    pub key: PoolKey,
+    /// The node that publishes it, where it is a view of that node's slice.
+    pub publisher: Option<String>,
+    pub snapshot: Result<Snapshot, LedgerError>,
+}
+
+impl Cluster {
+    pub fn witness(&self) -> Witness {
+        Witness::new(self.connection.client.clone(), self.connection.timeout)
+    }
+}
+
+impl Store {
+    fn of_cluster(connection: Connection) -> Store {
+        let ledger = Arc::new(KubeLedger::new(connection.clone()));
+        Store {
+            ledger: Arc::clone(&ledger) as SharedLedger,
+            cluster: Some(Cluster { ledger, connection }),
+            directory: None,
+        }
+    }
+
+    /// The namespace; empty for a file.
+    pub fn namespace(&self) -> &str {
+        let cluster = self.cluster.as_ref();
+        cluster.map_or("", |cluster| cluster.connection.namespace.as_str())
+    }
+
+    /// Shows every pool to `visit`, those included that can't be read.
+    pub async fn visit(&self, mut visit: impl FnMut(PoolView)) -> Result<(), LedgerError> {
+        if let Some(cluster) = &self.cluster {
+            let view = |seen: berth_ledger::Visited| PoolView {
+                key: seen.key,
+                publisher: seen.publisher,
+                snapshot: seen.snapshot,
+            };
+            return cluster.ledger.visit(|seen| visit(view(seen))).await;
+        }
+        for key in self.ledger.pools().await? {
+            if !by_hand::is_bookkeeping(&key) {
+                let snapshot = self.ledger.load(&key).await;
+                visit(PoolView {
+                    key,
+                    publisher: None,
+                    snapshot,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The same store for the engine's own requests.
+    pub fn engine(&self) -> berth_pods::Store {
+        let ledger = SharedLedger::clone(&self.ledger);
+        match &self.cluster {
+            Some(cluster) => by_hand::cluster_store(ledger, &cluster.connection),
+            None => by_hand::standalone_store(ledger),
+        }
+    }
+}
+
+impl Stores {
+    /// The only one: for commands that must not guess.
+    pub fn only(self) -> anyhow::Result<Store> {
+        let names: Vec<String> = self
+            .0
+            .iter()
+            .map(|one| one.namespace().to_owned())
+            .collect();
+        let mut stores = self.0.into_iter();
+        match (stores.next(), stores.next()) {
+            (Some(store), None) => Ok(store),
+            _ => bail!(Negative::Refused(format!(
+                "there are pools in several namespaces ({}): name one with --namespace",
+                names.join(", ")
+            ))),
+        }
+    }
 }
 
 impl StoreArgs {
     /// The store, which must be there.
-    pub async fn open(&self) -> anyhow::Result<SharedLedger> {
+    pub async fn open(&self) -> anyhow::Result<Stores> {
         self.open_or(false).await
     }
 
     /// The store; a file that is not there yet is made.
-    pub async fn open_or_create(&self) -> anyhow::Result<SharedLedger> {
+    pub async fn open_or_create(&self) -> anyhow::Result<Stores> {
         self.open_or(true).await
     }
 
     /// Where a node's agent keeps its own pools.
     pub fn node_database(&self) -> PathBuf {
-        self.database
-            .clone()
-            .unwrap_or_else(|| PathBuf::from("/var/lib/berth/berth.db"))
+        self.node_database_or(None)
     }
 
-    async fn open_or(&self, create: bool) -> anyhow::Result<SharedLedger> {
-        if let Some(kubeconfig) = &self.kubeconfig {
-            let connect = Connect {
-                kubeconfig: Some(kubeconfig.clone()),
-                namespace: self.namespace.clone(),
-                ..Connect::default()
-            };
-            return Ok(Arc::new(KubeLedger::new(connect.open().await?)));
+    /// The same, where an installation may have told it.
+    pub fn node_database_or(&self, installed: Option<PathBuf>) -> PathBuf {
+        let named = self.database.clone().or_else(|| variable("BERTH_DATABASE"));
+        let told = named.or(installed);
+        told.unwrap_or_else(|| PathBuf::from("/var/lib/berth/berth.db"))
+    }
+
+    fn choice(&self, variable: impl Fn(&str) -> Option<PathBuf>) -> anyhow::Result<Choice> {
+        match (&self.database, &self.kubeconfig) {
+            (Some(_), Some(_)) => bail!(Negative::Usage(
+                "--database and --kubeconfig name two stores: give one of them".into()
+            )),
+            (Some(file), None) => return Ok(Choice::File(file.clone())),
+            (None, Some(kubeconfig)) => return Ok(Choice::Kubeconfig(kubeconfig.clone())),
+            (None, None) => {}
         }
-        let path = match &self.database {
-            Some(path) => path.clone(),
-            None => state_directory()?.join("berth.db"),
+        if let Some(kubeconfig) = variable("BERTH_KUBECONFIG") {
+            return Ok(Choice::Kubeconfig(kubeconfig));
+        }
+        if let Some(file) = variable("BERTH_DATABASE") {
+            return Ok(Choice::File(file));
+        }
+        if let Some(kubeconfig) = variable("KUBECONFIG") {
+            let several = std::env::split_paths(&kubeconfig).count() > 1;
+            return Ok(match several {
+                true => Choice::Kubeconfigs(kubeconfig),
+                false => Choice::Kubeconfig(kubeconfig),
+            });
+        }
+        Ok(match variable("KUBERNETES_SERVICE_HOST") {
+            Some(_) => Choice::InCluster,
+            None => Choice::Up,
+        })
+    }
+
+    async fn open_or(&self, create: bool) -> anyhow::Result<Stores> {
+        let connect = |kubeconfig: Option<PathBuf>| Connect {
+            kubeconfig,
+            namespace: self.namespace.clone(),
+            ..Connect::default()
         };
+        let connection = match self.choice(variable)? {
+            Choice::File(path) => return self.open_file(&path, create),
+            Choice::Up => return self.open_file(&state_directory()?.join("berth.db"), create),
+            Choice::Kubeconfig(path) => connect(Some(path)).open_as_person().await?,
+            Choice::InCluster => connect(None).open().await?,
+            Choice::Kubeconfigs(list) => merged(&connect(None), &list).await?,
+        };
+        // The first pool of a namespace is made by what is allocated from it.
+        match create && self.namespace.is_some() {
+            true => Ok(Stores(vec![Store::of_cluster(connection)])),
+            false => self.with_pools(connection).await,
+        }
+    }
+
+    fn open_file(&self, path: &Path, create: bool) -> anyhow::Result<Stores> {
+        if self.namespace.is_some() {
+            bail!(Negative::Usage(
+                "--namespace is of a cluster: name its kubeconfig with --kubeconfig or KUBECONFIG"
+                    .into()
+            ));
+        }
         if !create && !path.exists() {
-            bail!(crate::exit::Negative::NotFound(format!(
-                "there is no ledger at {}: run `berth up` first, or name one with --database",
+            bail!(Negative::NotFound(format!(
+                "there is no ledger at {}: run `berth up` first, name a file with --database, or a cluster with --kubeconfig",
                 path.display()
             )));
         }
-        Ok(Arc::new(SqliteLedger::open(&path)?))
+        Ok(Stores(vec![Store {
+            ledger: Arc::new(SqliteLedger::open(path)?),
+            cluster: None,
+            directory: path.parent().map(Path::to_owned),
+        }]))
     }
+
+    /// The namespace that was named; else that of the context, if it has pools; else those that have.
+    async fn with_pools(&self, connection: Connection) -> anyhow::Result<Stores> {
+        let ledger = KubeLedger::new(connection.clone());
+        if ledger.has_pools().await? {
+            return Ok(Stores(vec![Store::of_cluster(connection)]));
+        }
+        let here = connection.namespace.clone();
+        // Whoever may read only one namespace is shown that one.
+        let elsewhere = ledger.namespaces().await.unwrap_or_default();
+        let names: Vec<&str> = elsewhere.iter().map(String::as_str).collect();
+        if let Some(named) = &self.namespace {
+            if !names.is_empty() {
+                bail!(Negative::NotFound(format!(
+                    "namespace {named} has no pools; there are some in {}",
+                    names.join(", ")
+                )));
+            }
+            output::note(&format!("namespace {named} has no pools"));
+            return Ok(Stores(vec![Store::of_cluster(connection)]));
+        }
+        if names.is_empty() {
+            // Where agents keep theirs, unless they were told otherwise.
+            let namespace = match std::env::var_os("KUBERNETES_SERVICE_HOST") {
+                Some(_) => here,
+                None => DEFAULT_NAMESPACE.to_owned(),
+            };
+            output::note(&format!(
+                "there are no pools yet; using namespace {namespace}"
+            ));
+            let connection = Connection {
+                namespace,
+                ..connection
+            };
+            return Ok(Stores(vec![Store::of_cluster(connection)]));
+        }
+        output::note(&format!(
+            "namespace {here} has no pools; using {}",
+            names.join(", ")
+        ));
+        let of = |namespace: &String| {
+            Store::of_cluster(Connection {
+                namespace: namespace.clone(),
+                ..connection.clone()
+            })
+        };
+        Ok(Stores(elsewhere.iter().map(of).collect()))
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
+}
+
+/// The files that KUBECONFIG lists, merged as kubectl does: one that does not exist is passed over.
+async fn merged(connect: &Connect, list: &Path) -> anyhow::Result<Connection> {
+    let mut kubeconfig: Option<Kubeconfig> = None;
+    for file in std::env::split_paths(list).filter(|file| file.exists()) {
+        let next = Kubeconfig::read_from(&file).context("KUBECONFIG")?;
+        kubeconfig = Some(match kubeconfig {
+            Some(first) => first.merge(next).context("KUBECONFIG")?,
+            None => next,
+        });
+    }
+    let kubeconfig = kubeconfig.with_context(|| {
+        let list = list.display();
+        format!("KUBECONFIG: none of {list} exists")
+    })?;
+    let current = kubeconfig.current_context.clone().unwrap_or_default();
+    let context = kubeconfig.contexts.iter().find(|one| one.name == current);
+    let namespace = context
+        .and_then(|one| one.context.as_ref()?.namespace.clone())
+        .filter(|namespace| !namespace.is_empty());
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
+        .await
+        .context("KUBECONFIG")?;
+    Ok(connect.open_with(config, namespace)?)
 }
 
 /// Where this user's own agent keeps its ledger and socket.
@@ -71,4 +326,47 @@ pub fn state_directory() -> anyhow::Result<PathBuf> {
         "HOME is not set: name the ledger with --database, or the directory with --state",
     )?;
     Ok(PathBuf::from(home).join(".local/state/berth"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(flags: [Option<&str>; 2], variables: &[(&str, &str)]) -> anyhow::Result<Choice> {
+        let [database, kubeconfig] = flags.map(|flag| flag.map(PathBuf::from));
+        let arguments = StoreArgs {
+            database,
+            kubeconfig,
+            namespace: None,
+        };
+        arguments.choice(|name| {
+            let found = variables.iter().find(|(one, _)| *one == name);
+            found.map(|(_, value)| PathBuf::from(value))
+        })
+    }
+
+    #[test]
+    fn flags_come_before_variables_and_both_before_the_file_of_up() {
+        let all = [
+            ("BERTH_KUBECONFIG", "bk"),
+            ("BERTH_DATABASE", "bd"),
+            ("KUBECONFIG", "k"),
+            ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+        ];
+        let file = |name: &str| Choice::File(name.into());
+        let cluster = |name: &str| Choice::Kubeconfig(name.into());
+        assert_eq!(choice([Some("d"), None], &all).unwrap(), file("d"));
+        assert_eq!(choice([None, Some("c")], &all).unwrap(), cluster("c"));
+        assert!(choice([Some("d"), Some("c")], &[]).is_err());
+        for (from, expected) in [cluster("bk"), file("bd"), cluster("k"), Choice::InCluster]
+            .into_iter()
+            .enumerate()
+        {
+            assert_eq!(choice([None, None], &all[from..]).unwrap(), expected);
+        }
+        assert_eq!(choice([None, None], &[]).unwrap(), Choice::Up);
+        let list = [("KUBECONFIG", "a:b")];
+        let several = Choice::Kubeconfigs("a:b".into());
+        assert_eq!(choice([None, None], &list).unwrap(), several);
+    }
 }

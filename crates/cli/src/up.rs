@@ -14,6 +14,7 @@ use berth_agent::AgentConfig;
 use clap::Args;
 use serde::Serialize;
 
+use crate::allocate::NETWORKS;
 use crate::exit::Negative;
 use crate::output::{self, Format, Row};
 use crate::store::state_directory;
@@ -79,6 +80,7 @@ impl Up {
             None => state_directory()?,
         };
         make_private(&state)?;
+        leave_network(&state)?;
         let plugin = Plugin::find(self.plugin.as_deref())?;
         let config = AgentConfig {
             socket: state.join("berth.sock"),
@@ -87,6 +89,8 @@ impl Up {
             cluster: None,
             listen: None,
             flat_places: Some(Vec::new()),
+            installed: None,
+            definition_paths: Some(Vec::new()),
             garbage: Default::default(),
             gather: None,
             slices: Default::default(),
@@ -129,6 +133,24 @@ fn make_private(state: &Path) -> anyhow::Result<()> {
                 state.display()
             )
         })
+}
+
+/// Leaves the example network where `berth allocate --network example` finds it.
+fn leave_network(state: &Path) -> anyhow::Result<()> {
+    let directory = state.join(NETWORKS);
+    make_private(&directory)?;
+    let file = directory.join("example.json");
+    std::fs::write(&file, NETWORK).with_context(|| file.display().to_string())
+}
+
+/// How the command has to be called to work on this file: what else would decide is not asked about it.
+fn command(state: &Path) -> String {
+    let decided = ["KUBECONFIG", "BERTH_KUBECONFIG", "KUBERNETES_SERVICE_HOST"];
+    let elsewhere = decided.iter().any(|name| std::env::var_os(name).is_some());
+    match state_directory() {
+        Ok(usual) if usual == state && !elsewhere => "berth".to_owned(),
+        _ => format!("berth --database {}", state.join("berth.db").display()),
+    }
 }
 
 /// Waits until the agent answers, or says why it does not start.
@@ -194,18 +216,22 @@ async fn attach_all(plugin: &Plugin, config: &AgentConfig) -> anyhow::Result<Vec
 }
 
 fn what_next(state: &Path, socket: &Path, once: bool) -> String {
+    let berth = command(state);
     let mut lines = vec![
         String::new(),
         format!("ledger {}", state.join("berth.db").display()),
         format!("socket {}", socket.display()),
         String::new(),
         "What to try next:".to_owned(),
-        "  berth pools                     how full each pool is".to_owned(),
-        "  berth addresses -o json         every allocation, for a program".to_owned(),
-        "  berth who 10.77.0.8             who holds this address".to_owned(),
-        "  berth allocate --range 10.77.0.0/24 --owner demo/printer".to_owned(),
-        "  berth release 10.77.0.8         gives it back; asks first".to_owned(),
-        "(`berth` is target/release/berth in a checkout; `cargo run --release -- pools` does the same.)".to_owned(),
+        format!("  {berth} pools                     how full each pool is"),
+        format!("  {berth} addresses -o json         every allocation, for a program"),
+        format!("  {berth} who 10.77.0.8             who holds this address"),
+        format!(
+            "  {berth} allocate --network example --owner demo/printer --note \"second floor\""
+        ),
+        format!("  {berth} release 10.77.0.8         releases it; asks first"),
+        "(`berth` is target/debug/berth in a checkout; `cargo run -- pools` does the same.)"
+            .to_owned(),
     ];
     if !once {
         lines.push(String::new());

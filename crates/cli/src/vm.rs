@@ -90,14 +90,21 @@ impl Row for Status {
                 .collect::<Vec<_>>()
                 .join(" ")
         };
-        if !self.silent.is_empty() {
-            trouble.push(format!("silent: {}", ips(&self.silent)));
-        }
-        if !self.uncleaned.is_empty() {
-            trouble.push(format!("cleanup failed: {}", ips(&self.uncleaned)));
-        }
-        if !self.doubled.is_empty() {
-            trouble.push(format!("two owners: {}", ips(&self.doubled)));
+        for (what, which) in [
+            ("silent", &self.silent),
+            ("host key not allowed", &self.untrusted),
+            ("login refused", &self.locked),
+            ("still has user data", &self.occupied),
+            ("cleanup failed", &self.uncleaned),
+            ("two owners", &self.doubled),
+            (
+                "of an unknown boot, see recover --take-back",
+                &self.not_taken_back,
+            ),
+        ] {
+            if !which.is_empty() {
+                trouble.push(format!("{what}: {}", ips(which)));
+            }
         }
         trouble.extend(self.strays.iter().map(|stray| format!("stray {stray}")));
         let counts = [self.total, self.available, self.in_use, self.quarantined];
@@ -114,6 +121,7 @@ impl Row for Allocation {
 
     fn cells(&self) -> Vec<String> {
         let state = match &self.quarantine {
+            None if self.checking.is_some() => "being checked".into(),
             None => "in use".into(),
             Some(quarantine) => match &quarantine.error {
                 None => "being cleaned".into(),
@@ -141,6 +149,7 @@ impl Row for Recovered {
         "pool",
         "taken back",
         "resumed",
+        "undone",
         "dropped",
         "added",
         "set aside",
@@ -155,6 +164,7 @@ impl Row for Recovered {
             self.pool.clone(),
             self.taken_back.to_string(),
             self.resumed.to_string(),
+            self.undone.to_string(),
             self.dropped.join(" "),
             self.added.to_string(),
             set_aside,

@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use berth_vms::http::Failure;
-use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, StatusCode};
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
 
+use crate::agent_client;
 use crate::exit::Negative;
 
 pub struct VmClient {
@@ -79,22 +77,8 @@ impl VmClient {
         path: &str,
         body: Vec<u8>,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let stream = UnixStream::connect(&self.socket).await.with_context(|| {
-            let socket = self.socket.display();
-            format!("no agent answers at {socket}: start `berth agent`, or name its socket with --socket")
-        })?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("/v1/vms{path}"))
-            .header("host", "berth")
-            .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(body)))?;
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        Ok((status, answer.into_body().collect().await?.to_bytes()))
+        let path = format!("/v1/vms{path}");
+        agent_client::exchange(&self.socket, method, &path, body).await
     }
 }
 

@@ -2,13 +2,13 @@
 //! the three never differ.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use berth_ledger::kube::Connect;
-use berth_vms::Setup;
 use berth_vms::settings::Settings;
 use berth_vms::settings::keys::{KEYS, NODE_NAME, POOLS_CONFIGMAP, VM_POOL_IPS};
+use berth_vms::{BootNote, Setup};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 const FILE: &str = "vm-settings";
@@ -84,6 +84,7 @@ impl VmFlags {
         mut self,
         node: Option<&str>,
         cluster: Option<Connect>,
+        database: &Path,
     ) -> anyhow::Result<Option<Setup>> {
         let named = [VM_POOL_IPS, POOLS_CONFIGMAP].iter().any(|name| {
             let env = KEYS.iter().find(|key| key.name == *name).map(|key| key.env);
@@ -103,9 +104,13 @@ impl VmFlags {
                 Settings::from_process(|name| flags.given.get(name).cloned(), flags.file.as_deref())
             }
         };
+        let settings = read()?;
+        let boot_file = settings.boot_file.clone();
+        let boot_file = boot_file.unwrap_or_else(|| database.with_extension("vm-boot"));
         Ok(Some(Setup {
-            settings: read()?,
+            settings,
             reload: Arc::new(read),
+            boot: BootNote::at(&boot_file),
             cluster: cluster.unwrap_or_default(),
         }))
     }

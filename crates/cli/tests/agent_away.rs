@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use berth_api::claim::{self, SliceClaim};
 use berth_api::whereabouts::IPPool;
-use berth_testkit::{Account, Cluster, PodCall, fed};
+use berth_testkit::{Account, Cluster, PodCall, fed, no_machine_files};
 use host::{Host, succeeded};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams};
@@ -42,6 +42,7 @@ impl Agent {
         let socket = state.join("berth.sock");
         let child = Command::new(BERTH)
             .env_clear()
+            .envs(no_machine_files())
             .args(["agent", "--node", "node-1", "--kubeconfig"])
             .arg(kubeconfig)
             .args(more)
@@ -63,13 +64,18 @@ impl Agent {
 
 /// An account of a namespace of its own, which has the same name.
 async fn account() -> (Account, String) {
+    account_on("node-1").await
+}
+
+/// That of the agent on another node.
+async fn account_on(node: &str) -> (Account, String) {
     let cluster = Cluster::shared().await;
     for crd in berth_api::crds().unwrap() {
         cluster.apply_object(crd).await.unwrap();
     }
     let namespace = cluster.namespace("away").await.unwrap();
-    let account = cluster.service_account(&namespace, &namespace, berth_testkit::Agent::rules());
-    (account.await.unwrap(), namespace)
+    let account = cluster.agent(&namespace, node).await.unwrap();
+    (account, namespace)
 }
 
 /// A network as its definition has it: it names no cluster.
@@ -80,10 +86,23 @@ fn conf() -> Value {
 
 /// `program`, with nothing in its environment but what a runtime puts there.
 fn call(program: &Path, state: &Path, verb: &str, pod: &str, conf: &Value) -> (bool, Value) {
+    call_with(program, state, verb, pod, conf, &[])
+}
+
+/// The same with what the administrator of the node puts there.
+fn call_with(
+    program: &Path,
+    state: &Path,
+    verb: &str,
+    pod: &str,
+    conf: &Value,
+    more: &[(&str, &Path)],
+) -> (bool, Value) {
     let mut command = PodCall::new("berth", verb, pod).command(program);
     command
         .args(["cni", "--plugin", "berth"])
-        .env("BERTH_DATABASE", state.join("berth.db"));
+        .env("BERTH_DATABASE", state.join("berth.db"))
+        .envs(more.iter().copied());
     let output = fed(&mut command, conf.to_string()).unwrap();
     let body = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (output.status.success(), body)
@@ -117,10 +136,15 @@ async fn where_an_agent_served_a_cluster_nobody_gives_from_the_node_s_own_file()
     let engine = Path::new(BERTH);
     let mark = dir.path().join("berth.cluster");
     every_verb_is_refused(engine, dir.path(), mark.to_str().unwrap());
-    // Who names the cluster is served.
+    // A network does not name the cluster of a node that has one; the administrator does.
     let mut named = conf();
     named["ipam"]["kubernetes"] = json!({ "kubeconfig": account.kubeconfig() });
-    let (success, body) = call(engine, dir.path(), "ADD", "b", &named);
+    let below = account.kubeconfig().parent().unwrap();
+    let directories = [("BERTH_DEFINITION_PATHS", below)];
+    let answer = call_with(engine, dir.path(), "ADD", "b", &named, &directories);
+    refused(answer, 11, mark.to_str().unwrap());
+    let told = [("BERTH_KUBECONFIG", account.kubeconfig())];
+    let (success, body) = call_with(engine, dir.path(), "ADD", "b", &conf(), &told);
     assert!(success, "{body}");
     // A machine that has left its cluster for good.
     fs::remove_file(mark).unwrap();
@@ -173,7 +197,7 @@ impl Odd {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_engine_finds_the_cluster_where_the_installation_left_it() {
-    let (account, namespace) = account().await;
+    let (account, namespace) = account_on("node-1.example").await;
     let odd = Odd::new();
     odd.here();
     let flat = "srv/networks/whereabouts.d/whereabouts.conf";
@@ -196,6 +220,16 @@ async fn the_engine_finds_the_cluster_where_the_installation_left_it() {
     sliced["ipam"] = json!({"type": "berth", "range": "10.9.0.0/24", "fast_ipam": true});
     let (success, body) = call(&odd.engine(), odd.state.path(), "ADD", "b", &sliced);
     assert!(success, "{body}");
+    // No definition gives it another one.
+    fs::create_dir(odd.host.at("theirs")).unwrap();
+    odd.host.write("theirs/nodename", "node-b\n");
+    odd.host.write("theirs/whereabouts.conf", "{}");
+    sliced["ipam"]["configuration_path"] = json!(odd.host.at("theirs"));
+    sliced["ipam"]["range"] = json!("10.8.0.0/24");
+    let theirs = [("BERTH_DEFINITION_PATHS", odd.host.root())];
+    let (engine, state) = (odd.engine(), odd.state.path());
+    let (success, body) = call_with(&engine, state, "ADD", "c", &sliced, &theirs);
+    assert!(success, "{body}");
     let client = Cluster::shared().await.client().await.unwrap();
     let claims: Api<SliceClaim> = Api::namespaced(client, &claim::namespace(&namespace));
     let claims = claims.list(&ListParams::default()).await.unwrap();
@@ -203,7 +237,7 @@ async fn the_engine_finds_the_cluster_where_the_installation_left_it() {
         .iter()
         .map(|claim| claim.spec.node.as_str())
         .collect();
-    assert_eq!(nodes, ["node-1.example"]);
+    assert_eq!(nodes, ["node-1.example"; 2]);
 }
 
 #[test]
@@ -222,17 +256,6 @@ fn an_installation_whose_flat_file_is_gone_gives_nothing_from_the_node_s_own_fil
     );
 }
 
-/// The installation's kubeconfig, as an agent's pod has it: with a token that is bound to the pod.
-async fn bound_to_a_pod(account: &Account, dir: &Path) -> PathBuf {
-    let cluster = Cluster::shared().await;
-    let token = cluster.pod_token(account, "node-1", "https://kubernetes.default.svc");
-    let text = fs::read_to_string(account.kubeconfig()).unwrap();
-    let text = text.replace(account.token(), &token.await.unwrap());
-    let path = dir.join("kubeconfig");
-    fs::write(&path, text).unwrap();
-    path
-}
-
 /// Azure CNS (azure-container-networking#2138): the node is full, the daemon is gone, DEL needs the daemon and fails, so no pod
 /// leaves, and the daemon's own pod finds no place. Here the engine does the agent's work; and where the agent's pod took its
 /// token along, so that only its next one can, DEL succeeds and the address is left to the collector.
@@ -240,15 +263,14 @@ async fn bound_to_a_pod(account: &Account, dir: &Path) -> PathBuf {
 async fn azure_cns_2138_pods_leave_a_full_node_whose_agent_is_gone() {
     let (account, namespace) = account().await;
     let dir = tempfile::tempdir().unwrap();
-    let kubeconfig = bound_to_a_pod(&account, dir.path()).await;
-    let full = |kubeconfig: &Path| {
-        let mut full = conf();
-        full["ipam"]["range"] = json!("10.0.0.0/30");
-        full["ipam"]["kubernetes"] = json!({ "kubeconfig": kubeconfig });
-        full
-    };
+    // A copy, as the installation has it: its token is bound to the agent's pod.
+    let kubeconfig = dir.path().join("kubeconfig");
+    fs::copy(account.kubeconfig(), &kubeconfig).unwrap();
+    let mut full = conf();
+    full["ipam"]["range"] = json!("10.0.0.0/30");
     let call = |verb: &str, pod: &str, kubeconfig: &Path| {
-        call(Path::new(BERTH), dir.path(), verb, pod, &full(kubeconfig))
+        let told = [("BERTH_KUBECONFIG", kubeconfig)];
+        call_with(Path::new(BERTH), dir.path(), verb, pod, &full, &told)
     };
     let done = |(success, body): (bool, Value)| assert!(success, "{body}");
     let client = Cluster::shared().await.client().await.unwrap();
@@ -271,8 +293,7 @@ async fn azure_cns_2138_pods_leave_a_full_node_whose_agent_is_gone() {
     // The pod is deleted with its agent, and its token is nobody's.
     let pods: Api<Pod> = Api::namespaced(client, &namespace);
     let at_once = DeleteParams::default().grace_period(0);
-    let pod = format!("{namespace}-node-1");
-    pods.delete(&pod, &at_once).await.unwrap();
+    pods.delete("berth-agent-node-1", &at_once).await.unwrap();
     let began = Instant::now();
     // Full, until the server has forgotten the token.
     while !call("ADD", "c", &kubeconfig).1.to_string().contains("401") {
@@ -280,6 +301,8 @@ async fn azure_cns_2138_pods_leave_a_full_node_whose_agent_is_gone() {
         std::thread::sleep(Duration::from_millis(200));
     }
     done(call("DEL", "b", &kubeconfig));
+    let cluster = Cluster::shared().await;
+    let account = cluster.agent(&namespace, "node-1").await.unwrap();
     // What was not freed is nobody else's (I4), until the next agent sees that its pod is gone.
     refused(call("ADD", "c", account.kubeconfig()), 11, "10.0.0.0/30");
     let eager = ["--garbage-grace=1", "--garbage-interval=1"];

@@ -46,10 +46,7 @@ async fn machine() -> Machine {
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
     cluster.apply_object(node).await.unwrap();
     let namespace = cluster.namespace("engine").await.unwrap();
-    let account = cluster
-        .service_account(&namespace, &namespace, berth_testkit::Agent::rules())
-        .await
-        .unwrap();
+    let account = cluster.agent(&namespace, NODE).await.unwrap();
     Machine {
         dir: tempfile::tempdir().unwrap(),
         kubeconfig: account.kubeconfig().to_owned(),
@@ -77,7 +74,10 @@ impl Machine {
         ipam["kubernetes"] = json!({ "kubeconfig": self.kubeconfig });
         let conf = pod_call(verb, pod).network(&ipam);
         let mut command = self.command(verb, pod);
-        command.args(["cni", "--plugin", "whereabouts"]);
+        // The administrator lets networks name their clusters here.
+        command
+            .args(["cni", "--plugin", "whereabouts"])
+            .env("BERTH_DEFINITION_PATHS", self.kubeconfig.parent().unwrap());
         let output = fed(&mut command, conf.to_string()).unwrap();
         let body = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
         (output.status.success(), body)

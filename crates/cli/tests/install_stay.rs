@@ -145,7 +145,7 @@ fn kill_9_leaves_nothing_half_done() {
             "echo theirs\n",
             "echo plugin",
             "echo engine\n",
-            "whereabouts.d\"\n}\n",
+            "berth.db\"\n}\n",
         ]
         .iter()
         .any(|says| text.contains(says))

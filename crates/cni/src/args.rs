@@ -1,6 +1,12 @@
 //! `CNI_ARGS`: `KEY=value` pairs between semicolons.
 
 use crate::error::{CniError, Code};
+use crate::ids::{is_dns_label, is_dns_subdomain, shown};
+
+/// The longest `CNI_ARGS`. What a Kubernetes runtime sends has some 300 bytes.
+const LONGEST: usize = 4096;
+/// The longest pod UID: a UUID has 36 characters, a static pod's hash 32.
+const UID_LONGEST: usize = 128;
 
 /// The pairs Berth knows. Empty where the runtime said nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,6 +25,15 @@ impl Args {
     /// Reads `CNI_ARGS`. A key nobody knows is refused unless `IgnoreUnknown` is set, as the convention
     /// has it: every Kubernetes runtime sets it.
     pub fn parse(text: &str) -> Result<Args, CniError> {
+        if text.len() > LONGEST {
+            return Err(CniError::new(
+                Code::Environment,
+                format!(
+                    "CNI_ARGS has {} bytes: at most {LONGEST} are taken",
+                    text.len()
+                ),
+            ));
+        }
         let mut args = Args::default();
         let mut ignore_unknown = false;
         let mut unknown = Vec::new();
@@ -26,7 +41,7 @@ impl Args {
             let Some((key, value)) = pair.split_once('=') else {
                 return Err(CniError::new(
                     Code::Environment,
-                    format!("CNI_ARGS: {pair:?} is not of the form KEY=value"),
+                    format!("CNI_ARGS: {} is not of the form KEY=value", shown(pair)),
                 ));
             };
             match key {
@@ -43,11 +58,54 @@ impl Args {
         if !ignore_unknown && !unknown.is_empty() {
             return Err(CniError::new(
                 Code::Environment,
-                format!("CNI_ARGS: unknown keys {}", unknown.join(", ")),
+                format!(
+                    "CNI_ARGS: unknown keys {}",
+                    unknown.join(", ").escape_debug()
+                ),
             )
             .details("add IgnoreUnknown=1 to have them ignored"));
         }
+        args.check()?;
         Ok(args)
+    }
+
+    /// Reads what can be read: a DEL is not refused because of what an ADD would not be served with.
+    pub fn parse_for_del(text: &str) -> Args {
+        if let Ok(args) = Args::parse(text) {
+            return args;
+        }
+        let mut args = Args::default();
+        let text = text.get(..LONGEST).unwrap_or(text);
+        for (key, value) in text.split(';').filter_map(|pair| pair.split_once('=')) {
+            match key {
+                "IP" => args.ip = list(value),
+                "GATEWAY" => args.gateway = list(value),
+                _ => {}
+            }
+        }
+        args
+    }
+
+    /// The names are stored, logged and put into URLs: they are what Kubernetes takes for names.
+    fn check(&self) -> Result<(), CniError> {
+        let refuse = |key: &str, value: &str, right: &str| {
+            let message = format!("CNI_ARGS: {key}={} is malformed: {right}", shown(value));
+            Err(CniError::new(Code::Environment, message))
+        };
+        if !self.pod_name.is_empty() && !is_dns_subdomain(&self.pod_name) {
+            let right = "a pod's name is a DNS-1123 subdomain of at most 253 characters";
+            return refuse("K8S_POD_NAME", &self.pod_name, right);
+        }
+        if !self.pod_namespace.is_empty() && !is_dns_label(&self.pod_namespace) {
+            let right = "a namespace is a DNS-1123 label of at most 63 characters";
+            return refuse("K8S_POD_NAMESPACE", &self.pod_namespace, right);
+        }
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        if self.pod_uid.len() > UID_LONGEST || !self.pod_uid.bytes().all(plain) {
+            let right = "at most 128 letters, digits, '-', '_', '.'";
+            return refuse("K8S_POD_UID", &self.pod_uid, right);
+        }
+        Ok(())
     }
 }
 
@@ -118,9 +176,45 @@ mod tests {
         assert!(Args::parse("IgnoreUnknown=yes").is_err());
     }
 
+    #[test]
+    fn names_are_those_of_kubernetes_and_the_whole_is_bounded() {
+        let long = "a".repeat(254);
+        for bad in [
+            "K8S_POD_NAME=Web".to_owned(),
+            "K8S_POD_NAME=a/b".to_owned(),
+            "K8S_POD_NAME=a\nb".to_owned(),
+            "K8S_POD_NAME=-a".to_owned(),
+            "K8S_POD_NAME=a..b".to_owned(),
+            format!("K8S_POD_NAME={long}"),
+            "K8S_POD_NAMESPACE=a.b".to_owned(),
+            format!("K8S_POD_NAMESPACE={}", &long[..64]),
+            format!("K8S_POD_UID={long}"),
+            format!("IgnoreUnknown=1;X={}", "x".repeat(5000)),
+        ] {
+            let refused = Args::parse(&bad).unwrap_err();
+            assert_eq!(refused.code, Code::Environment, "{bad}");
+            assert!(refused.msg.len() < 300, "{}", refused.msg);
+        }
+        let longest = format!(
+            "K8S_POD_NAME={};K8S_POD_NAMESPACE={}",
+            "a".repeat(253),
+            &long[..63]
+        );
+        assert!(Args::parse(&longest).is_ok());
+    }
+
+    #[test]
+    fn a_del_is_given_what_can_be_read() {
+        let args = Args::parse_for_del("K8S_POD_NAME=Bad Name;novalue;IP=10.0.0.5/24");
+        assert_eq!(args.ip, ["10.0.0.5/24"]);
+        assert_eq!(args.pod_name, "");
+        assert_eq!(Args::parse_for_del(&"é".repeat(4000)), Args::default());
+    }
+
     proptest! {
         #[test]
         fn never_panics(text in ".*") {
+            let _ = Args::parse_for_del(&text);
             let _ = Args::parse(&text);
         }
     }

@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Args;
 use crate::error::{CniError, Code};
-use crate::ids::{ContainerId, IfName};
+use crate::ids::{ContainerId, IfName, shown};
+
+/// The longest path of Linux.
+const NETNS_MAX: usize = 4096;
 
 /// `CNI_COMMAND`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,7 +35,8 @@ impl Verb {
             other => Err(CniError::new(
                 Code::Environment,
                 format!(
-                    "CNI_COMMAND {other:?} is unknown: must be ADD, DEL, CHECK, GC, STATUS or VERSION"
+                    "CNI_COMMAND {} is unknown: must be ADD, DEL, CHECK, GC, STATUS or VERSION",
+                    shown(other)
                 ),
             )),
         }
@@ -133,7 +137,7 @@ impl Environment {
         }
         Ok(match verb {
             Verb::Add => Call::Add(self.target()?),
-            Verb::Del => Call::Del(self.target()?),
+            Verb::Del => Call::Del(self.target_of_del()?),
             Verb::Check => Call::Check(self.target()?),
             Verb::Gc => Call::Gc,
             Verb::Status => Call::Status,
@@ -141,12 +145,35 @@ impl Environment {
         })
     }
 
+    /// Whether it is a DEL of a container or an interface that has no possible name: nothing is stored under one.
+    pub fn is_malformed_del(&self) -> bool {
+        let named = !self.container_id.is_empty() && !self.ifname.is_empty();
+        self.command == Verb::Del.as_str() && named && self.target_of_del().is_err()
+    }
+
     fn target(&self) -> Result<Target, CniError> {
+        if self.netns.len() > NETNS_MAX {
+            let message = format!(
+                "CNI_NETNS has {} bytes: a path has at most {NETNS_MAX}",
+                self.netns.len()
+            );
+            return Err(CniError::new(Code::Environment, message));
+        }
         Ok(Target {
             container_id: ContainerId::new(&self.container_id)?,
             ifname: IfName::new(&self.ifname)?,
             netns: self.netns.clone(),
             args: Args::parse(&self.args)?,
+        })
+    }
+
+    /// A DEL releases what is stored under the id, whatever else the call says.
+    fn target_of_del(&self) -> Result<Target, CniError> {
+        Ok(Target {
+            container_id: ContainerId::for_del(&self.container_id)?,
+            ifname: IfName::new(&self.ifname)?,
+            netns: self.netns.clone(),
+            args: Args::parse_for_del(&self.args),
         })
     }
 }
@@ -231,6 +258,32 @@ mod tests {
     }
 
     #[test]
+    fn what_an_add_is_refused_for_does_not_stop_a_del() {
+        let long = |command: &str| Environment {
+            container_id: "c".repeat(1_000_000),
+            args: "K8S_POD_NAME=Not A Name".into(),
+            netns: "/".repeat(5000),
+            ..environment(command)
+        };
+        for command in ["ADD", "CHECK"] {
+            let error = long(command).call().unwrap_err();
+            assert_eq!(error.code, Code::Environment);
+        }
+        assert!(matches!(long("DEL").call(), Ok(Call::Del(_))));
+        for (netns, args) in [
+            ("/".repeat(5000), ""),
+            ("/x".into(), "K8S_POD_NAME=Not A Name"),
+        ] {
+            let one = Environment {
+                netns,
+                args: args.into(),
+                ..environment("ADD")
+            };
+            assert_eq!(one.call().unwrap_err().code, Code::Environment);
+        }
+    }
+
+    #[test]
     fn malformed_names_are_refused() {
         let bad_id = Environment {
             container_id: "../c".into(),
@@ -242,5 +295,24 @@ mod tests {
             ..environment("DEL")
         };
         assert_eq!(bad_ifname.call().unwrap_err().code, Code::Environment);
+    }
+
+    #[test]
+    fn a_del_of_a_malformed_name_is_known_and_one_without_a_name_is_not() {
+        let with = |command: &str, container_id: &str, ifname: &str| {
+            let environment = Environment {
+                container_id: container_id.into(),
+                ifname: ifname.into(),
+                ..environment(command)
+            };
+            environment.is_malformed_del()
+        };
+        assert!(with("DEL", "../c", "net1"));
+        assert!(with("DEL", "c1", "a/b"));
+        assert!(with("DEL", "c1", &"i".repeat(16)));
+        assert!(!with("DEL", "c1", "net1"));
+        assert!(!with("DEL", "", "net1"));
+        assert!(!with("DEL", "../c", ""));
+        assert!(!with("ADD", "../c", "net1"));
     }
 }

@@ -39,16 +39,65 @@ pub struct Attachment {
 
 const ROOT: Path<'static> = Path::Root("configuration");
 
+/// The longest network configuration. A parsed one takes 20 times the memory of its text, and definitions are written by
+/// the cluster's users.
+pub const LONGEST_CONFIGURATION: usize = 128 * 1024;
+
+/// Levels of JSON that serde_json reads.
+const DEEPEST: usize = 128;
+
+/// Why a configuration's text was not read. It never repeats the text, which may hold secrets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unread {
+    Long,
+    /// Nested deeper than serde_json goes.
+    Deep,
+    NotJson(String),
+}
+
+impl Unread {
+    /// Whether it is beyond what is read at all: no ADD of such a network was ever served.
+    pub fn is_beyond_limits(&self) -> bool {
+        matches!(self, Unread::Long | Unread::Deep)
+    }
+}
+
+impl From<Unread> for CniError {
+    fn from(why: Unread) -> CniError {
+        let message = match why {
+            Unread::Long => {
+                format!("the network configuration has more than {LONGEST_CONFIGURATION} bytes")
+            }
+            Unread::Deep => {
+                format!("the network configuration is nested deeper than {DEEPEST} levels")
+            }
+            Unread::NotJson(why) => format!("the network configuration is not JSON: {why}"),
+        };
+        CniError::new(Code::Decode, message)
+    }
+}
+
+/// Reads a configuration's text, once.
+pub fn document(text: &str) -> Result<Value, Unread> {
+    if text.len() > LONGEST_CONFIGURATION {
+        return Err(Unread::Long);
+    }
+    serde_json::from_str(text).map_err(|error| match error.to_string() {
+        // The only sign of it that there is.
+        why if why.starts_with("recursion limit exceeded") => Unread::Deep,
+        why => Unread::NotJson(why),
+    })
+}
+
 impl NetConf {
-    /// Reads stdin. An error names the field; the text itself is never repeated, it may hold secrets.
-    pub fn parse(stdin: &str) -> Result<NetConf, CniError> {
-        let document: Value = serde_json::from_str(stdin).map_err(|error| {
-            CniError::new(
-                Code::Decode,
-                format!("the network configuration on stdin is not JSON: {error}"),
-            )
-        })?;
-        let fields = Fields::of(&ROOT, &document)?;
+    /// Reads a configuration's text. An error names the field.
+    pub fn parse(text: &str) -> Result<NetConf, CniError> {
+        NetConf::of(&document(text)?)
+    }
+
+    /// Reads what [`document`] has read.
+    pub fn of(document: &Value) -> Result<NetConf, CniError> {
+        let fields = Fields::of(&ROOT, document)?;
         let version = Version::parse(fields.text("cniVersion")?.unwrap_or_default())?;
         let name = fields.text_or_empty("name")?;
         check_network_name(&name)?;
@@ -68,8 +117,12 @@ impl NetConf {
 
     /// The version of a configuration that may be broken in every other respect: for the error's own form.
     pub fn version_of(stdin: &str) -> Option<Version> {
-        let document: Value = serde_json::from_str(stdin).ok()?;
-        let fields = Fields::of(&ROOT, &document).ok()?;
+        NetConf::version_in(&document(stdin).ok()?)
+    }
+
+    /// The same of what [`document`] has read.
+    pub fn version_in(document: &Value) -> Option<Version> {
+        let fields = Fields::of(&ROOT, document).ok()?;
         Version::parse(fields.text("cniVersion").ok()?.unwrap_or_default()).ok()
     }
 }
@@ -190,6 +243,31 @@ mod tests {
             Some(Version::V0_3_1)
         );
         assert_eq!(NetConf::version_of("{"), None);
+    }
+
+    #[test]
+    fn length_and_depth_are_bounded_before_anything_is_kept() {
+        let long = format!(r#"{{"name":"n","x":[{}1]}}"#, "1,".repeat(700_000));
+        let refused = NetConf::parse(&long).unwrap_err();
+        assert_eq!(refused.code, Code::Decode);
+        assert!(refused.msg.contains("131072"), "{}", refused.msg);
+        let deep = format!(
+            r#"{{"name":"n","x":{}{}}}"#,
+            "[".repeat(5000),
+            "]".repeat(5000)
+        );
+        let refused = NetConf::parse(&deep).unwrap_err();
+        assert_eq!(refused.code, Code::Decode);
+        assert!(refused.msg.contains("128 levels"), "{}", refused.msg);
+        for (text, beyond) in [(long.as_str(), true), (&deep, true), ("{", false)] {
+            assert_eq!(document(text).unwrap_err().is_beyond_limits(), beyond);
+        }
+        let fits = format!(
+            r#"{{"name":"n","x":"{}"}}"#,
+            "x".repeat(LONGEST_CONFIGURATION - 19)
+        );
+        assert_eq!(fits.len(), LONGEST_CONFIGURATION);
+        assert!(NetConf::parse(&fits).is_ok());
     }
 
     proptest! {

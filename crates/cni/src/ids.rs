@@ -9,6 +9,9 @@ use crate::error::{CniError, Code};
 /// The longest interface name Linux takes, without its terminating zero.
 const IFNAME_MAX: usize = 15;
 
+/// The longest container id that an address is given to. Runtimes use 64 characters.
+const CONTAINER_ID_MAX: usize = 256;
+
 /// `CNI_CONTAINERID`: a letter or digit, then letters, digits, `_`, `.`, `-`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -21,13 +24,29 @@ pub struct IfName(String);
 
 impl ContainerId {
     pub fn new(text: &str) -> Result<Self, CniError> {
+        if text.len() > CONTAINER_ID_MAX {
+            return Err(CniError::new(
+                Code::Environment,
+                format!(
+                    "CNI_CONTAINERID {} is malformed: it has {} bytes, and at most {CONTAINER_ID_MAX} are taken",
+                    shown(text),
+                    text.len()
+                ),
+            ));
+        }
+        ContainerId::for_del(text)
+    }
+
+    /// An id of any length: what an earlier version stored under it has to be released.
+    pub fn for_del(text: &str) -> Result<Self, CniError> {
         if is_token(text) {
             Ok(ContainerId(text.to_owned()))
         } else {
             Err(CniError::new(
                 Code::Environment,
                 format!(
-                    "CNI_CONTAINERID {text:?} is malformed: a letter or digit, then letters, digits, '_', '.', '-'"
+                    "CNI_CONTAINERID {} is malformed: a letter or digit, then letters, digits, '_', '.', '-'",
+                    shown(text)
                 ),
             ))
         }
@@ -43,7 +62,7 @@ impl IfName {
         let refuse = |why: &str| {
             Err(CniError::new(
                 Code::Environment,
-                format!("CNI_IFNAME {text:?} is malformed: {why}"),
+                format!("CNI_IFNAME {} is malformed: {why}", shown(text)),
             ))
         };
         if text.is_empty() {
@@ -77,15 +96,51 @@ pub fn check_network_name(name: &str) -> Result<(), CniError> {
             "missing network name: set \"name\"",
         ));
     }
-    if !is_token(name) {
+    if !is_token(name) || name.len() > DNS_SUBDOMAIN_MAX {
         return Err(CniError::new(
             Code::Config,
             format!(
-                "network name {name:?} is malformed: a letter or digit, then letters, digits, '_', '.', '-'"
+                "network name {} is malformed: a letter or digit, then letters, digits, '_', '.', '-', at most 253",
+                shown(name)
             ),
         ));
     }
     Ok(())
+}
+
+/// The longest name of an object in Kubernetes, and the longest of one part of it.
+const DNS_SUBDOMAIN_MAX: usize = 253;
+const DNS_LABEL_MAX: usize = 63;
+
+/// Whether `text` is a DNS-1123 label, as a namespace's name is.
+pub fn is_dns_label(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !text.is_empty()
+        && text.len() <= DNS_LABEL_MAX
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+        && text.bytes().all(inner)
+}
+
+/// Whether `text` is a DNS-1123 subdomain, as most objects' names are. Its parts may have any length.
+pub fn is_dns_subdomain(text: &str) -> bool {
+    let part = |part: &str| {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        !part.is_empty()
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+            && part.bytes().all(inner)
+    };
+    text.len() <= DNS_SUBDOMAIN_MAX && text.split('.').all(part)
+}
+
+/// A value from outside as an error shows it: escaped, and not longer than a line.
+pub fn shown(text: &str) -> String {
+    const LONGEST: usize = 64;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
+        None => format!("{text:?}"),
+    }
 }
 
 fn is_token(text: &str) -> bool {
@@ -131,6 +186,30 @@ mod tests {
             let error = ContainerId::new(bad).unwrap_err();
             assert_eq!(error.code, Code::Environment, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_long_container_id_is_refused_and_can_be_deleted() {
+        let longest = "a".repeat(256);
+        assert!(ContainerId::new(&longest).is_ok());
+        let long = "a".repeat(1_000_000);
+        let error = ContainerId::new(&long).unwrap_err();
+        assert_eq!(error.code, Code::Environment);
+        assert!(error.msg.len() < 300, "{}", error.msg);
+        assert_eq!(ContainerId::for_del(&long).unwrap().as_str(), long);
+    }
+
+    #[test]
+    fn names_of_kubernetes() {
+        for good in ["a", "0", "web-0", "a.b-c.d"] {
+            assert!(is_dns_subdomain(good), "{good}");
+        }
+        for bad in [
+            "", ".", "a.", ".a", "a..b", "A", "a_b", "-a", "a-", "a.-b", "a/b",
+        ] {
+            assert!(!is_dns_subdomain(bad), "{bad}");
+        }
+        assert!(is_dns_label("kube-system") && !is_dns_label("a.b"));
     }
 
     #[test]

@@ -25,6 +25,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+/// A Lease that its holder does not renew is taken over after this, whatever duration it says: one that somebody else wrote
+/// keeps no replica from leading for longer.
+const LONGEST: Duration = Duration::from_secs(300);
+
 /// Annotations of leaders.
 const OURS: &str = "berth.dev/";
 
@@ -196,9 +200,7 @@ impl Election {
             self.seen = Some((version, begun));
         }
         if holder != self.candidate.identity && !holder.is_empty() {
-            let told = spec.lease_duration_seconds.unwrap_or_default();
-            let told = Duration::from_secs(u64::try_from(told).unwrap_or_default());
-            let patience = told.max(self.candidate.duration);
+            let patience = patience(spec.lease_duration_seconds, self.candidate.duration);
             let unchanged = self.seen.as_ref().map(|(_, since)| begun - *since);
             if unchanged.is_none_or(|unchanged| unchanged < patience) {
                 self.follow(&lease, holder);
@@ -330,6 +332,28 @@ impl Election {
         {
             Ok(_) => tracing::info!("the lease was given back"),
             Err(error) => tracing::warn!(%error, "the lease was not given back"),
+        }
+    }
+}
+
+/// How long a Lease of another goes unchanged before it is taken over.
+fn patience(told: Option<i32>, own: Duration) -> Duration {
+    let told = u64::try_from(told.unwrap_or_default()).unwrap_or_default();
+    Duration::from_secs(told).min(LONGEST).max(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_lease_is_waited_for_no_longer_than_five_minutes() {
+        let seconds = |told| patience(told, Duration::from_secs(15)).as_secs();
+        // Sixty-eight years, says a Lease that somebody else wrote.
+        assert_eq!(seconds(Some(i32::MAX)), 300);
+        assert_eq!(seconds(Some(60)), 60);
+        for told in [None, Some(-1), Some(1)] {
+            assert_eq!(seconds(told), 15);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Kubernetes Events on the definitions that something is wrong with: told once, and again when the words change; and on
-//! the nodes and definitions whose slices were taken back.
+//! the nodes and definitions whose slices were taken back. A controller that starts, or begins to lead, does not repeat what
+//! another one has told.
 //!
 //! The state itself is in the pool's conditions.
 
@@ -122,9 +123,8 @@ impl Recorder {
     async fn record(&self, trouble: &Trouble, uids: &BTreeMap<&str, &str>) {
         if let Some(about) = definition_of(&trouble.definition, uids) {
             let (reason, message) = (trouble.reason, &trouble.message);
-            self.events
-                .tell(about, Tone::Warning, reason, message)
-                .await;
+            let once = self.events.tell_once(about, Tone::Warning, reason, message);
+            once.await;
         }
     }
 }

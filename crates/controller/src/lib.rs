@@ -14,6 +14,7 @@
 //! | [`tend`] | one NodeSlicePool looked at, planned, written |
 //! | `lost` | slices that nodes claimed by themselves, and whose nodes are gone |
 //! | `work` | the leader's loop |
+//! | `faults` | what is wrong with definitions, slices apart |
 //! | `events`, `published` | what users and agents are told |
 //! | [`serve`] | the process |
 #![cfg_attr(
@@ -29,6 +30,7 @@
 pub mod disjoint;
 pub mod election;
 mod events;
+pub mod faults;
 pub mod look;
 mod lost;
 mod metrics;
@@ -38,6 +40,7 @@ mod published;
 pub mod seen;
 mod serve;
 pub mod tend;
+mod vanished;
 mod work;
 
 pub use election::{Leader, Leadership};

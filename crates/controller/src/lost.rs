@@ -84,14 +84,13 @@ impl LostClaims {
         let mut stuck = false;
         for label in ledger.strange_claimants(&view.nodes).await? {
             let node = NodeName::new(label);
-            let mut objects = match ledger.slices(None, Some(&node)).await {
-                Ok(objects) => objects,
-                Err(error) => {
-                    stays(node.as_str(), error.into())?;
-                    stuck = true;
-                    continue;
-                }
-            };
+            let listed = ledger.list_slices(None, Some(&node)).await?;
+            // A claim that can't be read stays; the others of its node are judged.
+            for unreadable in &listed.unreadable {
+                tracing::warn!(claim = unreadable.name, error = %unreadable.why, "a claim of a node that is gone stays");
+                stuck = true;
+            }
+            let mut objects = listed.claims.clone();
             // Whole before part: what the lost node still has on its way to the whole dies before another can have the
             // part.
             objects.sort_by_key(|object| object.claim.range.length());
@@ -102,9 +101,11 @@ impl LostClaims {
                     continue;
                 }
                 known.insert(suspect(&object));
-                let is_part = left.iter().any(|whole| {
-                    whole.network == object.network && whole.claim.range.covers(object.claim.range)
-                });
+                let (network, range) = (&object.network, object.claim.range);
+                let is_part = left
+                    .iter()
+                    .any(|whole| whole.network == *network && whole.claim.range.covers(range))
+                    || listed.may_hide(network, range);
                 let looked = match is_part {
                     true => Ok(false),
                     false => self.look(tender, view, &object, now).await,

@@ -55,6 +55,16 @@ pub mod reason {
     pub const DELETION_REFUSED: &str = "SlicesDeletionRefused";
     pub const UNREADABLE: &str = "SlicesUnreadable";
     pub const NOT_WRITTEN: &str = "SlicesNotWritten";
+    /// The definition is not served.
+    pub const DEFINITION_INVALID: &str = "DefinitionInvalid";
+    /// A key that means nothing here: a typing error.
+    pub const UNKNOWN_KEY: &str = "UnknownKey";
+    /// A value that is passed over, and another is used.
+    pub const VALUE_IGNORED: &str = "ValueIgnored";
+    /// Two definitions may allocate one address.
+    pub const OVERLAP: &str = "RangesOverlap";
+    /// The administrator's RangePolicy does not let the namespace use the range.
+    pub const NOT_ALLOWED: &str = "RangeNotAllowed";
     /// News, not a trouble: on the node and the definitions.
     pub const TAKEN_BACK: &str = "SliceTakenBack";
 }

@@ -47,6 +47,8 @@ pub struct Draft {
 pub struct Known<'a> {
     pub name: &'a str,
     pub stored: Option<&'a StoredSlicePool>,
+    /// The table as it was when it was deleted a moment ago.
+    pub before: Option<&'a Assignments>,
     pub settled: &'a Settled<'a>,
     pub change: &'a Change,
     pub returns: &'a Returns,
@@ -60,6 +62,7 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
     let Known {
         name,
         stored,
+        before,
         settled,
         change,
         returns,
@@ -69,7 +72,10 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
     let mut troubles: Vec<Trouble> = settled.mismatch(name).collect();
     let follows = matches!(change, Change::Free);
     let mut table = match stored {
-        None => Assignments::new(settled.cut),
+        None => before.map_or_else(
+            || Assignments::new(settled.cut),
+            |before| before.recut(settled.cut).table,
+        ),
         Some(stored) if follows => stored.pool.table.recut(settled.cut).table,
         Some(stored) => stored.pool.table.clone(),
     };

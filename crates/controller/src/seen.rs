@@ -3,15 +3,18 @@
 //! Kept small: of a node its name, UID and one taint, of a definition what it means, of a pool its head. Hints
 //! only: nothing is taken from anybody because a watch shows it gone (I4).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use berth_api::cncf::NetworkAttachmentDefinition;
+use berth_api::names;
 use berth_core::slice::NodeName;
+use berth_ledger::PoolKey;
 use berth_ledger::kube::slicepools::{Head, HeadEvent, SlicePools};
 use berth_pods::definitions;
 use berth_pods::garbage::witness::OUT_OF_SERVICE;
+use berth_pods::policy::{Policies, Policy};
 use futures::StreamExt;
 use kube::api::{ApiResource, NotUsed, Object};
 use kube::runtime::watcher::{self, Event};
@@ -21,6 +24,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use crate::networks::Defined;
+
+/// Definitions in one answer of a list: each may have 1.5 MB, whoever wrote it.
+const PAGE: u32 = 16;
 
 #[derive(Debug, Default)]
 pub struct Seen {
@@ -35,8 +41,38 @@ struct Inner {
     nodes: Option<BTreeMap<String, Node>>,
     definitions: Option<BTreeMap<String, Arc<Defined>>>,
     heads: Option<BTreeMap<String, Head>>,
-    /// UIDs of nodes that were seen to go.
-    gone: BTreeMap<String, String>,
+    policy: Option<Arc<Policy>>,
+    gone: Gone,
+}
+
+/// UIDs of nodes that were seen to go, the last ones: a node that is forgotten here is suspected anew, and costs another
+/// grace period.
+#[derive(Debug, Default)]
+struct Gone {
+    uids: BTreeMap<String, String>,
+    order: VecDeque<String>,
+}
+
+/// As many as a large cluster loses at once.
+const MOST_GONE: usize = 10_000;
+
+impl Gone {
+    fn insert(&mut self, name: String, uid: String) {
+        if self.uids.insert(name.clone(), uid).is_none() {
+            self.order.push_back(name);
+        }
+        while self.order.len() > MOST_GONE {
+            if let Some(oldest) = self.order.pop_front() {
+                self.uids.remove(&oldest);
+            }
+        }
+    }
+
+    fn remove(&mut self, name: &str) {
+        if self.uids.remove(name).is_some() {
+            self.order.retain(|known| known != name);
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +88,8 @@ pub struct View {
     pub nodes: BTreeSet<NodeName>,
     pub definitions: Vec<Arc<Defined>>,
     pub heads: BTreeMap<String, Head>,
+    /// Which namespaces may use which ranges.
+    pub policy: Arc<Policy>,
     /// UIDs of nodes that were seen to go.
     pub gone: BTreeMap<String, String>,
     /// Nodes that are there and out of service.
@@ -83,7 +121,10 @@ type NodeObject = Object<NodeSpec, NotUsed>;
 impl Seen {
     pub fn is_complete(&self) -> bool {
         let inner = self.lock();
-        inner.nodes.is_some() && inner.definitions.is_some() && inner.heads.is_some()
+        inner.nodes.is_some()
+            && inner.definitions.is_some()
+            && inner.heads.is_some()
+            && inner.policy.is_some()
     }
 
     /// None before the first lists are complete.
@@ -100,7 +141,23 @@ impl Seen {
             out_of_service: names(out),
             definitions: inner.definitions.as_ref()?.values().cloned().collect(),
             heads: inner.heads.clone()?,
-            gone: inner.gone.clone(),
+            policy: inner.policy.clone()?,
+            gone: inner.gone.uids.clone(),
+        })
+    }
+
+    /// Whether a definition has a range whose plain pool this is.
+    pub fn defines(&self, pool: &PoolKey) -> bool {
+        let inner = self.lock();
+        let definitions = inner.definitions.iter().flat_map(BTreeMap::values);
+        let networks = definitions.flat_map(|defined| &defined.definition.networks);
+        let mut networks = networks.filter_map(|defined| defined.network.as_ref().ok());
+        networks.any(|network| {
+            let mut ranges = network.ranges.iter().map(|range| range.spec.prefix);
+            ranges.any(|range| {
+                pool.network == Some(range)
+                    && pool.name == names::pool(&network.network_name, "", range)
+            })
         })
     }
 
@@ -173,19 +230,14 @@ impl Seen {
 
     pub async fn follow_definitions(&self, client: Client, flat_places: &[PathBuf]) {
         let api: Api<NetworkAttachmentDefinition> = Api::all(client);
-        let mut events = start(api, watcher::Config::default())
-            .default_backoff()
-            .boxed();
+        let config = watcher::Config::default().page_size(PAGE);
+        let mut events = start(api, config).default_backoff().boxed();
         let mut listed = BTreeMap::new();
-        let read = |object: &NetworkAttachmentDefinition| {
-            let key = key(object);
-            (key.clone(), Arc::new(read(key, object, flat_places)))
-        };
         while let Some(event) = events.next().await {
             match event {
                 Ok(Event::Init) => listed = BTreeMap::new(),
                 Ok(Event::InitApply(object)) => {
-                    listed.extend([read(&object)]);
+                    listed.extend(read(object, flat_places).await);
                 }
                 Ok(Event::InitDone) => {
                     let listed = std::mem::take(&mut listed);
@@ -194,12 +246,15 @@ impl Seen {
                         true
                     });
                 }
-                Ok(Event::Apply(object)) => self.update(|inner| {
-                    if let Some(known) = inner.definitions.as_mut() {
-                        known.extend([read(&object)]);
-                    }
-                    true
-                }),
+                Ok(Event::Apply(object)) => {
+                    let read = read(object, flat_places).await;
+                    self.update(|inner| {
+                        if let Some(known) = inner.definitions.as_mut() {
+                            known.extend(read);
+                        }
+                        true
+                    });
+                }
                 Ok(Event::Delete(object)) => self.update(|inner| {
                     if let Some(known) = inner.definitions.as_mut() {
                         known.remove(&key(&object));
@@ -209,6 +264,21 @@ impl Seen {
                 Err(error) => tracing::warn!(%error, "the watch of network definitions is renewed"),
             }
         }
+    }
+
+    pub async fn follow_policy(&self, policies: &Policies) {
+        let mut changes = policies.changes();
+        let hear = async {
+            while changes.changed().await.is_ok() {
+                let policy = changes.borrow_and_update().clone();
+                self.update(|inner| {
+                    let changed = inner.policy != policy;
+                    inner.policy = policy;
+                    changed
+                });
+            }
+        };
+        tokio::join!(policies.follow(), hear);
     }
 
     pub async fn follow_pools(&self, pools: &SlicePools) {
@@ -260,12 +330,39 @@ fn key(object: &NetworkAttachmentDefinition) -> String {
     format!("{namespace}/{}", object.name_any())
 }
 
-fn read(key: String, object: &NetworkAttachmentDefinition, flat_places: &[PathBuf]) -> Defined {
-    let created = object.metadata.creation_timestamp.as_ref();
-    Defined {
-        key,
-        uid: object.metadata.uid.clone().unwrap_or_default(),
-        created: created.map(|time| time.0.to_string()).unwrap_or_default(),
-        definition: definitions::read(&object.name_any(), &object.spec.config, flat_places),
+/// Parses on a blocking thread: the node's flat file is read with it.
+async fn read(
+    object: NetworkAttachmentDefinition,
+    flat_places: &[PathBuf],
+) -> Option<(String, Arc<Defined>)> {
+    let flat_places = flat_places.to_vec();
+    let read = move || {
+        let created = object.metadata.creation_timestamp.as_ref();
+        let key = key(&object);
+        let defined = Defined {
+            key: key.clone(),
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            created: created.map(|time| time.0.to_string()).unwrap_or_default(),
+            definition: definitions::read(&object.name_any(), &object.spec.config, &flat_places),
+        };
+        (key, Arc::new(defined))
+    };
+    tokio::task::spawn_blocking(read).await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_went_are_not_remembered_for_ever() {
+        let mut gone = Gone::default();
+        for n in 0..MOST_GONE + 5 {
+            gone.insert(format!("n{n}"), "u".into());
+        }
+        gone.remove("n7");
+        assert_eq!(gone.uids.len(), MOST_GONE - 1);
+        assert_eq!(gone.order.len(), MOST_GONE - 1);
+        assert!(!gone.uids.contains_key("n4") && gone.uids.contains_key("n5"));
     }
 }

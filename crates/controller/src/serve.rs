@@ -10,14 +10,16 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use berth_api::slices::CONTROLLER_LEASE;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::kube::{Connect, Connection};
-use berth_ledger::{KubeLedger, LedgerError};
+use berth_ledger::{KubeLedger, LedgerError, PoolKey};
+use berth_listen::{Limits, Server, Transport, exposition};
 use berth_pods::garbage::witness::Witness;
+use berth_pods::policy::Policies;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -30,7 +32,8 @@ use crate::lost::LostClaims;
 use crate::metrics::Metrics;
 use crate::published::NetworksMap;
 use crate::seen::Seen;
-use crate::tend::Tender;
+use crate::tend::{Ended, Tender};
+use crate::vanished;
 use crate::work::Work;
 
 /// How a controller is set up.
@@ -77,6 +80,7 @@ pub struct Controller {
     connection: Connection,
     leadership: Leadership,
     election: Option<Election>,
+    seen: Arc<Seen>,
 }
 
 impl Controller {
@@ -110,11 +114,18 @@ impl Controller {
             connection,
             leadership,
             election,
+            seen: Arc::default(),
         })
     }
 
     pub fn leadership(&self) -> Leadership {
         self.leadership.clone()
+    }
+
+    /// Whether some network definition that was seen asks for that pool.
+    pub fn defines(&self) -> impl Fn(&PoolKey) -> bool + Send + Sync + 'static {
+        let seen = Arc::clone(&self.seen);
+        move |pool| seen.defines(pool)
     }
 
     pub fn connection(&self) -> Connection {
@@ -132,15 +143,18 @@ impl Controller {
             connection,
             leadership,
             election,
+            seen,
         } = self;
         let client = connection.client.clone();
         let metrics = Metrics::default();
         metrics.register(&mut registry);
+        exposition::register_build_info(&mut registry);
         let stop = CancellationToken::new();
         let election = election.map(|election| tokio::spawn(election.run(stop.clone())));
         let pools = SlicePools::new(&connection);
-        let seen = Arc::new(Seen::default());
         let listener = listen(&config, registry, &seen, &leadership, &stop).await?;
+        let leads = leadership.clone();
+        let claims = KubeLedger::new(connection.clone());
         let work = Work {
             seen: Arc::clone(&seen),
             leadership,
@@ -152,6 +166,7 @@ impl Controller {
                 },
                 grace: config.grace,
                 metrics,
+                ended: Ended::default(),
             },
             recorder: Recorder::new(client.clone(), &config.identity, connection.timeout),
             networks: NetworksMap::new(client.clone(), &connection.namespace, connection.timeout),
@@ -168,11 +183,14 @@ impl Controller {
             namespace = connection.namespace,
             "the controller runs"
         );
+        let policies = Policies::new(&connection);
         let watches = async {
             tokio::join!(
+                seen.follow_policy(&policies),
                 seen.follow_nodes(client.clone()),
                 seen.follow_definitions(client.clone(), &config.flat_places),
                 seen.follow_pools(&pools),
+                vanished::call_nodes(&claims, &seen, &leads),
             );
         };
         tokio::select! {
@@ -232,13 +250,13 @@ async fn listen(
         .route("/leader", get(leader))
         .route("/metrics", get(metrics))
         .with_state(desk);
-    let served =
-        axum::serve(listener, routes).with_graceful_shutdown(stop.clone().cancelled_owned());
-    Ok(Some(tokio::spawn(async move {
-        if let Err(error) = served.await {
-            tracing::error!(%error, "health and metrics are no longer served");
-        }
-    })))
+    let server = Server {
+        name: "controller health and metrics",
+        transport: Transport::Tcp(listener),
+        routes,
+        limits: Limits::default(),
+    };
+    Ok(Some(tokio::spawn(server.run(stop.clone()))))
 }
 
 /// Ready when it could take over at once: leader or not, it knows what there is.
@@ -246,7 +264,8 @@ async fn ready(State(desk): State<Desk>) -> Response {
     if desk.seen.is_complete() {
         return "ready\n".into_response();
     }
-    let told = "nodes, network definitions or NodeSlicePools were not listed yet\n";
+    let told =
+        "nodes, network definitions, NodeSlicePools or the RangePolicy were not listed yet\n";
     (StatusCode::SERVICE_UNAVAILABLE, told).into_response()
 }
 
@@ -262,13 +281,6 @@ async fn leader(State(desk): State<Desk>) -> Response {
     .into_response()
 }
 
-async fn metrics(State(desk): State<Desk>) -> Response {
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &desk.registry) {
-        Ok(()) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], text).into_response()
-        }
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+async fn metrics(State(desk): State<Desk>, headers: HeaderMap) -> Response {
+    exposition::respond(&desk.registry, &headers)
 }

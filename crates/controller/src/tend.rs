@@ -11,6 +11,7 @@
 //! look finds it.
 
 mod end;
+mod ended;
 mod memory;
 mod unused;
 
@@ -28,6 +29,7 @@ use crate::networks::{Settled, Trouble, Wish, reason, settle};
 use crate::plan::{Change, Known, Returns, plan};
 use crate::seen::View;
 
+pub use ended::Ended;
 pub use memory::Memory;
 
 use memory::UNSEEN;
@@ -72,6 +74,8 @@ pub struct Tender {
     pub looker: Looker,
     pub grace: Duration,
     pub metrics: Metrics,
+    /// Tables that were just deleted.
+    pub ended: Ended,
 }
 
 /// One pool, what is wanted of it, and what there is.
@@ -138,9 +142,11 @@ impl Tender {
             .apart
             .slices(task.name, settled.network, settled.cut.range());
         let now = Timestamp::now().to_string();
+        let before = self.ended.recent(task.name, task.now);
         let known = Known {
             name: task.name,
             stored: stored.as_ref(),
+            before: before.as_ref(),
             settled,
             change: &change,
             returns: &returns,

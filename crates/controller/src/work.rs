@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::Moment;
+use berth_core::slice::NodeName;
 use berth_ledger::LedgerError;
+use berth_pods::garbage::witness::NodeSight;
 use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -16,8 +18,10 @@ use tokio_util::sync::CancellationToken;
 use crate::disjoint::Apart;
 use crate::election::Leadership;
 use crate::events::Recorder;
+use crate::faults;
+use crate::look::LookError;
 use crate::lost::LostClaims;
-use crate::networks::{Trouble, Wish, Wishes, reason};
+use crate::networks::{Defined, Trouble, Wish, Wishes, reason};
 use crate::published::NetworksMap;
 use crate::seen::{Seen, View};
 use crate::tend::{Memory, Outcome, Task, TendError, Tender};
@@ -105,10 +109,26 @@ impl Work {
     async fn pass(&mut self) -> Option<Instant> {
         let view = self.seen.view()?;
         self.tender.metrics.passes.inc();
-        let definitions = || view.definitions.iter().map(AsRef::as_ref);
+        let mut troubles: BTreeSet<Trouble> = BTreeSet::new();
+        // What the administrator does not allow is as if it were not there: no agent serves it.
+        let policy = &view.policy;
+        let refused: BTreeSet<&str> = view
+            .definitions
+            .iter()
+            .filter_map(|defined| {
+                let refusal = faults::refusal(policy, defined)?;
+                troubles.insert(refusal);
+                Some(defined.key.as_str())
+            })
+            .collect();
+        let all = || view.definitions.iter().map(AsRef::as_ref);
+        let definitions =
+            || all().filter(|defined: &&Defined| !refused.contains(defined.key.as_str()));
         let wishes = Wishes::of(definitions());
         let apart = Apart::of(definitions(), self.unseen_is_apart);
-        let mut troubles: BTreeSet<Trouble> = wishes.troubles.iter().cloned().collect();
+        troubles.extend(wishes.troubles.iter().cloned());
+        troubles.extend(all().flat_map(faults::troubles));
+        troubles.extend(faults::overlaps(definitions()));
         let names = self.names(&view, &wishes);
         self.tender.metrics.nodes.set(view.nodes.len() as i64);
         self.tender.metrics.pools.set(names.len() as i64);
@@ -172,7 +192,8 @@ impl Work {
                 look_in(LATER);
             }
         }
-        if std::mem::take(&mut self.sweep) {
+        let sweep = std::mem::take(&mut self.sweep);
+        if sweep {
             match self.tender.looker.ledger.delete_given_back().await {
                 Ok(0) => {}
                 Ok(pools) => tracing::info!(
@@ -184,18 +205,37 @@ impl Work {
                 }
             }
         }
+        if sweep && let Err(error) = self.end_calls(&view).await {
+            tracing::warn!(%error, "calls to nodes that are gone stay until the next time");
+        }
         if let Err(error) = self.networks.tell(&apart.elastic).await {
             tracing::warn!(%error, "what is known of networks was not told; it is tried again");
             look_in(SOON);
         }
         self.tender.metrics.troubles.set(troubles.len() as i64);
-        let uids: BTreeMap<&str, &str> = definitions()
+        let uids: BTreeMap<&str, &str> = all()
             .map(|defined| (defined.key.as_str(), defined.uid.as_str()))
             .collect();
         news.append(&mut self.claims.news);
         self.recorder.report(&news, &uids).await;
         self.recorder.tell(troubles, &uids).await;
         again.map(|pause| Instant::now() + pause)
+    }
+
+    /// Deletes the calls to nodes that are gone: by the watch, and by a quorum read of each.
+    async fn end_calls(&self, view: &View) -> Result<(), TendError> {
+        let looker = &self.tender.looker;
+        let called = looker.ledger.called_nodes().await?;
+        let missing =
+            |node: &&NodeName| !view.nodes.contains(*node) && !view.out_of_service.contains(*node);
+        for node in called.iter().filter(missing) {
+            let sight = looker.witness.node_sight(node.as_str()).await;
+            if sight.map_err(LookError::from)? == NodeSight::Absent {
+                looker.ledger.end_calls(node).await?;
+                tracing::info!(%node, "the SliceCall of a node that is gone is deleted");
+            }
+        }
+        Ok(())
     }
 
     /// Pools that definitions want, and those that a controller made and nothing wants any more.

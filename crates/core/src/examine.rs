@@ -4,6 +4,7 @@
 //! a request like any other (release by holder), made by a front that has proof. Nothing is dropped
 //! because it looks odd (I4, I5, I7).
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::{Address, Owner, Pool, Prefix};
@@ -81,6 +82,52 @@ pub fn examine(pool: &Pool, network: Option<Prefix>) -> Vec<Finding> {
     findings
 }
 
+/// What one place (an entry of a pool, a reservation, a pod's status) says of an address.
+#[derive(Clone, Copy, Debug)]
+pub struct Sighting<'a> {
+    /// Addresses of different networks are different addresses.
+    pub network: &'a str,
+    pub owner: &'a Owner,
+}
+
+/// The groups among `count` places that name different owners for one address of one network. Keeps a number for each
+/// place that has an address, and copies nothing of what they say.
+pub fn shared<'a>(
+    count: usize,
+    address: impl Fn(usize) -> Option<Address>,
+    said: impl Fn(usize) -> Option<Sighting<'a>>,
+) -> Vec<Vec<usize>> {
+    let at = |place: &u32| address(*place as usize);
+    let mut order: Vec<u32> = (0..u32::try_from(count).unwrap_or(u32::MAX))
+        .filter(|place| at(place).is_some())
+        .collect();
+    order.sort_by_key(at);
+    let mut groups = Vec::new();
+    for places in order.chunk_by(|a, b| at(a) == at(b)) {
+        if places.len() < 2 {
+            continue;
+        }
+        let mut networks: BTreeMap<&str, Vec<(usize, &Owner)>> = BTreeMap::new();
+        for place in places.iter().map(|place| *place as usize) {
+            if let Some(Sighting { network, owner }) = said(place) {
+                networks.entry(network).or_default().push((place, owner));
+            }
+        }
+        let differ = |all: &Vec<(usize, &Owner)>| match all.split_first() {
+            Some(((_, first), others)) => others.iter().any(|(_, one)| !same_owner(first, one)),
+            None => false,
+        };
+        let differing = networks.into_values().filter(differ);
+        groups.extend(differing.map(|all| all.into_iter().map(|(place, _)| place).collect()));
+    }
+    groups
+}
+
+/// Whether two places name the same owner: some writers do not name the interface.
+pub fn same_owner(a: &Owner, b: &Owner) -> bool {
+    a.subject == b.subject && (a.part == b.part || a.part.is_empty() || b.part.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +136,29 @@ mod tests {
 
     fn mk_record(name: &str) -> Record {
         Record::new(Owner::new(name, "net1"), Handle::new(format!("id-{name}")))
+    }
+
+    #[test]
+    fn an_address_of_one_network_with_different_owners_is_shared() {
+        let owner = Owner::new;
+        let said = [
+            ("", "10.0.0.1", owner("ns/a", "net1")),
+            ("blue", "10.0.0.1", owner("ns/b", "net1")),
+            ("", "10.0.0.2", owner("ns/a", "net1")),
+            ("", "10.0.0.1", owner("ns/a", "")),
+            ("", "10.0.0.3", owner("ns/c", "net1")),
+            ("", "10.0.0.2", owner("ns/c", "net1")),
+            ("", "10.0.0.2", owner("ns/a", "net1")),
+        ];
+        let found = shared(
+            said.len(),
+            |place| said[place].1.parse().ok(),
+            |place| {
+                let (network, _, owner) = &said[place];
+                Some(Sighting { network, owner })
+            },
+        );
+        assert_eq!(found, [vec![2, 5, 6]]);
     }
 
     #[test]

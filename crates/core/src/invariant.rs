@@ -104,7 +104,9 @@ pub fn changes_explain(
 
 /// All or none: a claim got one address for each want, each in the want's space, no two the same.
 pub fn all_or_none(request: &Request, answer: &Answer) -> Check {
-    let (Request::Claim(claim), Answer::Granted(granted)) = (request, answer) else {
+    let (Request::Claim(claim) | Request::Exchange { claim, .. }, Answer::Granted(granted)) =
+        (request, answer)
+    else {
         return Ok(());
     };
     if granted.len() != claim.wants.len() {

@@ -14,6 +14,7 @@
 //! | [`Owner`] | who holds an address, for giving: the same owner gets the same address (I3) |
 //! | [`Handle`] | the token that frees it: another handle never does (I6) |
 //! | [`Record`] | what is kept of one allocation |
+//! | [`STAGE`] | where an allocation is between its choice and its release; a change names the stage that it ends |
 //! | [`Pool`] | all records of one ledger pool, indexed |
 //! | [`Change`] | one step that a ledger commits, with its own precondition |
 //! | [`plan`] | requests against a pool -> changes and answers |
@@ -38,10 +39,10 @@ mod space;
 pub use address::{Address, Family};
 pub use dialect::Dialect;
 pub use offset::Offset;
-pub use order::{Order, hash_index};
+pub use order::{Order, Rendezvous, hash_index};
 pub use plan::{Answer, Claim, Granted, Refusal, Release, Request, Want, plan};
 pub use pool::{Change, Pool, Rest, Stray};
 pub use prefix::Prefix;
 pub use range::{Block, RangeError, RangeSpec, Warning};
-pub use record::{Handle, Moment, Owner, Record};
+pub use record::{ByHandError, Handle, Moment, NODE, Owner, Record, STAGE};
 pub use space::Space;

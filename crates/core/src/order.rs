@@ -5,6 +5,8 @@
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 
+use crate::Address;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// The lowest free address: what a person expects to see.
@@ -13,6 +15,9 @@ pub enum Order {
     /// The place in the free list that the MD5 of the owner's subject points at. Writers that do not
     /// know of each other spread out, and the same owner tries the same place first.
     HashIndex,
+    /// The free address with the highest score for the owner's subject (rendezvous hashing). When an
+    /// address joins or leaves, only the owners that it wins or loses change their choice.
+    Rendezvous,
     /// One of the next few free ones. After a conflict all losers would run to the same lowest
     /// address again; a draw parts them.
     Scatter { among: u32, draw: u64 },
@@ -34,9 +39,62 @@ pub fn hash_index(subject: &str, count: u128) -> u128 {
     u128::from(seed) % count
 }
 
+/// Rendezvous hashing: ranks candidates by a score of owner and candidate, so that the ranking of two candidates
+/// never depends on a third one.
+#[derive(Clone, Copy, Debug)]
+pub struct Rendezvous {
+    seed: u64,
+}
+
+impl Rendezvous {
+    pub fn new(subject: &str) -> Self {
+        let digest = Md5::digest(subject.as_bytes());
+        let fold = |seed: u64, byte: &u8| seed << 8 | u64::from(*byte);
+        Self {
+            seed: digest.iter().take(8).fold(0, fold),
+        }
+    }
+
+    /// The rank of any number, higher first.
+    pub fn score(self, candidate: u128) -> u64 {
+        let (high, low) = ((candidate >> 64) as u64, candidate as u64);
+        mix(self.seed ^ mix(low ^ mix(high)))
+    }
+
+    /// The winner among addresses. Equal scores are decided by the address.
+    pub fn choose(self, candidates: impl IntoIterator<Item = Address>) -> Option<Address> {
+        let ranked = candidates.into_iter();
+        ranked.max_by_key(|address| (self.score(address.bits()), *address))
+    }
+}
+
+/// The finalizer of splitmix64: every bit of the input changes every bit of the output with an even chance.
+const fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::hash_index;
+    use super::{Rendezvous, hash_index};
+    use crate::Address;
+
+    /// Live pools rely on these as soon as the order is in use: a change would move every first choice.
+    #[test]
+    fn the_rendezvous_order_stays_as_it_is() {
+        let all: Vec<Address> = (10..=15)
+            .map(|n| format!("192.168.3.{n}").parse().unwrap())
+            .collect();
+        let chosen = ["pod-1", "pod-2", "pod-3", "pod-4", "pod-5"].map(|id| {
+            let chosen = Rendezvous::new(id).choose(all.iter().copied());
+            chosen.unwrap().to_string()
+        });
+        let expected = [13, 11, 14, 13, 11].map(|n| format!("192.168.3.{n}"));
+        assert_eq!(chosen, expected);
+        assert_eq!(Rendezvous::new("pod-1").choose([]), None);
+    }
 
     #[test]
     fn the_hash_is_the_one_that_live_pools_use() {

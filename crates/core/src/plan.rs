@@ -16,6 +16,9 @@ use crate::pool::{Change, Mismatch, Pool, Rest};
 use crate::{Address, Handle, Moment, Order, Owner, Record, Space};
 
 mod choice;
+mod scope;
+
+pub use scope::Scope;
 
 /// One address that a claim asks for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -87,6 +90,12 @@ pub enum Request {
         expected: Record,
         record: Record,
     },
+    /// Releases one address and claims others in its place, in one step: the holder is never without a record.
+    Exchange {
+        address: Address,
+        expected: Record,
+        claim: Claim,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,6 +161,11 @@ pub fn plan(pool: &mut Pool, requests: &[Request], now: Moment) -> Outcome {
                 expected,
                 record,
             } => plan_reown(pool, *address, expected, record),
+            Request::Exchange {
+                address,
+                expected,
+                claim,
+            } => plan_exchange(pool, *address, expected, claim, now),
         };
         let answer = planned.and_then(|(changes, answer)| {
             for change in changes {
@@ -267,22 +281,71 @@ fn plan_release(pool: &Pool, release: &Release, now: Moment) -> Planned {
 }
 
 fn plan_reown(pool: &Pool, address: Address, expected: &Record, record: &Record) -> Planned {
-    let holds = |who: &Record| pool.holders(address).any(|held| held.same_holder(who));
-    if holds(record) && !expected.same_holder(record) {
+    let find = |who: &Record| pool.holders(address).find(|held| held.same_holder(who));
+    if find(record).is_some() && !expected.same_holder(record) {
         return Ok((Vec::new(), Answer::Reowned));
     }
-    if !holds(expected) {
+    let Some(held) = find(expected) else {
+        return Err(Refusal::NotHeld {
+            address,
+            expected: expected.owner.clone(),
+        });
+    };
+    let change = Change::Update {
+        address,
+        // With the attributes that it has now: what the new record lacks of them has to go.
+        expected: held.clone(),
+        record: record.clone(),
+    };
+    Ok((vec![change], Answer::Reowned))
+}
+
+/// Refused as a whole when the holder has lost the address, or when there is no other one. A repeat finds what the first
+/// got (I3).
+fn plan_exchange(
+    pool: &Pool,
+    address: Address,
+    expected: &Record,
+    claim: &Claim,
+    now: Moment,
+) -> Planned {
+    if !pool.holders(address).any(|held| held.same_holder(expected)) {
+        let is_new = |held: &Record| held.same_holder(&claim.record);
+        let moved = pool.held_by(&claim.record.owner);
+        let moved = moved.filter(|moved| *moved != address && pool.holders(*moved).any(is_new));
+        let moved = held_already(moved.collect(), &claim.wants).into_iter();
+        let grant = |address| Granted {
+            address,
+            fresh: false,
+        };
+        if let Some(moved) = moved.map(|moved| moved.map(grant)).collect() {
+            return Ok((Vec::new(), Answer::Granted(moved)));
+        }
         return Err(Refusal::NotHeld {
             address,
             expected: expected.owner.clone(),
         });
     }
-    let change = Change::Update {
+    let mut changes = vec![Change::Release {
         address,
         expected: expected.clone(),
-        record: record.clone(),
+        rest: None,
+    }];
+    let mut chosen = Vec::with_capacity(claim.wants.len());
+    for wanted in claim.wants.iter().enumerate() {
+        let address = choice::choose(pool, wanted, &chosen, &claim.record.owner, now)?;
+        changes.push(Change::Claim {
+            address,
+            record: claim.record.clone(),
+        });
+        chosen.push(address);
+    }
+    let grant = |address| Granted {
+        address,
+        fresh: true,
     };
-    Ok((vec![change], Answer::Reowned))
+    let granted = chosen.into_iter().map(grant).collect();
+    Ok((changes, Answer::Granted(granted)))
 }
 
 impl From<Mismatch> for Refusal {

@@ -153,6 +153,14 @@ impl Pool {
         self.rests.iter().map(|(address, rest)| (*address, rest))
     }
 
+    /// Addresses that cool down at that moment. One whose time is over is as free as any, though it is still noted.
+    pub fn cooling(&self, now: Moment) -> impl Iterator<Item = Address> {
+        let rests = self.rests.iter();
+        rests
+            .filter(move |(_, rest)| rest.until > now)
+            .map(|(address, _)| *address)
+    }
+
     pub fn listing(&self) -> Option<&[Address]> {
         self.listing.as_deref()
     }

@@ -9,6 +9,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// What the owner and the handle of an allocation by hand begin with. No namespace and no container id has a colon,
+/// so it is never taken for a pod's.
+const BY_HAND: &str = "by-hand:";
+
+/// The longest name and the longest note of an allocation by hand.
+const LONGEST: usize = 253;
 
 /// Identity for giving (I3). A subject (pod, VM allocation, node) holds one address per part
 /// (interface, capture) and pool.
@@ -25,6 +33,11 @@ impl Owner {
             subject: subject.into(),
             part: part.into(),
         }
+    }
+
+    /// The name that a person gave it; none for what a front allocated.
+    pub fn by_hand(&self) -> Option<&str> {
+        self.subject.strip_prefix(BY_HAND)
     }
 }
 
@@ -74,6 +87,13 @@ impl Moment {
     }
 }
 
+/// The attribute that names a stage within one holding: a VM that is being checked, or cleaned. A change of such a record
+/// names the stage that it expects, so that of two that end the same stage one succeeds. Absent where a front has none.
+pub const STAGE: &str = "stage";
+
+/// The attribute that names the node which an owner is on, for fronts whose owners are on one.
+pub const NODE: &str = "node";
+
 /// What is kept of one allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -85,6 +105,9 @@ pub struct Record {
 }
 
 impl Record {
+    /// The attribute with the note of the person who allocated an address by hand.
+    pub const NOTE: &'static str = "note";
+
     pub fn new(owner: Owner, handle: Handle) -> Self {
         Self {
             owner,
@@ -99,12 +122,80 @@ impl Record {
         self
     }
 
-    /// Whether both name the same holder. Attributes do not count: some stores can't keep them.
+    /// An allocation by hand: it has no pod, and lasts until a person releases it.
+    pub fn by_hand(
+        name: &str,
+        part: impl Into<String>,
+        note: Option<&str>,
+    ) -> Result<Self, ByHandError> {
+        let plain = |text: &str| !text.chars().any(char::is_control) && text.len() <= LONGEST;
+        if name.is_empty() || name.contains(char::is_whitespace) || !plain(name) {
+            return Err(ByHandError::Name(name.escape_debug().to_string()));
+        }
+        let subject = format!("{BY_HAND}{name}");
+        let record = Self::new(Owner::new(&subject, part), Handle::new(&subject));
+        match note.map(str::trim) {
+            None | Some("") => Ok(record),
+            Some(note) if plain(note) => Ok(record.with(Self::NOTE, note)),
+            Some(note) => Err(ByHandError::Note(note.escape_debug().to_string())),
+        }
+    }
+
+    pub fn is_by_hand(&self) -> bool {
+        self.owner.by_hand().is_some()
+    }
+
+    pub fn note(&self) -> Option<&str> {
+        self.attribute(Self::NOTE)
+    }
+
+    /// Whether both name the same holder, in the same [`STAGE`]. Other attributes do not count: some stores can't keep them.
     pub fn same_holder(&self, other: &Self) -> bool {
-        self.owner == other.owner && self.handle == other.handle
+        self.owner == other.owner
+            && self.handle == other.handle
+            && self.attribute(STAGE) == other.attribute(STAGE)
     }
 
     pub fn attribute(&self, key: &str) -> Option<&str> {
         self.attributes.get(key).map(String::as_str)
+    }
+}
+
+/// A name or a note that no store could give back as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ByHandError {
+    #[error(
+        "owner `{0}`: give a name of 1 to {LONGEST} bytes without spaces, such as default/printer"
+    )]
+    Name(String),
+    #[error("note `{0}`: give one line of at most {LONGEST} bytes")]
+    Note(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_by_hand_is_known_by_its_owner() {
+        let record = Record::by_hand("default/printer", "net1", Some(" second floor ")).unwrap();
+        assert_eq!(record.owner.by_hand(), Some("default/printer"));
+        assert_eq!(record.note(), Some("second floor"));
+        assert!(record.is_by_hand());
+        assert!(
+            !Record::new(Owner::new("default/printer", "net1"), Handle::new("c1")).is_by_hand()
+        );
+        let unnoted = Record::by_hand("printer", "", Some(" ")).unwrap();
+        assert_eq!(unnoted.note(), None);
+    }
+
+    #[test]
+    fn a_name_or_note_that_would_not_survive_a_store_is_refused() {
+        for name in ["", "a b", "a\nb", &"x".repeat(254)] {
+            assert!(Record::by_hand(name, "", None).is_err(), "{name:?}");
+        }
+        for note in ["a\nb", &"x".repeat(254)] {
+            assert!(Record::by_hand("a", "", Some(note)).is_err(), "{note:?}");
+        }
     }
 }

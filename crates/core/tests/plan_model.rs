@@ -41,6 +41,11 @@ enum Step {
         from: u8,
         to: u8,
     },
+    Exchange {
+        address: u8,
+        who: u8,
+        space: u8,
+    },
     Wait {
         seconds: u8,
     },
@@ -49,7 +54,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let who = 0..8u8;
     let try_ = 0..2u8;
-    let wants = prop::collection::vec((0..4u8, 0..4u8), 1..3);
+    let wants = prop::collection::vec((0..4u8, 0..5u8), 1..3);
     let exact = prop::option::weighted(0.2, 0..24u8);
     let avoid = prop::collection::vec(0..24u8, 0..3);
     let step = prop_oneof![
@@ -58,7 +63,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (who.clone(), try_.clone()).prop_map(|(who, try_)| Step::ReleaseHandle { who, try_ }),
         1 => who.clone().prop_map(|who| Step::ReleaseOwner { who }),
         1 => (0..24u8, who.clone(), try_).prop_map(|(address, who, try_)| Step::ReleaseAddress { address, who, try_ }),
-        1 => (0..24u8, who.clone(), who).prop_map(|(address, from, to)| Step::Reown { address, from, to }),
+        1 => (0..24u8, who.clone(), who.clone()).prop_map(|(address, from, to)| Step::Reown { address, from, to }),
+        2 => (0..24u8, who, 0..3u8).prop_map(|(address, who, space)| Step::Exchange { address, who, space }),
         1 => (0..40u8).prop_map(|seconds| Step::Wait { seconds }),
     ];
     prop::collection::vec(step, 1..60)
@@ -98,6 +104,7 @@ fn order(code: u8, draw: u8) -> Order {
             among: 3,
             draw: u64::from(draw),
         },
+        3 => Order::Rendezvous,
         _ => Order::LongestReleased,
     }
 }
@@ -183,6 +190,18 @@ fn mk_request(step: &Step, spaces: &[Arc<Space>], rest: Duration) -> Option<Requ
             expected: mk_record(*from, 0),
             record: mk_record(*to, 0),
         }),
+        Step::Exchange {
+            address,
+            who,
+            space,
+        } => Some(Request::Exchange {
+            address: low(*address),
+            expected: mk_record(*who, 0),
+            claim: Claim {
+                record: mk_record(*who, 0),
+                wants: vec![Want::any(Arc::clone(&spaces[usize::from(*space)]))],
+            },
+        }),
         Step::Wait { .. } => None,
     }
 }
@@ -242,6 +261,29 @@ fn judge(model: &Model, request: &Request, answer: &Answer, now: Moment) -> Resu
                 Err("refused although there is room".into())
             } else {
                 Ok(())
+            }
+        }
+        (
+            Request::Exchange {
+                address,
+                expected,
+                claim,
+            },
+            Answer::Granted(granted),
+        ) => {
+            let (want, owner, new) = (&claim.wants[0], &claim.record.owner, &granted[0]);
+            let held = model.held.get(address);
+            let holds = held.is_some_and(|held| held.same_holder(expected));
+            let is_free = model.free(want, owner, now).contains(&new.address);
+            if new.address == *address || new.fresh != holds || new.fresh && !is_free {
+                return Err(format!("{address} was exchanged for {new:?}"));
+            }
+            Ok(())
+        }
+        (Request::Exchange { claim, .. }, Answer::Refused(Refusal::Exhausted { .. })) => {
+            match model.free(&claim.wants[0], &claim.record.owner, now).len() {
+                0 => Ok(()),
+                free => Err(format!("refused although {free} are free")),
             }
         }
         (Request::Release(release), Answer::Released(freed)) => {

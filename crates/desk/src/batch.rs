@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use berth_core::{Address, Answer, Change, Claim, Moment, Order, Pool, Request, plan};
+use berth_core::{Address, Answer, Change, Claim, Moment, Order, Pool, Record, Request, plan};
 use rand::RngExt;
 
 use crate::Ticket;
@@ -19,6 +19,8 @@ pub(crate) struct Planned {
     pub settled: Vec<(Ticket, Answer)>,
     /// Answers that would change nothing, from a copy older than the request.
     pub doubtful: Vec<Ticket>,
+    /// Requests that would change another node's entry, and that entry.
+    pub foreign: Vec<(Ticket, Address, Record)>,
 }
 
 /// Plans tickets in their order. `read_at` is when the copy was read; `conflicts` how often this
@@ -32,6 +34,16 @@ pub(crate) fn plan_tickets(
 ) -> Planned {
     let mut planned = Planned::default();
     for ticket in tickets {
+        if let Some(scope) = &ticket.scope
+            && let Some((address, held)) = scope.breach(pool, &ticket.request)
+        {
+            let held = held.clone();
+            match ticket.arrived <= read_at {
+                true => planned.foreign.push((ticket, address, held)),
+                false => planned.doubtful.push(ticket),
+            }
+            continue;
+        }
         let outcome = match scattered(&ticket.request, conflicts) {
             Some(request) => plan(pool, &[request], now),
             None => plan(pool, std::slice::from_ref(&ticket.request), now),

@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use berth_core::plan::Selector;
-use berth_core::{Address, Answer, Change, Record, Release, Request};
+use berth_core::{Address, Answer, Change, Claim, Record, Release, Request};
 
 #[derive(Debug, Default)]
 pub(crate) struct Debts {
@@ -41,6 +41,10 @@ impl Doubt {
 }
 
 impl Debts {
+    pub fn is_empty(&self) -> bool {
+        self.due.is_empty() && self.doubts.is_empty()
+    }
+
     /// Nobody heard this answer.
     pub fn owe(&mut self, request: &Request, unheard: &Answer) {
         let fresh = fresh(request, unheard);
@@ -61,7 +65,7 @@ impl Debts {
 
     /// The caller has gone.
     pub fn give_up(&mut self, request: &Request) {
-        let Request::Claim(claim) = request else {
+        let Some(claim) = claim(request) else {
             return;
         };
         let doubts = self.doubts.iter();
@@ -71,7 +75,7 @@ impl Debts {
 
     /// The caller was told: what it was given is its own, however it came there.
     pub fn settle(&mut self, request: &Request, answer: &Answer) {
-        let (Request::Claim(claim), Answer::Granted(granted)) = (request, answer) else {
+        let (Some(claim), Answer::Granted(granted)) = (claim(request), answer) else {
             return;
         };
         self.doubts.retain(|doubt| {
@@ -168,13 +172,21 @@ fn release(address: Address, holder: &Record) -> Request {
     })
 }
 
+/// What a request may be granted.
+const fn claim(request: &Request) -> Option<&Claim> {
+    match request {
+        Request::Claim(claim) | Request::Exchange { claim, .. } => Some(claim),
+        Request::Release(_) | Request::Reown { .. } => None,
+    }
+}
+
 /// The addresses that the request was the first to hold.
 fn fresh<'a>(
     request: &'a Request,
     answer: &'a Answer,
 ) -> impl Iterator<Item = (Address, &'a Record)> {
-    let granted = match (request, answer) {
-        (Request::Claim(claim), Answer::Granted(granted)) => Some((claim, granted)),
+    let granted = match (claim(request), answer) {
+        (Some(claim), Answer::Granted(granted)) => Some((claim, granted)),
         _ => None,
     };
     granted.into_iter().flat_map(|(claim, granted)| {

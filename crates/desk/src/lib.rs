@@ -24,10 +24,11 @@ mod registry;
 mod worker;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use berth_core::plan::Selector;
-use berth_core::{Answer, Handle, Release, Request};
+use berth_core::plan::{Scope, Selector};
+use berth_core::{Address, Answer, Handle, Record, Release, Request};
 use berth_ledger::{LedgerError, PoolKey, RetryPolicy, SharedLedger};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -83,6 +84,13 @@ pub enum DeskError {
     Ledger(Arc<LedgerError>),
     #[error("{pool}: the desk is closed")]
     Closed { pool: String },
+    /// The request is of one node, the entry of another.
+    #[error("{pool}: {address} is held by {} on another node", .held.owner)]
+    Foreign {
+        pool: String,
+        address: Address,
+        held: Box<Record>,
+    },
 }
 
 impl DeskError {
@@ -110,6 +118,8 @@ pub(crate) struct Ticket {
     /// Who asks if nobody hears the answer.
     asker: Asker,
     errand: Errand,
+    /// What it may change; none for whatever it names.
+    scope: Option<Scope>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +145,8 @@ pub struct Desk {
     queue: mpsc::Sender<Ticket>,
     timeout: Duration,
     metrics: PoolMetrics,
+    /// The worker waits for requests and owes nothing.
+    settled: Arc<AtomicBool>,
 }
 
 impl Desk {
@@ -146,12 +158,14 @@ impl Desk {
         metrics: PoolMetrics,
     ) -> Self {
         let (queue, tickets) = mpsc::channel(settings.queue.max(1));
+        let settled = Arc::<AtomicBool>::default();
         let worker = worker::Worker::new(
             ledger,
             pool.clone(),
             settings.clone(),
             metrics.clone(),
             tickets,
+            Arc::clone(&settled),
         );
         tokio::spawn(worker.run());
         Self {
@@ -159,7 +173,21 @@ impl Desk {
             queue,
             timeout: settings.retry.timeout,
             metrics,
+            settled,
         }
+    }
+
+    /// Whether it waits for requests and owes the pool nothing.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody else has this desk, nothing waits in it, and it owes the pool nothing.
+    pub(crate) fn is_unused(&self) -> bool {
+        // In this order: with no other sender, nothing more can come into the queue.
+        self.queue.strong_count() == 1
+            && self.queue.capacity() == self.queue.max_capacity()
+            && self.is_settled()
     }
 
     pub fn pool(&self) -> &PoolKey {
@@ -181,7 +209,7 @@ impl Desk {
         request: Request,
         limit: Duration,
     ) -> Result<Answer, DeskError> {
-        let waiting = self.enqueue(request, limit, Asker::Here, Errand::Serve)?;
+        let waiting = self.enqueue(request, limit, Asker::Here, Errand::Serve, None)?;
         self.answer(waiting).await
     }
 
@@ -195,7 +223,7 @@ impl Desk {
             },
             rest: Duration::ZERO,
         });
-        let waiting = self.enqueue(release, self.timeout, Asker::Here, Errand::Settle)?;
+        let waiting = self.enqueue(release, self.timeout, Asker::Here, Errand::Settle, None)?;
         self.answer(waiting).await.map(drop)
     }
 
@@ -206,7 +234,18 @@ impl Desk {
         requests: Vec<Request>,
         limit: Duration,
     ) -> Vec<Result<Answer, DeskError>> {
-        let enqueue = |request| self.enqueue(request, limit, Asker::Elsewhere, Errand::Serve);
+        self.submit_within_scope(requests, None, limit).await
+    }
+
+    /// The same for requests that may only change what is in that scope: others get [`DeskError::Foreign`].
+    pub async fn submit_within_scope(
+        &self,
+        requests: Vec<Request>,
+        scope: Option<Scope>,
+        limit: Duration,
+    ) -> Vec<Result<Answer, DeskError>> {
+        let (asker, errand) = (Asker::Elsewhere, Errand::Serve);
+        let enqueue = |request| self.enqueue(request, limit, asker, errand, scope.clone());
         let waiting: Vec<_> = requests.into_iter().map(enqueue).collect();
         let mut answers = Vec::with_capacity(waiting.len());
         for ticket in waiting {
@@ -224,6 +263,7 @@ impl Desk {
         limit: Duration,
         asker: Asker,
         errand: Errand,
+        scope: Option<Scope>,
     ) -> Result<Waiting, DeskError> {
         let pool = || self.pool.name.clone();
         let arrived = Instant::now();
@@ -235,6 +275,7 @@ impl Desk {
             reply,
             asker,
             errand,
+            scope,
         };
         self.metrics.requests.inc();
         self.queue.try_send(ticket).map_err(|error| match error {

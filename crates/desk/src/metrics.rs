@@ -19,7 +19,8 @@ fn times() -> Histogram {
     Histogram::new(exponential_buckets(0.0005, 2.0, 17))
 }
 
-/// The counters of all desks of a process, by pool.
+/// The counters of all desks of a process, by pool. Histograms are the process's: one of each pool would be thirty
+/// series more for every pool.
 #[derive(Clone, Debug)]
 pub struct DeskMetrics {
     requests: Family<PoolLabel, Counter>,
@@ -28,8 +29,8 @@ pub struct DeskMetrics {
     retries: Family<PoolLabel, Counter>,
     common: Family<PoolLabel, Counter>,
     alone: Family<PoolLabel, Counter>,
-    batch: Family<PoolLabel, Histogram>,
-    seconds: Family<PoolLabel, Histogram>,
+    batch: Histogram,
+    seconds: Histogram,
 }
 
 impl Default for DeskMetrics {
@@ -41,8 +42,8 @@ impl Default for DeskMetrics {
             retries: Family::default(),
             common: Family::default(),
             alone: Family::default(),
-            batch: Family::new_with_constructor(sizes),
-            seconds: Family::new_with_constructor(times),
+            batch: sizes(),
+            seconds: times(),
         }
     }
 }
@@ -95,8 +96,25 @@ impl DeskMetrics {
             retries: self.retries.get_or_create(&label).clone(),
             common: self.common.get_or_create(&label).clone(),
             alone: self.alone.get_or_create(&label).clone(),
-            batch: self.batch.get_or_create(&label).clone(),
-            seconds: self.seconds.get_or_create(&label).clone(),
+            batch: self.batch.clone(),
+            seconds: self.seconds.clone(),
+        }
+    }
+
+    /// Ends the series of a pool whose desk is closed.
+    pub(crate) fn forget(&self, pool: &str) {
+        let label = PoolLabel {
+            pool: pool.to_owned(),
+        };
+        for family in [
+            &self.requests,
+            &self.commits,
+            &self.conflicts,
+            &self.retries,
+            &self.common,
+            &self.alone,
+        ] {
+            family.remove(&label);
         }
     }
 }
@@ -112,6 +130,8 @@ pub struct PoolMetrics {
     pub common: Counter,
     /// Served here because it did not answer.
     pub alone: Counter,
+    /// Of all pools.
     pub batch: Histogram,
+    /// Of all pools.
     pub seconds: Histogram,
 }

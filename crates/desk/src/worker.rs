@@ -4,6 +4,8 @@ mod commit;
 mod serve;
 
 use std::cmp::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{self, AtomicBool};
 use std::time::Instant;
 
 use berth_core::Answer;
@@ -33,6 +35,8 @@ pub(crate) struct Worker {
     /// Releases that wait for commits whose outcome is unknown.
     deferred: Vec<Ticket>,
     crowd: Crowd,
+    /// Told to who may close this desk: it waits for requests and owes nothing.
+    settled: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -42,6 +46,7 @@ impl Worker {
         settings: DeskSettings,
         metrics: PoolMetrics,
         queue: mpsc::Receiver<Ticket>,
+        settled: Arc<AtomicBool>,
     ) -> Self {
         Self {
             ledger,
@@ -53,7 +58,13 @@ impl Worker {
             debts: Debts::default(),
             deferred: Vec::new(),
             crowd: Crowd::default(),
+            settled,
         }
+    }
+
+    fn tell_settled(&self, waits: bool) {
+        let settled = waits && self.deferred.is_empty() && self.debts.is_empty();
+        self.settled.store(settled, atomic::Ordering::Release);
     }
 
     pub async fn run(mut self) {
@@ -62,6 +73,7 @@ impl Worker {
             let mut tickets = Vec::new();
             let limit = self.settings.batch.max(1);
             let wake = self.wake();
+            self.tell_settled(true);
             tokio::select! {
                 biased;
                 count = self.queue.recv_many(&mut tickets, limit) => if count == 0 {
@@ -73,6 +85,7 @@ impl Worker {
                 }
                 () = at(wake) => {}
             }
+            self.tell_settled(false);
             let mut tickets = self.ready(tickets);
             if tickets.is_empty() && !self.debts.is_due() {
                 continue;
@@ -245,8 +258,6 @@ async fn next(news: &mut Option<News>) -> Option<Result<Version, LedgerError>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use berth_ledger::MemoryLedger;
 
     use super::*;
@@ -261,6 +272,7 @@ mod tests {
             DeskSettings::default(),
             DeskMetrics::default().of("p"),
             tickets,
+            Arc::default(),
         );
         for (heard, kept) in [("9", true), ("10", true), ("11", false), ("absent", false)] {
             let copy = Snapshot {

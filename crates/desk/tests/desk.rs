@@ -358,6 +358,43 @@ async fn a_deadline_says_why_and_leaves_nothing() {
     assert_eq!(held(&ledger.inner).await, BTreeSet::from([address]));
 }
 
+/// 0 means none: the caller hears of the first failure, and nothing is left of the request.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_retries_the_first_failure_is_the_answer() {
+    for fault in [Fault::Unavailable, Fault::LostReply, Fault::LostRequest] {
+        let ledger = Arc::new(FaultyLedger::failing([fault]));
+        let mut settings = mk_settings();
+        settings.retry.retries = 0;
+        let desk = mk_desk(&ledger, &settings);
+        let failed = desk.submit(mk_claim("a", "10.0.0.0/24")).await;
+        assert!(failed.is_err(), "{fault:?}: {failed:?}");
+        until(&ledger.inner, BTreeSet::is_empty).await;
+        desk.submit(mk_claim("b", "10.0.0.0/24")).await.unwrap();
+        assert_eq!(held(&ledger.inner).await.len(), 1, "{fault:?}");
+    }
+}
+
+/// A lost reply to an exchange: the repeat finds what the first got, and it is not taken back later.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exchange_whose_reply_is_lost_has_one_address() {
+    let (ledger, desk) = mk_scene(FaultyLedger::failing([Fault::None, Fault::LostReply]));
+    let first = address(desk.submit(mk_claim("a", "10.0.0.0/24")).await.unwrap());
+    let Request::Claim(claim) = mk_claim("a", "10.0.0.0/24") else {
+        panic!("a claim is a claim");
+    };
+    let exchange = Request::Exchange {
+        address: first,
+        expected: mk_record("a"),
+        claim,
+    };
+    let second = address(desk.submit(exchange).await.unwrap());
+    assert_ne!(first, second);
+    desk.settle(&mk_record("a").handle).await.unwrap();
+    desk.submit(mk_claim("b", "10.0.0.0/24")).await.unwrap();
+    let held = held(&ledger.inner).await;
+    assert!(held.contains(&second) && held.len() == 2, "{held:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queue_is_bounded() {
     let ledger = Arc::new(FaultyLedger {

@@ -26,6 +26,7 @@ use kube::{Api, Client};
 use rustls::pki_types::ServerName;
 
 use crate::Notice;
+use crate::answers::fault;
 use crate::identity::{NAME, trusting};
 use crate::wire::{Batch, MAX_BODY, PATH, Replies};
 
@@ -155,7 +156,7 @@ impl Leader {
         Ok(HttpClient::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             // Below the leader's own limit: a connection that it has just closed is not used.
-            .pool_idle_timeout(Duration::from_secs(20))
+            .pool_idle_timeout(Duration::from_secs(7))
             .retry_canceled_requests(false)
             .build(connector))
     }
@@ -228,7 +229,19 @@ impl CommonDesk for Leader {
             requests: requests.to_vec(),
         };
         let body = serde_json::to_vec(&batch).map_err(|error| Away::Unheard(error.to_string()))?;
-        match self.ask(&known, body.into(), limit).await {
+        let answered = self.ask(&known, body.into(), limit).await;
+        let answered = answered.and_then(|replies| match fault(requests, &replies.answers) {
+            None => Ok(replies),
+            Some(why) => {
+                tracing::error!(
+                    address = known.notice.address,
+                    why,
+                    "the leader's answer is not to what was asked; look who holds the Lease"
+                );
+                Err(Away::Unsure(why))
+            }
+        });
+        match answered {
             Ok(replies) => Ok(replies.answers),
             Err(away) => {
                 tracing::info!(address = known.notice.address, %away, "the common desk is left alone for a while");
@@ -236,5 +249,74 @@ impl CommonDesk for Leader {
                 Err(away)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use berth_core::dialect::WHEREABOUTS;
+    use berth_core::{Claim, Granted, Handle, Owner, RangeSpec, Record, Space, Want};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+    use crate::Identity;
+
+    /// Somebody who has become the leader, by whatever means, and gives an address of its choice.
+    async fn impostor(identity: &Identity) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let acceptor = TlsAcceptor::from(identity.server());
+        let granted = Granted {
+            address: "10.96.0.10".parse().unwrap(),
+            fresh: true,
+        };
+        let answers = vec![Some(Answer::Granted(vec![granted]))];
+        let body = serde_json::to_string(&Replies { answers }).unwrap();
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        );
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let mut stream = acceptor.accept(stream).await.unwrap();
+                let mut asked = vec![0; 16 * 1024];
+                let _ = stream.read(&mut asked).await;
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                let _ = stream.shutdown().await;
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn an_address_of_the_leaders_choice_reaches_no_pod() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let identity = Identity::make().unwrap();
+        let notice = Notice::of(impostor(&identity).await, &identity);
+        let dir = tempfile::tempdir().unwrap();
+        let token = dir.path().join("token");
+        std::fs::write(&token, "token").unwrap();
+        // Never asked: the leader is known.
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(nowhere).unwrap();
+        let leader = Leader::new(client, "ns", GatherSettings::new("node-a", token));
+        let https = leader.connector(&notice).unwrap();
+        leader.turn(State::Known(Arc::new(Known { notice, https })));
+        let spec = RangeSpec::parse("10.60.0.0/24").unwrap();
+        let space = Arc::new(Space::build(&spec, WHEREABOUTS).unwrap().0);
+        let claim = Request::Claim(Claim {
+            record: Record::new(Owner::new("ns/p", "net1"), Handle::new("c")),
+            wants: vec![Want::any(space)],
+        });
+        let pool = PoolKey::named("10.60.0.0-24");
+        let limit = Duration::from_secs(20);
+        match leader.put(&pool, &[claim], limit).await {
+            Err(Away::Unsure(why)) => assert!(why.contains("10.96.0.10"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        let now = leader.state.lock().unwrap().clone();
+        assert!(matches!(now, State::Away(..)), "it is left alone");
     }
 }

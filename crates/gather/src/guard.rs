@@ -2,14 +2,19 @@
 //!
 //! The API server decides both: TokenReview says who it is and which node its token is bound to, SubjectAccessReview
 //! whether it may. So a leader grants no right that the caller does not have, and a token that is shown for another node
-//! than its own is refused. Which addresses it may claim or release is not looked at: an account that may write pools
-//! may write all of them. Yes is remembered for a while, no is not.
+//! than its own is refused. Which entries it may change is the scope that its requests are planned in.
+//!
+//! A peer costs the API server little, whatever it sends: answers are cached, a refusal for half as long as a yes; reviews
+//! of one peer's tokens are made one at a time; and a peer whose tokens are refused has ten reviews at once and then one
+//! every six seconds.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use berth_listen::{Peer, Strikes};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
@@ -19,6 +24,8 @@ use kube::{Api, Client};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::transfer::Transfers;
+
 /// What a token for the common desk has to be made for. One for the API server is not taken: an agent would hand the
 /// leader all of its rights.
 pub const AUDIENCE: &str = "desk.berth.dev";
@@ -26,11 +33,17 @@ pub const AUDIENCE: &str = "desk.berth.dev";
 /// The node that a token is bound to, as the API server tells it.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
-/// How long a yes is remembered: as long as a right that was taken away may still be used.
-const MEMORY: Duration = Duration::from_secs(60);
+/// How long a yes is cached: as long as a right that was taken away may still be used.
+const YES: Duration = Duration::from_secs(60);
 
-/// Yeses remembered at once; at more the old ones go.
-const MEMORIES: usize = 20_000;
+/// How long a refusal is cached.
+const NO: Duration = Duration::from_secs(30);
+
+/// Tokens in the cache.
+const TOKENS: usize = 20_000;
+
+/// Reviews at a time, over all peers.
+const REVIEWS: usize = 64;
 
 /// Why somebody is not served.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -39,6 +52,8 @@ pub(crate) enum Refused {
     Unknown(String),
     #[error("{0}")]
     Forbidden(String),
+    #[error("too many tokens of this peer were refused; try again later")]
+    TooMany,
     /// The API server could not be asked.
     #[error("nobody can be checked now: {0}")]
     Blind(String),
@@ -49,11 +64,28 @@ pub struct Guard {
     /// Where the pools are.
     namespace: String,
     timeout: Duration,
-    known: Mutex<HashMap<Key, Instant>>,
+    known: Mutex<HashMap<Key, Known>>,
+    strikes: Strikes,
+    /// Peers share them by their hash.
+    turns: Vec<tokio::sync::Mutex<()>>,
 }
 
-/// A token's digest, and the node that it was used for: the token itself is kept nowhere.
-type Key = ([u8; 32], String);
+/// A token's digest: the token itself is kept nowhere.
+type Key = [u8; 32];
+
+#[derive(Clone, Debug)]
+struct Known {
+    since: Instant,
+    /// The node that the token is bound to, or why it is refused.
+    verdict: Result<Arc<str>, Refused>,
+}
+
+impl Known {
+    fn is_fresh(&self) -> bool {
+        let limit = if self.verdict.is_ok() { YES } else { NO };
+        self.since.elapsed() < limit
+    }
+}
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,39 +100,82 @@ impl Guard {
             namespace: namespace.into(),
             timeout,
             known: Mutex::default(),
+            strikes: Strikes::default(),
+            turns: (0..REVIEWS)
+                .map(|_| tokio::sync::Mutex::default())
+                .collect(),
         }
     }
 
-    /// Whether the bearer of `token` may ask for `node`.
-    pub(crate) async fn check(&self, token: &str, node: &str) -> Result<(), Refused> {
-        let key: Key = (Sha256::digest(token.as_bytes()).into(), node.to_owned());
-        if self.remembers(&key) {
-            return Ok(());
+    /// Who may take over another node's entries, by the same API server.
+    pub(crate) fn transfers(&self) -> Transfers {
+        Transfers::new(self.client.clone(), self.timeout)
+    }
+
+    /// The node that the bearer of `token` may ask for.
+    pub(crate) async fn check(&self, token: &str, peer: Peer) -> Result<Arc<str>, Refused> {
+        let key: Key = Sha256::digest(token.as_bytes()).into();
+        if let Some(verdict) = self.recall(&key) {
+            return verdict;
         }
+        // Requests of one agent that come together need one review.
+        let _turn = match self.turns.get(slot(peer)) {
+            Some(turn) => Some(turn.lock().await),
+            None => None,
+        };
+        if let Some(verdict) = self.recall(&key) {
+            return verdict;
+        }
+        // A token that was good before is not counted: others at the same address can't lock its bearer out.
+        let charged = !self.was_good(&key);
+        if charged && !self.strikes.take(peer) {
+            return Err(Refused::TooMany);
+        }
+        let verdict = self.review(token).await;
+        let faultless = matches!(verdict, Ok(_) | Err(Refused::Blind(_)));
+        if charged && faultless {
+            self.strikes.give_back(peer);
+        }
+        if !matches!(verdict, Err(Refused::Blind(_))) {
+            self.remember(key, verdict.clone());
+        }
+        verdict
+    }
+
+    async fn review(&self, token: &str) -> Result<Arc<str>, Refused> {
         let asked = async {
             let user = self.who(token).await?;
-            is_of(&user, node)?;
-            self.may_write(user).await
+            let node = bound_node(&user)?;
+            self.may_write(user).await?;
+            Ok(node)
         };
         tokio::time::timeout(self.timeout, asked)
             .await
-            .map_err(|_| Refused::Blind("the API server does not answer".into()))??;
-        self.remember(key);
-        Ok(())
+            .map_err(|_| Refused::Blind("the API server does not answer".into()))?
     }
 
-    fn remembers(&self, key: &Key) -> bool {
+    fn recall(&self, key: &Key) -> Option<Result<Arc<str>, Refused>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(key).is_some_and(|since| since.elapsed() < MEMORY)
+        let known = known.get(key).filter(|known| known.is_fresh())?;
+        Some(known.verdict.clone())
     }
 
-    fn remember(&self, key: Key) {
+    fn was_good(&self, key: &Key) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(key).is_some_and(|known| known.verdict.is_ok())
+    }
+
+    fn remember(&self, key: Key, verdict: Result<Arc<str>, Refused>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MEMORIES {
-            known.retain(|_, since| since.elapsed() < MEMORY);
+        if known.len() >= TOKENS {
+            known.retain(|_, known| known.is_fresh());
         }
-        if known.len() < MEMORIES {
-            known.insert(key, Instant::now());
+        if known.len() >= TOKENS {
+            known.retain(|_, known| known.verdict.is_ok());
+        }
+        if known.len() < TOKENS {
+            let since = Instant::now();
+            known.insert(key, Known { since, verdict });
         }
     }
 
@@ -164,18 +239,28 @@ impl Guard {
 }
 
 /// A token that is bound to no node speaks for none.
-fn is_of(user: &UserInfo, node: &str) -> Result<(), Refused> {
+fn bound_node(user: &UserInfo) -> Result<Arc<str>, Refused> {
     let extra = user.extra.as_ref();
     let bound = extra.and_then(|extra| extra.get(NODE)?.first());
-    match bound {
-        Some(bound) if bound == node => Ok(()),
-        Some(bound) => Err(Refused::Forbidden(format!(
-            "the token is bound to node {bound}, the request is of {node}"
-        ))),
-        None => Err(Refused::Forbidden(format!(
-            "the token is bound to no node, the request is of {node}; mount one of a pod"
-        ))),
+    bound.map(|node| Arc::from(node.as_str())).ok_or_else(|| {
+        Refused::Forbidden("the token is bound to no node; mount one of a pod".to_owned())
+    })
+}
+
+/// A request is made for the node of its token.
+pub(crate) fn same_node(bound: &str, node: &str) -> Result<(), Refused> {
+    if bound == node {
+        return Ok(());
     }
+    Err(Refused::Forbidden(format!(
+        "the token is bound to node {bound}, the request is of {node}"
+    )))
+}
+
+fn slot(peer: Peer) -> usize {
+    let mut hasher = DefaultHasher::new();
+    peer.hash(&mut hasher);
+    usize::try_from(hasher.finish() % REVIEWS as u64).unwrap_or_default()
 }
 
 fn blind(error: kube::Error) -> Refused {

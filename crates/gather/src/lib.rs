@@ -8,21 +8,28 @@
 //! Promises:
 //! - an agent trusts exactly the certificate that the leader wrote into its Lease, which only the controller may write;
 //! - the leader serves only service accounts that may write the pools themselves, and only for the node that their token
-//!   is bound to;
+//!   is bound to; it releases no entry that names another node, and hands one over only to a node that its pod is on;
+//! - an agent hands to a pod only addresses that it asked for, whatever the leader answers;
 //! - nothing but speed rests on any of it: every commit carries its preconditions, whoever makes it.
 //!
 //! Why a connection and not objects of the API: docs/decisions/0007.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+mod answers;
+mod bounds;
 mod client;
 mod guard;
 mod identity;
 mod notice;
 mod server;
+mod transfer;
 mod wire;
 
 pub use client::{GatherSettings, Leader};
 pub use guard::{AUDIENCE, Guard};
 pub use identity::{Identity, IdentityError};
 pub use notice::Notice;
-pub use server::{Counter, serve};
+#[doc(hidden)]
+pub use wire::{Batch, Replies};
+
+pub use server::{Admission, Counter, serve};

@@ -19,6 +19,9 @@ const ADDRESS: &str = "berth.dev/desk-address";
 /// The only certificate that it may show, DER in base64.
 const CERTIFICATE: &str = "berth.dev/desk-certificate";
 
+/// No Lease counts for longer after it was renewed, whatever it says.
+const LONGEST: Duration = Duration::from_secs(300);
+
 /// How far the clocks of two machines may be apart.
 const SKEW: Duration = Duration::from_secs(60);
 
@@ -50,8 +53,12 @@ impl Notice {
         let spec = lease.spec.as_ref()?;
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
         let lasts = Duration::from_secs(spec.lease_duration_seconds?.try_into().ok()?);
-        let end = spec.renew_time.as_ref()?.0.checked_add(lasts + SKEW).ok()?;
-        if holder.is_empty() || end < now {
+        let lasts = lasts.min(LONGEST);
+        let renewed = spec.renew_time.as_ref()?.0;
+        let end = renewed.checked_add(lasts + SKEW).ok()?;
+        // One that says it was renewed in the future would count for as long as it likes.
+        let ahead = renewed > now.checked_add(SKEW).ok()?;
+        if holder.is_empty() || end < now || ahead {
             return None;
         }
         let annotations = lease.metadata.annotations.as_ref()?;
@@ -98,6 +105,15 @@ mod tests {
         assert_eq!(read(&mk_lease("one", now, &notice)), Some(notice.clone()));
         assert_eq!(read(&mk_lease("one", ago(3600), &notice)), None);
         assert_eq!(read(&mk_lease("", now, &notice)), None);
+        // Sixty-eight years, says a Lease that somebody else wrote.
+        let mut endless = mk_lease("one", ago(400), &notice);
+        endless.spec.as_mut().unwrap().lease_duration_seconds = Some(i32::MAX);
+        assert_eq!(read(&endless), None);
+        let ahead = |seconds| now.checked_add(Duration::from_secs(seconds)).unwrap();
+        let soon = mk_lease("one", ahead(SKEW.as_secs()), &notice);
+        assert!(read(&soon).is_some(), "clocks differ");
+        let later = mk_lease("one", ahead(SKEW.as_secs() + 1), &notice);
+        assert_eq!(read(&later), None);
         let mut torn = mk_lease("one", now, &notice);
         let annotations = torn.metadata.annotations.as_mut().unwrap();
         annotations.insert(CERTIFICATE.into(), "?".into());

@@ -1,41 +1,43 @@
 //! The leader's side: listens, checks who asks, puts what is asked to the pool's desk.
 //!
 //! Promises that it answers only while it leads; that what was granted is not taken back because nobody heard it (the
-//! node may have found it in the ledger); and that a connection that says nothing costs a few kilobytes for a few
-//! seconds.
+//! node may have found it in the ledger); that a token is checked before the body is read; and that no desk is opened
+//! for a pool that nothing in the cluster speaks of.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::Body;
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use berth_desk::Desks;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
+use axum::{Extension, Router};
+use berth_core::plan::Scope;
+use berth_core::{Answer, NODE, Request};
+use berth_desk::{Desk, DeskError, Desks};
+use berth_ledger::PoolKey;
+use berth_listen::{Limits, Peer, Server, Tally, Transport};
+use futures::future::BoxFuture;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::guard::{Guard, Refused};
+use crate::bounds::fit;
+use crate::guard::{Guard, Refused, same_node};
+use crate::transfer::Transfers;
 use crate::wire::{Batch, MAX_BODY, PATH, Replies};
 use crate::{AUDIENCE, Identity};
-
-/// From the first byte of a connection to the end of its handshake, and of a request's head.
-const GREETING: Duration = Duration::from_secs(5);
 
 /// The longest that a request may wait, whatever its sender says.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Pause after a failure to accept (too many open files), lest it fill the log.
-const BREATH: Duration = Duration::from_millis(100);
+/// Room for the agents of a large cluster; one that is closed for another connects again with its next request.
+const CONNECTIONS: usize = 2048;
+
+/// Whether there may be such a pool: a desk is opened for no other.
+pub type Admission = Arc<dyn Fn(PoolKey) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// What serves the nodes.
 #[derive(Clone)]
@@ -43,6 +45,8 @@ pub struct Counter {
     desks: Desks,
     guard: Arc<Guard>,
     leads: Arc<dyn Fn() -> bool + Send + Sync>,
+    admits: Admission,
+    refused: Tally,
     /// Requests under way: they end before the process does, heard or not.
     under_way: TaskTracker,
 }
@@ -54,16 +58,19 @@ impl fmt::Debug for Counter {
 }
 
 impl Counter {
-    /// `leads` tells whether this process leads, at the time it is asked.
+    /// `leads` tells whether this process leads, at the time it is asked; `admits` which pools there may be.
     pub fn new(
         desks: Desks,
         guard: Guard,
         leads: impl Fn() -> bool + Send + Sync + 'static,
+        admits: Admission,
     ) -> Counter {
         Counter {
             desks,
             guard: Arc::new(guard),
             leads: Arc::new(leads),
+            admits,
+            refused: Tally::new("requests were refused at the leader's desk"),
             under_way: TaskTracker::new(),
         }
     }
@@ -75,63 +82,30 @@ pub async fn serve(
     identity: &Identity,
     counter: Counter,
     end: CancellationToken,
-) -> io::Result<()> {
-    let acceptor = TlsAcceptor::from(identity.server());
+) {
     let routes = Router::new()
         .route(PATH, post(put))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(counter.clone());
-    let connections = TaskTracker::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = end.cancelled() => break,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                let served = converse(stream, acceptor.clone(), routes.clone(), end.clone());
-                connections.spawn(served);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection to the common desk was not taken");
-                tokio::time::sleep(BREATH).await;
-            }
-        }
-    }
-    connections.close();
+    let server = Server {
+        name: "leader desk",
+        transport: Transport::Tls(listener, identity.server()),
+        routes,
+        limits: Limits {
+            connections: CONNECTIONS,
+            ..Limits::default()
+        },
+    };
+    server.run(end).await;
     counter.under_way.close();
     counter.under_way.wait().await;
-    connections.wait().await;
-    Ok(())
 }
 
-async fn converse(
-    stream: TcpStream,
-    acceptor: TlsAcceptor,
-    routes: Router,
-    end: CancellationToken,
-) {
-    let _ = stream.set_nodelay(true);
-    let Ok(Ok(stream)) = tokio::time::timeout(GREETING, acceptor.accept(stream)).await else {
-        return;
-    };
-    let service = TowerToHyperService::new(routes);
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        // Counts from the last answer on too: an agent that is quiet for longer connects anew.
-        .header_read_timeout(LIMIT)
-        .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        _ = connection.as_mut() => {}
-        () = end.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            let _ = tokio::time::timeout(GREETING, connection).await;
-        }
-    }
-}
-
-async fn put(State(counter): State<Counter>, headers: HeaderMap, body: Bytes) -> Response {
+async fn put(
+    State(counter): State<Counter>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     if !(counter.leads)() {
         let text = "this process does not lead; the Lease says who does\n";
         return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
@@ -143,6 +117,15 @@ async fn put(State(counter): State<Counter>, headers: HeaderMap, body: Bytes) ->
         let text = format!("say who you are: Authorization: Bearer, a token for {AUDIENCE}\n");
         return (StatusCode::UNAUTHORIZED, text).into_response();
     };
+    // Before the body is read: a stranger costs no memory.
+    let node = match counter.guard.check(token, peer).await {
+        Ok(node) => node,
+        Err(refused) => return counter.refuse(peer, &refused),
+    };
+    let Ok(body) = axum::body::to_bytes(body, MAX_BODY).await else {
+        let text = format!("a batch has at most {MAX_BODY} bytes\n");
+        return (StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
+    };
     let batch: Batch = match serde_json::from_slice(&body) {
         Ok(batch) => batch,
         Err(error) => {
@@ -150,21 +133,28 @@ async fn put(State(counter): State<Counter>, headers: HeaderMap, body: Bytes) ->
             return (StatusCode::BAD_REQUEST, text).into_response();
         }
     };
-    if let Err(refused) = counter.guard.check(token, &batch.node).await {
-        let status = match refused {
-            Refused::Unknown(_) => StatusCode::UNAUTHORIZED,
-            Refused::Forbidden(_) => StatusCode::FORBIDDEN,
-            Refused::Blind(_) => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        tracing::warn!(node = batch.node, %refused, "not served at the common desk");
-        return (status, format!("{refused}\n")).into_response();
+    drop(body);
+    if let Err(refused) = same_node(&node, &batch.node) {
+        return counter.refuse(peer, &refused);
+    }
+    if let Err(unfit) = fit(&batch) {
+        counter
+            .refused
+            .note(|| format!("{peer}: node {node}: {unfit}"));
+        return (StatusCode::BAD_REQUEST, format!("{unfit}\n")).into_response();
     }
     let limit = Duration::from_millis(batch.limit_ms).min(LIMIT);
-    let desk = counter.desks.of(&batch.pool);
+    let Some(desk) = counter.desk(&batch.pool).await else {
+        tracing::debug!(%node, pool = %batch.pool, "neither a pool nor a definition: left to the node");
+        let answers = batch.requests.iter().map(|_| None).collect();
+        return axum::Json(Replies { answers }).into_response();
+    };
+    let transfers = counter.guard.transfers();
+    let (sender, requests) = (Arc::clone(&node), batch.requests);
     // In a task of its own: a caller that hangs up must not leave half of its batch in the queue.
     let answered = counter
         .under_way
-        .spawn(async move { desk.submit_for(batch.requests, limit).await });
+        .spawn(async move { serve_within(&desk, &transfers, &sender, requests, limit).await });
     let Ok(answered) = answered.await else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
@@ -172,9 +162,69 @@ async fn put(State(counter): State<Counter>, headers: HeaderMap, body: Bytes) ->
         .into_iter()
         .map(|answer| {
             answer
-                .inspect_err(|error| tracing::debug!(node = batch.node, %error, "left to the node"))
+                .inspect_err(|error| tracing::debug!(%node, %error, "left to the node"))
                 .ok()
         })
         .collect();
     axum::Json(Replies { answers }).into_response()
+}
+
+impl Counter {
+    /// The pool's desk. One that is not open is opened only for a pool that there may be: each costs a watch.
+    async fn desk(&self, pool: &PoolKey) -> Option<Desk> {
+        if let Some(desk) = self.desks.opened(pool) {
+            return Some(desk);
+        }
+        (self.admits)(pool.clone())
+            .await
+            .then(|| self.desks.of(pool))
+    }
+
+    fn refuse(&self, peer: Peer, refused: &Refused) -> Response {
+        let status = match refused {
+            Refused::Unknown(_) => StatusCode::UNAUTHORIZED,
+            Refused::Forbidden(_) => StatusCode::FORBIDDEN,
+            Refused::TooMany => StatusCode::TOO_MANY_REQUESTS,
+            Refused::Blind(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        self.refused.note(|| format!("{peer}: {refused}"));
+        (status, format!("{refused}\n")).into_response()
+    }
+}
+
+/// Serves requests of one node: on its own entries, on those that name none and whose pod is on no other node, and on those of
+/// another that its pods may take over.
+async fn serve_within(
+    desk: &Desk,
+    transfers: &Transfers,
+    node: &str,
+    requests: Vec<Request>,
+    limit: Duration,
+) -> Vec<Result<Answer, DeskError>> {
+    let own = Scope {
+        node: node.to_owned(),
+        ..Scope::default()
+    };
+    let scoped = desk.submit_within_scope(requests.clone(), Some(own.clone()), limit);
+    let mut answers = scoped.await;
+    for (answer, request) in answers.iter_mut().zip(requests) {
+        let Err(DeskError::Foreign { address, held, .. }) = answer else {
+            continue;
+        };
+        if !transfers.may(node, &request, *address, held).await {
+            tracing::warn!(node, %address, owner = %held.owner, "left alone: the entry is not of the node that asks");
+            continue;
+        }
+        let named = held.attribute(NODE).is_some();
+        let wider = Scope {
+            unnamed: !named,
+            transfers: named,
+            ..own.clone()
+        };
+        let again = desk.submit_within_scope(vec![request], Some(wider), limit);
+        if let Some(served) = again.await.into_iter().next() {
+            *answer = served;
+        }
+    }
+    answers
 }

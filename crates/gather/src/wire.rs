@@ -6,6 +6,9 @@ use berth_core::{Answer, Request};
 use berth_ledger::PoolKey;
 use serde::{Deserialize, Serialize};
 
+use crate::answers::fault;
+use crate::bounds::fit;
+
 /// The version is part of the path: a form that old leaders can't read gets a new one.
 pub(crate) const PATH: &str = "/v1/desk";
 
@@ -15,7 +18,7 @@ pub(crate) const MAX_BODY: usize = 4 << 20;
 /// Requests for one pool, in their order.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Batch {
+pub struct Batch {
     /// The node that asks. Its token has to say the same.
     pub node: String,
     pub pool: PoolKey,
@@ -26,6 +29,20 @@ pub(crate) struct Batch {
 
 /// One answer per request; none where the agent has to see to it itself.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Replies {
+pub struct Replies {
     pub answers: Vec<Option<Answer>>,
+}
+
+impl Batch {
+    /// Why the leader carries out none of it, as far as its content tells.
+    pub fn fault(&self) -> Option<String> {
+        fit(self).err().map(|unfit| unfit.to_string())
+    }
+}
+
+impl Replies {
+    /// Why these are no answers to the requests.
+    pub fn fault(&self, requests: &[Request]) -> Option<String> {
+        fault(requests, &self.answers)
+    }
 }

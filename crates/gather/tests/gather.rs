@@ -8,15 +8,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::dialect::WHEREABOUTS;
+use berth_core::plan::Selector;
 use berth_core::{
-    Address, Answer, Claim, Handle, Owner, Prefix, RangeSpec, Record, Request, Space, Want,
+    Address, Answer, Claim, Handle, NODE, Owner, Prefix, RangeSpec, Record, Release, Request,
+    Space, Want,
 };
 use berth_desk::{Away, CommonDesk, Desk, DeskMetrics, DeskSettings, Desks};
-use berth_gather::{AUDIENCE, Counter, GatherSettings, Guard, Identity, Leader, Notice, serve};
+use berth_gather::{
+    AUDIENCE, Admission, Counter, GatherSettings, Guard, Identity, Leader, Notice, serve,
+};
 use berth_ledger::kube::{Connect, Connection};
 use berth_ledger::{KubeLedger, Ledger, PoolKey, SharedLedger};
-use berth_testkit::{Account, Cluster};
+use berth_testkit::{Account, Agents, Cluster};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::PostParams;
@@ -30,6 +35,7 @@ const LEASE: &str = "berth-controller";
 struct World {
     cluster: &'static Cluster,
     namespace: String,
+    agents: Agents,
     agent: Account,
     controller: Account,
 }
@@ -63,10 +69,6 @@ impl World {
             &["ippools"],
             &["patch", "get", "list", "watch", "create"],
         );
-        let agent = json!([
-            pools.clone(),
-            rule("coordination.k8s.io", &["leases"], &["get"])
-        ]);
         let controller = json!([
             pools,
             rule("coordination.k8s.io", &["leases"], &["create"]),
@@ -76,12 +78,16 @@ impl World {
                 &["subjectaccessreviews"],
                 &["create"]
             ),
+            rule("", &["pods"], &["get"]),
+            rule("k8s.cni.cncf.io", &["ipamclaims"], &["get", "list"]),
         ]);
-        let agent = cluster.service_account(&namespace, "agent", agent);
-        let agent = agent.await.unwrap();
+        let agents = cluster.agents_beside_a_controller(&namespace).await;
+        let agents = agents.unwrap();
+        let agent = agents.on("n0").await.unwrap();
         let controller = cluster.service_account(&namespace, "controller", controller);
         World {
             cluster,
+            agents,
             agent,
             controller: controller.await.unwrap(),
             namespace,
@@ -102,7 +108,7 @@ impl World {
             &self.namespace,
             Duration::from_secs(5),
         );
-        let counter = Counter::new(desks.clone(), guard, move || *led.borrow());
+        let counter = Counter::new(desks.clone(), guard, move || *led.borrow(), admission());
         let end = CancellationToken::new();
         let (until, notice) = (end.clone(), Notice::of(address.to_string(), &identity));
         tokio::spawn(async move { serve(listener, &identity, counter, until).await });
@@ -166,7 +172,8 @@ impl World {
             common: Some(self.leader(settings).await),
             ..DeskSettings::default()
         };
-        let ledger: SharedLedger = Arc::new(KubeLedger::new(open(&self.agent).await));
+        let account = self.agents.on(node).await.unwrap();
+        let ledger: SharedLedger = Arc::new(KubeLedger::new(open(&account).await));
         let metrics = DeskMetrics::default().of(node);
         Desk::open(ledger, mk_pool(), &settings, metrics)
     }
@@ -189,6 +196,11 @@ async fn open(account: &Account) -> Connection {
         ..Connect::default()
     };
     connect.open().await.unwrap()
+}
+
+/// Of all pools there may be one.
+fn admission() -> Admission {
+    Arc::new(|pool| Box::pin(async move { pool == mk_pool() }))
 }
 
 fn mk_pool() -> PoolKey {
@@ -348,7 +360,7 @@ async fn whoever_listens_at_the_leaders_address_is_not_the_leader_without_its_ke
     let identity = Identity::make().unwrap();
     let connection = open(&world.controller).await;
     let guard = Guard::new(connection.client, &world.namespace, Duration::from_secs(5));
-    let counter = Counter::new(serving.desks.clone(), guard, || true);
+    let counter = Counter::new(serving.desks.clone(), guard, || true, admission());
     let end = CancellationToken::new();
     let until = end.clone();
     tokio::spawn(async move { serve(listener, &identity, counter, until).await });
@@ -359,4 +371,143 @@ async fn whoever_listens_at_the_leaders_address_is_not_the_leader_without_its_ke
         other => panic!("{other:?}"),
     }
     end.cancel();
+}
+
+/// The same claim, with the node in its record as agents write it.
+fn claim_on(node: &str, pod: &str, container: &str) -> Request {
+    let Request::Claim(mut claim) = mk_claim(pod) else {
+        unreachable!("mk_claim makes claims");
+    };
+    claim.record.handle = Handle::new(container);
+    claim.record = claim.record.with(NODE, node);
+    Request::Claim(claim)
+}
+
+fn release(selector: Selector) -> Request {
+    let rest = Duration::ZERO;
+    Request::Release(Release { selector, rest })
+}
+
+impl World {
+    async fn put(&self, leader: &Leader, request: Request) -> Option<Answer> {
+        let limit = Duration::from_secs(5);
+        let answers = leader.put(&mk_pool(), &[request], limit).await.unwrap();
+        answers.into_iter().next().unwrap()
+    }
+
+    async fn at(&self, node: &str) -> Arc<Leader> {
+        let settings = self.settings(node, &self.agent, AUDIENCE).await;
+        self.leader(settings).await
+    }
+
+    /// A pod that is bound to a node, or is moved there.
+    async fn bind(&self, pod: &str, node: &str) {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
+        let at_once = kube::api::DeleteParams::default().grace_period(0);
+        let _ = pods.delete(pod, &at_once).await;
+        let object = json!({
+            "metadata": { "name": pod },
+            "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "nothing" }] },
+        });
+        let object: Pod = serde_json::from_value(object).unwrap();
+        pods.create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    fn named(&self, request: Request, pod: &str) -> Request {
+        let Request::Claim(mut claim) = request else {
+            return request;
+        };
+        claim.record.owner = Owner::new(format!("{}/{pod}", self.namespace), "net1");
+        Request::Claim(claim)
+    }
+}
+
+/// A token of node-a was stolen: at the leader's desk it frees nothing of node-b's, by whatever it names it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_releases_no_entry_of_another_node() {
+    let world = World::new("releases").await;
+    let serving = world.lead().await;
+    let (thief, owner) = (world.at("node-a").await, world.at("node-b").await);
+    let given = world.put(&owner, claim_on("node-b", "victim", "c1")).await;
+    let address = granted(&given.unwrap());
+    let holder = Record::new(Owner::new("default/victim", "net1"), Handle::new("c1"));
+    let selectors = || {
+        let handle = holder.handle.clone();
+        let holder = holder.clone();
+        [
+            Selector::Handle { handle, part: None },
+            Selector::Owner(holder.owner.clone()),
+            Selector::Address { address, holder },
+        ]
+    };
+    for selector in selectors() {
+        let answer = world.put(&thief, release(selector)).await;
+        assert_eq!(answer, None, "left to whoever has the right");
+    }
+    // Nor does it take it over first: no pod of that name is on its node.
+    let answer = world.put(&thief, claim_on("node-a", "victim", "stolen"));
+    assert_eq!(answer.await, None);
+    let reown = Request::Reown {
+        address,
+        expected: holder.clone(),
+        record: Record::new(Owner::new("default/thief", "net1"), Handle::new("t")),
+    };
+    assert_eq!(world.put(&thief, reown).await, None);
+    assert_eq!(world.held().await.len(), 1);
+    let [by_handle, ..] = selectors();
+    let freed = world.put(&owner, release(by_handle)).await;
+    assert!(matches!(freed, Some(Answer::Released(freed)) if freed.len() == 1));
+    serving.end.cancel();
+}
+
+/// A StatefulSet's pod that is made again on another node takes its address along; a node that it is not on gets nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_goes_to_the_node_that_its_pod_is_on() {
+    let world = World::new("moved").await;
+    let serving = world.lead().await;
+    let (first, second) = (world.at("node-a").await, world.at("node-b").await);
+    world.bind("db-0", "node-a").await;
+    let claim =
+        |node: &str, container: &str| world.named(claim_on(node, "db-0", container), "db-0");
+    let given = world.put(&first, claim("node-a", "c1")).await.unwrap();
+    assert_eq!(world.put(&second, claim("node-b", "c2")).await, None);
+    world.bind("db-0", "node-b").await;
+    let again = world.put(&second, claim("node-b", "c2")).await.unwrap();
+    assert_eq!(granted(&again), granted(&given), "I3");
+    // An entry that names no node (whereabouts') is its pod's node's, too.
+    world.bind("old", "node-b").await;
+    let old = world.named(mk_claim("old"), "old");
+    world.put(&second, old).await.unwrap();
+    let by_handle = || {
+        let handle = Handle::new("id-old");
+        release(Selector::Handle { handle, part: None })
+    };
+    assert_eq!(world.put(&first, by_handle()).await, None);
+    let freed = world.put(&second, by_handle()).await;
+    assert!(matches!(freed, Some(Answer::Released(freed)) if freed.len() == 1));
+    serving.end.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_bounds_what_a_request_may_ask_for() {
+    let world = World::new("bounds").await;
+    let serving = world.lead().await;
+    let leader = world.at("node-a").await;
+    let endless = Request::Release(Release {
+        selector: Selector::Owner(Owner::new("default/p", "net1")),
+        rest: Duration::from_secs(9_223_372_036_854_775_807),
+    });
+    let limit = Duration::from_secs(5);
+    match leader.put(&mk_pool(), &[endless], limit).await {
+        Err(Away::Unheard(text)) => assert!(text.contains("cooldown"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    let leader = world.at("node-a").await;
+    let theirs = claim_on("node-b", "p", "c");
+    match leader.put(&mk_pool(), &[theirs], limit).await {
+        Err(Away::Unheard(text)) => assert!(text.contains("node-b"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(world.held().await, BTreeMap::new());
+    serving.end.cancel();
 }

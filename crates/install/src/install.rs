@@ -36,6 +36,8 @@ pub struct Settings {
     pub engine: PathBuf,
     /// None on a node of no cluster: there the programs are all there is to install.
     pub cluster: Option<ClusterSource>,
+    /// The database that the node's agent allocates slices from, as the host sees it.
+    pub database: PathBuf,
     /// The node's name in its cluster, if it is known.
     pub node: Option<String>,
     /// Of the configuration files.
@@ -250,7 +252,7 @@ impl Settings {
         let pointer = self.cluster.is_some().then(|| Item {
             file: join(&self.layout.bin, pointer::NAME),
             mode: self.mode,
-            content: Content::Text(pointer::text(&own.there)),
+            content: Content::Text(pointer::text(&own.there, &self.database)),
             shared: false,
         });
         let engine = [program(ENGINE, &self.engine)];

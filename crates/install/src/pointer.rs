@@ -1,7 +1,7 @@
-//! What the engine beside the plugin is told of its installation: where the node's configuration is.
+//! What the engine beside the plugin is told of its installation: where the node's configuration and its agent's database are.
 //!
 //! The directories of a node may be any: an engine that is run without an agent finds the node's flat file, and with it the
-//! cluster, by this file beside itself. That it is there says that the node was installed for a cluster.
+//! cluster, by this file beside itself, and the database that the agent allocates slices from (I1). That it is there says that the node was installed for a cluster.
 
 use std::fs;
 use std::io;
@@ -21,11 +21,15 @@ pub struct Pointer {
     pub path: PathBuf,
     /// The directory of flat file, kubeconfig and node name.
     pub configuration: PathBuf,
+    /// The node's database; none where an older installer did not tell.
+    pub database: Option<PathBuf>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Text {
     configuration_path: PathBuf,
+    #[serde(default)]
+    database: Option<PathBuf>,
 }
 
 impl Pointer {
@@ -45,14 +49,16 @@ impl Pointer {
             serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
         Ok(Some(Pointer {
             configuration: text.configuration_path,
+            database: text.database,
             path,
         }))
     }
 }
 
-/// `own` is the directory of the configuration, as the host sees it.
-pub(crate) fn text(own: &Path) -> String {
-    format!("{:#}\n", json!({ "configuration_path": own }))
+/// `own` is the directory of the configuration, as the host sees it; so is `database`.
+pub(crate) fn text(own: &Path, database: &Path) -> String {
+    let text = json!({ "configuration_path": own, "database": database });
+    format!("{text:#}\n")
 }
 
 #[cfg(test)]
@@ -65,9 +71,15 @@ mod tests {
         let engine = dir.path().join("berth-full");
         assert_eq!(Pointer::beside(&engine).unwrap(), None);
         let own = Path::new("/srv/networks/whereabouts.d");
-        fs::write(dir.path().join(NAME), text(own)).unwrap();
+        let database = Path::new("/srv/berth/berth.db");
+        fs::write(dir.path().join(NAME), text(own, database)).unwrap();
         let found = Pointer::beside(&engine).unwrap().unwrap();
         assert_eq!(found.configuration, own);
+        assert_eq!(found.database.as_deref(), Some(database));
+        let older = json!({ "configuration_path": own }).to_string();
+        fs::write(dir.path().join(NAME), older).unwrap();
+        let found = Pointer::beside(&engine).unwrap().unwrap();
+        assert_eq!(found.database, None);
         fs::write(dir.path().join(NAME), "{}").unwrap();
         let error = Pointer::beside(&engine).unwrap_err().to_string();
         assert!(error.contains(NAME), "{error}");

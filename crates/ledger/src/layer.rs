@@ -3,7 +3,7 @@
 //! Promises: whoever implements [`Layer`] writes down only the calls that differ, and no call is forgotten: what a ledger
 //! answers of itself (`refresh`, `turn`, `news`, `fits`, `views`) is asked of the one below too, not of the trait's defaults.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -11,7 +11,9 @@ use async_trait::async_trait;
 use berth_core::{Change, Record};
 use futures::stream::BoxStream;
 
-use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
+use crate::{
+    ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited,
+};
 
 /// Every [`Layer`] is a [`Ledger`]; the calls mean what they mean there.
 #[async_trait]
@@ -110,7 +112,26 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.below(None).claims(kind).await
     }
 
-    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+    async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.below(Some(pool)).peek(pool).await
+    }
+
+    async fn visit_pools(
+        &self,
+        visit: &mut (dyn FnMut(Visited) + Send),
+    ) -> Result<(), LedgerError> {
+        self.below(None).visit_pools(visit).await
+    }
+
+    async fn visit_claims(
+        &self,
+        kind: ClaimKind,
+        visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
+    ) -> Result<(), LedgerError> {
+        self.below(None).visit_claims(kind, visit).await
+    }
+
+    async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {
         self.below(None).views().await
     }
 }
@@ -207,7 +228,26 @@ impl<L: Layer> Ledger for L {
         Layer::claims(self, kind).await
     }
 
-    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+    async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        Layer::peek(self, pool).await
+    }
+
+    async fn visit_pools(
+        &self,
+        visit: &mut (dyn FnMut(Visited) + Send),
+    ) -> Result<(), LedgerError> {
+        Layer::visit_pools(self, visit).await
+    }
+
+    async fn visit_claims(
+        &self,
+        kind: ClaimKind,
+        visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
+    ) -> Result<(), LedgerError> {
+        Layer::visit_claims(self, kind, visit).await
+    }
+
+    async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {
         Layer::views(self).await
     }
 }

@@ -10,6 +10,7 @@
 
 pub mod configmap;
 mod error;
+pub mod files;
 pub mod kube;
 mod layer;
 mod memory;
@@ -18,7 +19,7 @@ mod sqlite;
 mod turns;
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,6 +129,15 @@ pub struct Guard {
 pub struct Snapshot {
     pub pool: Pool,
     pub version: Version,
+}
+
+/// A pool as a list of all pools had it.
+#[derive(Debug)]
+pub struct Visited {
+    pub key: PoolKey,
+    /// The node that publishes it, where it is a view of that node's slice.
+    pub publisher: Option<String>,
+    pub snapshot: Result<Snapshot, LedgerError>,
 }
 
 /// What waiting for a turn has brought.
@@ -263,6 +273,33 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// The pool as [`Ledger::load`] reads it, for a reader that will not write it: nothing of it is kept for a later write.
+    async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.load(pool).await
+    }
+
+    /// Shows every pool to `visit`, one at a time; one that can't be read is shown with the reason. No more than a few pools
+    /// are held at a time, however many there are.
+    async fn visit_pools(
+        &self,
+        visit: &mut (dyn FnMut(Visited) + Send),
+    ) -> Result<(), LedgerError> {
+        for key in self.pools().await? {
+            let snapshot = match self.peek(&key).await {
+                Err(error) if !matches!(error, LedgerError::Unreadable { .. }) => {
+                    return Err(error);
+                }
+                snapshot => snapshot,
+            };
+            visit(Visited {
+                key,
+                publisher: None,
+                snapshot,
+            });
+        }
+        Ok(())
+    }
+
     /// Every pool that is kept here.
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError>;
 
@@ -289,10 +326,22 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// All claims of a kind.
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError>;
 
+    /// Shows every claim of a kind to `visit`, one at a time: a caller that keeps what it needs of each holds no list of them.
+    async fn visit_claims(
+        &self,
+        kind: ClaimKind,
+        visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
+    ) -> Result<(), LedgerError> {
+        for (key, record) in self.claims(kind).await? {
+            visit(key, record);
+        }
+        Ok(())
+    }
+
     /// The names of pools whose truth is kept elsewhere and that are written by their keeper alone: a node's
-    /// slices. Others read them and free nothing in them.
-    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
-        Ok(BTreeSet::new())
+    /// slices, and the node. Others read them and release nothing in them.
+    async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {
+        Ok(BTreeMap::new())
     }
 }
 

@@ -325,9 +325,9 @@ async fn a_state_over_one_mebibyte_is_refused_before_it_is_sent() {
         });
         named.collect()
     };
-    bench.commit(&changes(&ips[..2000])).await.unwrap();
+    bench.commit(&changes(&ips[..1500])).await.unwrap();
     let before = bench.data().await;
-    let refused = bench.commit(&changes(&ips[2000..])).await.unwrap_err();
+    let refused = bench.commit(&changes(&ips[1500..])).await.unwrap_err();
     assert!(
         matches!(
             refused,
@@ -351,7 +351,19 @@ async fn a_state_over_one_mebibyte_is_refused_before_it_is_sent() {
         .patch(NAME, &params, &Patch::Merge(&fill))
         .await
         .unwrap();
-    bench.commit(&changes(&ips[2000..2001])).await.unwrap();
+    // A claim leaves room for the quarantine of all entries, which then has it.
+    let refused = bench.commit(&changes(&ips[2000..2001])).await.unwrap_err();
+    assert!(matches!(refused, LedgerError::Full { .. }), "{refused}");
+    let id = changes(&ips[..1])[0].clone();
+    let Change::Claim { address, record } = id else {
+        panic!("{id:?}");
+    };
+    let quarantined = Change::Update {
+        address,
+        expected: record.clone(),
+        record: record.with("cleanupError", "x".repeat(1900)),
+    };
+    bench.commit(&[quarantined]).await.unwrap();
 }
 
 #[tokio::test]

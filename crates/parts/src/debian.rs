@@ -13,6 +13,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("musl-tools", "the static plugin binary"),
     ("openssh-server", "the SFTP side of a VM"),
     ("runc", "containers"),
+    ("strace", "a disk that fails"),
     (
         "util-linux",
         "entering namespaces, stopping parts with their test",

@@ -12,7 +12,8 @@ mod build;
 mod cache;
 mod catalog;
 mod debian;
-mod deny;
+mod promtool;
+mod tools;
 pub mod waited;
 
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 pub use debian::debian;
-pub use deny::cargo_deny;
+pub use tools::{Tool, cargo_tool};
 
 use cache::Cache;
 use catalog::MODULES;
@@ -35,6 +36,7 @@ pub struct Parts {
 /// milliseconds when it is full.
 pub fn ensure(mut progress: impl FnMut(&str)) -> Result<Parts> {
     let cache = Cache::locate()?;
+    promtool::ensure(&cache, &mut progress)?;
     if catalog::missing(&cache).is_empty() {
         return Ok(Parts { cache });
     }
@@ -136,6 +138,11 @@ impl Parts {
 
     pub fn ctr(&self) -> PathBuf {
         self.file("containerd", "ctr")
+    }
+
+    /// Prometheus' own judge of what `/metrics` serves.
+    pub fn promtool(&self) -> Result<PathBuf> {
+        promtool::find(&self.cache)
     }
 
     pub fn multus(&self) -> PathBuf {

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use berth_cni::call::{Environment, Verb};
-use berth_cni::conf::NetConf;
+use berth_cni::conf::{LONGEST_CONFIGURATION, NetConf};
 use berth_cni::error::{CniError, Code};
 use berth_cni::http::{self, ClientError};
 use berth_cni::version::{Version, version_answer};
@@ -32,9 +32,15 @@ fn main() -> ExitCode {
         _ => {}
     }
     let mut stdin = Vec::new();
-    if let Err(error) = io::stdin().lock().read_to_end(&mut stdin) {
+    // What is longer is refused for its length: a longer piece of it would be too.
+    let longest = LONGEST_CONFIGURATION as u64 + 1;
+    if let Err(error) = io::stdin().lock().take(longest).read_to_end(&mut stdin) {
         let error = CniError::new(Code::Io, format!("stdin cannot be read: {error}"));
         return fail(&error, None);
+    }
+    if stdin.len() > LONGEST_CONFIGURATION {
+        // The piece may end within a character.
+        stdin = String::from_utf8_lossy(&stdin).into_owned().into_bytes();
     }
     let Ok(stdin) = String::from_utf8(stdin) else {
         let error = CniError::new(

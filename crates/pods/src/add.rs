@@ -20,7 +20,8 @@ use berth_ledger::{LedgerError, PoolKey};
 use berth_slices::sliced::is_sliced;
 use futures::future::join_all;
 
-use crate::attachment::{Attachment, Place};
+use crate::attachment::{Attachment, Place, attribute};
+use crate::by_hand::Allocated;
 use crate::config::PodNetwork;
 use crate::cut;
 use crate::error::PodError;
@@ -48,7 +49,10 @@ pub async fn add(
     place: &Place,
 ) -> Result<IpamResult, PodError> {
     let layout = Layout::of(network);
-    let record = who.record(&network.name, place);
+    let mut record = who.record(&network.name, place);
+    if store.in_cluster && store.journal.is_none() {
+        record.attributes.remove(attribute::NODE);
+    }
     let addition = Addition {
         store,
         network,
@@ -71,8 +75,8 @@ pub async fn add(
             .filter(|held| !is_sliced(&held.pool))
             .map(|held| (held.pool.clone(), held.granted.address))
             .collect();
-        if !given.is_empty() {
-            journal.note(&network.name, &addition.record, &given).await;
+        if !given.is_empty() && !journal.note(&network.name, &addition.record, &given).await {
+            addition.withhold_node(&given).await;
         }
     }
     let mut ips = Vec::with_capacity(layout.slots.len());
@@ -86,6 +90,28 @@ pub async fn add(
         routes: network.routes.clone(),
         dns: network.dns.clone(),
     })
+}
+
+/// Gives `record` an address of every range. For what no runtime asks for: nothing is noted of a node.
+pub(crate) async fn allocate(
+    store: &Store,
+    network: &PodNetwork,
+    record: Record,
+) -> Result<Vec<Allocated>, PodError> {
+    let layout = Layout::of(network);
+    let addition = Addition {
+        store,
+        network,
+        layout: &layout,
+        record,
+    };
+    let mut held = addition.settle().await?;
+    held.sort_by_key(|held| held.slot);
+    let allocated = held.into_iter().map(|held| Allocated {
+        pool: held.pool,
+        address: held.granted.address,
+    });
+    Ok(allocated.collect())
 }
 
 /// Where a search stands.
@@ -261,6 +287,23 @@ impl Addition<'_> {
             freed?;
         }
         Ok(())
+    }
+
+    /// Takes the node out of entries that its journal lacks: no collector but the node's own would free them, and that one
+    /// does not know of them. Entries without a node are judged by their pods alone.
+    async fn withhold_node(&self, given: &[(PoolKey, Address)]) {
+        let mut record = self.record.clone();
+        record.attributes.remove(attribute::NODE);
+        for (pool, address) in given {
+            let without = Request::Reown {
+                address: *address,
+                expected: self.record.clone(),
+                record: record.clone(),
+            };
+            if let Err(error) = self.store.ask(pool, without).await {
+                tracing::warn!(%address, %pool, %error, "the entry names this node, whose journal lacks it: DEL frees it");
+            }
+        }
     }
 
     /// Undoes what this call did, as far as it can. `ours` are the addresses it was the first to hold.

@@ -12,10 +12,13 @@ use berth_core::{Handle, Owner, Record};
 pub mod attribute {
     /// The CNI network's name: what CNI GC is limited to.
     pub const NETWORK: &str = "network";
-    pub const NODE: &str = "node";
+    /// The node that the container runs on. A cluster's ledger keeps it where it can.
+    pub const NODE: &str = berth_ledger::kube::NODE;
     /// In the node's journal: the pool that an address is of.
     pub const POOL: &str = "pool";
     pub const POD_UID: &str = "pod-uid";
+    /// The path of the container's network namespace: while it is there, the sandbox may run.
+    pub const NETNS: &str = "netns";
     /// The boot of the node that the container was started under.
     pub const BOOT: &str = "boot";
 }
@@ -34,7 +37,7 @@ pub struct Attachment {
     pub handle: Handle,
     /// The pod's UID, where the runtime told it.
     pub pod_uid: String,
-    /// Where the interface is to be; for a probe.
+    /// Where the interface is to be.
     pub netns: String,
 }
 
@@ -72,6 +75,7 @@ impl Attachment {
             (attribute::NODE, &place.node),
             (attribute::BOOT, &place.boot),
             (attribute::POD_UID, &self.pod_uid),
+            (attribute::NETNS, &self.netns),
         ];
         for (key, value) in facts {
             if !value.is_empty() {

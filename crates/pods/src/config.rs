@@ -1,10 +1,12 @@
 //! The `ipam` object: whereabouts' configuration, key for key, and Berth's own settings beside it.
 //!
 //! Promises: a configuration that works there works here and means the same; a typing error that is swallowed
-//! there is swallowed here too, and returned as a warning. Pure but for [`flat`], which reads the flat file.
+//! there is swallowed here too, and returned as a warning. Pure but for [`flat`], which reads the node's files: a network
+//! definition is untrusted input, and what it names of the node is decided there.
 //! It does not say where pools are kept.
 
 pub mod flat;
+mod keys;
 mod outcome;
 mod ranges;
 mod settings;
@@ -21,11 +23,14 @@ use berth_cni::result::{Dns, Route};
 use berth_cni::{Args, CniError, Code, NetConf};
 use berth_core::{Address, RangeError, RangeSpec, Space, Warning};
 
-pub use flat::FlatFile;
+pub use flat::{FlatFile, Found, NamedPaths, NodeFiles};
 pub use settings::{Compatible, Settings};
 pub use statics::StaticAddress;
 
 use source::Source;
+
+/// The most addresses that one interface gets: each costs a write.
+const MOST_ADDRESSES: usize = 64;
 
 /// One network as a pod's interface joins it: where its addresses come from and what it is told with them.
 #[derive(Debug, Clone)]
@@ -47,6 +52,7 @@ pub struct PodNetwork {
     /// `fast_ipam`: a node may claim slices by itself. Without a size, such a network is a plain range
     /// to everyone who does not know slices.
     pub fast_ipam: bool,
+    /// Of the node's own configuration, or of a definition that may name it: [`NodeFiles`].
     pub kubeconfig: Option<PathBuf>,
     /// The host's interface that the container's hangs on; empty where the configuration names none.
     pub link: String,
@@ -54,6 +60,10 @@ pub struct PodNetwork {
     pub compatible: Compatible,
     /// What was swallowed, for the log.
     pub warnings: Vec<Warning>,
+    /// Keys that mean nothing here, for the log.
+    pub unknown_keys: Vec<Warning>,
+    /// Why no address is given, though everything could be read. They do not stop a DEL.
+    pub faults: Vec<CniError>,
 }
 
 /// A range that one address is taken from.
@@ -91,6 +101,12 @@ pub enum ConfigError {
     TooManyAddresses { version: String },
     #[error("flat file {path}: {why}")]
     Flat { path: String, why: String },
+    #[error("{field}: {path:?} is not taken: {why}")]
+    Path {
+        field: &'static str,
+        path: String,
+        why: String,
+    },
 }
 
 impl From<ConfigError> for CniError {
@@ -116,27 +132,31 @@ impl PodNetwork {
         self.fast_ipam = false;
     }
 
-    /// Reads the `ipam` object of `conf`, completed by the flat file and by what this call asks for.
+    /// Reads the `ipam` object of `conf`, completed by the node's files and by what this call asks for.
     ///
     /// `accepted` is the `ipam.type` that the plugin answers to.
     pub fn read(
         conf: &NetConf,
         args: &Args,
         accepted: &str,
-        flat: Option<&FlatFile>,
+        found: Found,
     ) -> Result<PodNetwork, ConfigError> {
         let ipam = conf.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
-        let source = Source::new(ipam, flat)?;
-        let found = source.inline_text("type")?;
-        if found != accepted {
+        let Found {
+            flat,
+            kubeconfig,
+            mut warnings,
+            mut faults,
+        } = found;
+        let source = Source::new(ipam, flat.as_ref())?;
+        let kind = source.inline_text("type")?;
+        if kind != accepted {
             return Err(ConfigError::Type {
-                found,
+                found: kind,
                 accepted: accepted.to_owned(),
             });
         }
-        let mut warnings = Vec::new();
-        warnings.extend(flat::unfound(conf, flat)?);
-        let settings = settings::read(&source, conf)?;
+        let settings = settings::read(&source, conf, &mut faults)?;
         let ranges = ranges::read(&source, &settings, &mut warnings)?;
         let mut network = PodNetwork {
             name: conf.name.clone(),
@@ -151,13 +171,24 @@ impl PodNetwork {
                 .unwrap_or(true),
             node_slice_size: settings::node_slice_size(&source)?,
             fast_ipam: source.flag("fast_ipam")?.unwrap_or(false),
-            kubeconfig: settings::kubeconfig(&source)?,
+            kubeconfig,
             link: conf.link.clone(),
             settings,
             compatible: settings::compatible(&source)?,
             warnings,
+            unknown_keys: keys::unknown(ipam),
+            faults: Vec::new(),
         };
         statics::add_requested(&mut network, conf, args)?;
+        let addresses = network.ranges.len() + network.addresses.len();
+        if addresses > MOST_ADDRESSES {
+            faults.push(ConfigError::Value {
+                field: "addresses and ranges".to_owned(),
+                value: addresses.to_string(),
+                expected: "a number of at most 64 addresses for one interface",
+            });
+        }
+        network.faults = faults.into_iter().map(CniError::from).collect();
         Ok(network)
     }
 }

@@ -16,14 +16,18 @@ use crate::store::Store;
 /// time. More than that is a fault, and said.
 const MOVES: usize = 8;
 
-/// Leaves of every want what lies in slices that are given from now.
+/// Leaves of every want what lies in slices that an ADD would allocate from. Nothing is claimed and nothing is written; a node
+/// that would have to claim a slice is left with its wants as they are.
 pub(crate) async fn to_slices(store: &Store, layout: &mut Layout) -> Result<(), PodError> {
     for pool in &mut layout.pools {
         let Some((slices, of)) = sliced(store, pool) else {
             continue;
         };
-        let active = slices.active(of).await?;
-        let cut = Cut::of(slices, of, active.slices);
+        let within = slices.foreseen(of).await?;
+        if within.is_empty() {
+            continue;
+        }
+        let cut = Cut::of(slices, of, within);
         for (_, want) in &mut pool.wants {
             *want = cut.clip(want)?;
         }

@@ -35,6 +35,7 @@ pub async fn del(
 ) -> Result<Vec<Address>, PodError> {
     let mut freed = Vec::new();
     let mut first = None;
+    let mut left = false;
     for pool in &Layout::of(network).pools {
         if let Some(other) = cut::elsewhere(store, pool) {
             match tokio::time::timeout(
@@ -46,16 +47,19 @@ pub async fn del(
                 Ok(Ok(some)) => freed.extend(some),
                 // Nobody waits for it: what stays is freed when its pod is seen to be gone.
                 Ok(Err(error)) => {
-                    tracing::warn!(pool = %other, %handle, %error, "left to the collector")
+                    left = true;
+                    tracing::warn!(pool = %other, %handle, %error, "left to the collector");
                 }
                 Err(_) => {
-                    tracing::warn!(pool = %other, %handle, "no answer; left to the collector")
+                    left = true;
+                    tracing::warn!(pool = %other, %handle, "no answer; left to the collector");
                 }
             }
         }
         match del_in(store, network, &pool.key, handle, ifname).await {
             Ok(some) => freed.extend(some),
             Err(error) if store.once && error.is_unauthenticated() => {
+                left = true;
                 tracing::warn!(pool = %pool.key, %handle, %error, "left to the collector");
             }
             Err(error) => {
@@ -76,7 +80,8 @@ pub async fn del(
     match first {
         Some(error) => Err(error),
         None => {
-            if let Some(journal) = &store.journal {
+            // What is left to the collector is found by its note.
+            if let Some(journal) = store.journal.as_ref().filter(|_| !left) {
                 journal.forget(&network.name, handle, ifname).await;
             }
             Ok(freed)

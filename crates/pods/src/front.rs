@@ -6,15 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_cni::call::{Call, Target};
+use berth_cni::conf::{self, Unread};
+use berth_cni::ids::shown;
 use berth_cni::result::IpamResult;
 use berth_cni::version::version_answer;
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{Args, CniError, Code, NetConf};
 use berth_core::{Handle, Owner};
+use serde_json::Value;
 
 use crate::attachment::{Attachment, Place};
-use crate::config::{PodNetwork, flat};
+use crate::config::{Found, NamedPaths, NodeFiles, PodNetwork, flat};
 use crate::error::PodError;
+use crate::named_reads::NamedReads;
 use crate::sticky;
 use crate::store::{Store, Stores};
 use crate::turns::Turns;
@@ -24,12 +28,19 @@ use crate::{add, boot, check, del, gc, status};
 const ADD_LIMIT: Duration = Duration::from_secs(110);
 const DEL_LIMIT: Duration = Duration::from_secs(55);
 
+/// Warnings of one network that are logged, their length, and how many of all networks are remembered: definitions may have
+/// any number, and change at any time.
+const MOST_WARNINGS: usize = 16;
+const LONGEST_WARNING: usize = 500;
+const MOST_REMEMBERED: usize = 1000;
+
 /// The pods front of one node.
 #[derive(Debug)]
 pub struct Front {
     stores: Arc<dyn Stores>,
     place: Place,
-    flat_places: Vec<PathBuf>,
+    files: Arc<NodeFiles>,
+    named_reads: NamedReads,
     owners: Turns<Owner>,
     /// By container and interface.
     attachments: Turns<(Handle, String)>,
@@ -46,7 +57,10 @@ impl Front {
                 node: node.into(),
                 boot: boot::current(),
             },
-            flat_places: flat::PLACES.iter().map(PathBuf::from).collect(),
+            files: Arc::new(NodeFiles::of_known_cluster(
+                flat::PLACES.iter().map(PathBuf::from).collect(),
+            )),
+            named_reads: NamedReads::default(),
             owners: Turns::default(),
             attachments: Turns::default(),
             warned: Mutex::default(),
@@ -60,44 +74,69 @@ impl Front {
         self
     }
 
-    /// Looks for the flat file elsewhere than where whereabouts does.
+    /// Looks for the flat file elsewhere than where whereabouts does. No definition names a file.
     #[must_use]
-    pub fn with_flat_places(mut self, places: Vec<PathBuf>) -> Front {
-        self.flat_places = places;
+    pub fn with_flat_places(self, places: Vec<PathBuf>) -> Front {
+        self.with_files(NodeFiles::of_known_cluster(places))
+    }
+
+    /// Completes the networks' configurations by these files.
+    #[must_use]
+    pub fn with_files(mut self, files: NodeFiles) -> Front {
+        self.files = Arc::new(files);
         self
     }
 
     /// Serves a call. There is always an answer.
     pub async fn answer(&self, request: &Request) -> Answer {
-        match self.serve(request).await {
+        let document = conf::document(&request.stdin);
+        let version = document.as_ref().ok().and_then(NetConf::version_in);
+        match self.serve(request, document).await {
             Ok(stdout) => Answer::success(stdout),
             Err(error) => {
                 tracing::warn!(
-                    verb = %request.environment.command,
-                    container = %request.environment.container_id,
-                    ifname = %request.environment.ifname,
+                    verb = %shown(&request.environment.command),
+                    container = %shown(&request.environment.container_id),
+                    ifname = %shown(&request.environment.ifname),
                     code = error.code.number(),
                     "{error}"
                 );
-                Answer::failure(error.render(NetConf::version_of(&request.stdin)))
+                Answer::failure(error.render(version))
             }
         }
     }
 
-    async fn serve(&self, request: &Request) -> Result<String, CniError> {
+    async fn serve(
+        &self,
+        request: &Request,
+        document: Result<Value, Unread>,
+    ) -> Result<String, CniError> {
+        if let Some(why) = nothing_to_release(request, &document) {
+            let handle = shown(&request.environment.container_id);
+            tracing::warn!(%handle, "DEL of {why}: nothing was allocated");
+            return Ok(String::new());
+        }
         let call = request.environment.call()?;
         if call == Call::Version {
             return Ok(version_answer());
         }
-        let conf = NetConf::parse(&request.stdin)?;
+        let conf = NetConf::of(&document?)?;
         allow(&call, &conf)?;
         let args = match &call {
             Call::Add(target) | Call::Del(target) | Call::Check(target) => target.args.clone(),
             _ => Args::default(),
         };
-        let flat = flat::find(&conf, &self.flat_places)?;
-        let mut network = PodNetwork::read(&conf, &args, &request.plugin, flat.as_ref())?;
+        let releases = matches!(call, Call::Del(_) | Call::Gc);
+        let found = self.find(&conf, releases).await?;
+        let mut network = PodNetwork::read(&conf, &args, &request.plugin, found)?;
         self.warn(&network);
+        if let Some(fault) = network.faults.first().filter(|_| !releases) {
+            let mut fault = fault.clone();
+            if call == Call::Status {
+                fault.code = Code::NotAvailable;
+            }
+            return Err(fault);
+        }
         let limit = if matches!(call, Call::Del(_)) {
             DEL_LIMIT
         } else {
@@ -138,6 +177,31 @@ impl Front {
             }
             done => done,
         }
+    }
+
+    /// Reads the node's files, and those that the network names, on a blocking thread: a filesystem that hangs delays this
+    /// call alone. A call that releases goes on without what can't be read.
+    async fn find(&self, conf: &NetConf, releases: bool) -> Result<Found, CniError> {
+        let named = match NamedPaths::of(conf) {
+            Err(_) if releases => NamedPaths::default(),
+            named => named?,
+        };
+        if !named.is_empty() {
+            let files = Arc::clone(&self.files);
+            match self.named_reads.run(move || files.find(&named)).await {
+                Err(error) if releases => tracing::warn!(%error, "released without them"),
+                read => return Ok(read??),
+            }
+        }
+        let files = Arc::clone(&self.files);
+        let read = tokio::task::spawn_blocking(move || files.find(&NamedPaths::default()));
+        let read = read.await.map_err(|error| {
+            CniError::new(
+                Code::Internal,
+                format!("the node's files were not read: {error}"),
+            )
+        })?;
+        Ok(read?)
     }
 
     async fn dispatch(
@@ -184,6 +248,10 @@ impl Front {
         network: &PodNetwork,
     ) -> Result<String, CniError> {
         let who = Attachment::of(target, store.in_cluster)?;
+        refuse_typing_error(network)?;
+        if let Some(policies) = &store.policies {
+            policies.check(&target.args.pod_namespace, network).await?;
+        }
         let _turn = self.owners.take(&who.owner).await;
         let result = self.give(store, &who, network.clone()).await?;
         let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
@@ -217,14 +285,42 @@ impl Front {
     }
 
     fn warn(&self, network: &PodNetwork) {
-        for warning in &network.warnings {
+        let warnings = network.warnings.iter().chain(&network.unknown_keys);
+        for warning in warnings.take(MOST_WARNINGS) {
             let text = format!("network {}: {warning}", network.name);
+            let text: String = text.chars().take(LONGEST_WARNING).collect();
             let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.len() >= MOST_REMEMBERED {
+                warned.clear();
+            }
             if warned.insert(text.clone()) {
                 tracing::warn!("{text}");
             }
         }
     }
+}
+
+/// Why a DEL has nothing to release: no ADD that is like it was ever served. It succeeds, for a runtime would repeat it for
+/// ever.
+fn nothing_to_release(request: &Request, document: &Result<Value, Unread>) -> Option<&'static str> {
+    let environment = &request.environment;
+    if environment.is_malformed_del() {
+        return Some("a container or an interface whose name is malformed");
+    }
+    let beyond = matches!(document, Err(why) if why.is_beyond_limits());
+    let del = matches!(environment.call(), Ok(Call::Del(_)));
+    (del && beyond).then_some("a network configuration that is too long or nested too deeply")
+}
+
+/// A network without a range gives no address, as in whereabouts; where a key is unknown, that is the likely cause.
+fn refuse_typing_error(network: &PodNetwork) -> Result<(), CniError> {
+    let empty = network.ranges.is_empty() && network.addresses.is_empty();
+    let Some(unknown) = network.unknown_keys.first().filter(|_| empty) else {
+        return Ok(());
+    };
+    let message = format!("the network has no range and no addresses, and {unknown}");
+    Err(CniError::new(Code::Config, message)
+        .details("set ipam.range, ipam.ipRanges or ipam.addresses"))
 }
 
 /// Whether the configuration's version has the verb.

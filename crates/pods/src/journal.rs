@@ -15,7 +15,7 @@ use berth_core::{
 };
 use berth_desk::{DeskError, DeskMetrics, DeskSettings, Desks};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger};
-use berth_slices::sliced::{is_sliced, plain_name};
+use berth_slices::sliced::{is_of_plain, is_sliced, plain_name};
 
 use crate::attachment::attribute;
 
@@ -41,8 +41,13 @@ impl Journal {
         }
     }
 
-    /// Notes what a call was given, all in one commit.
-    pub(crate) async fn note(&self, network: &str, record: &Record, given: &[(PoolKey, Address)]) {
+    /// Notes what a call was given, all in one commit; false if that failed.
+    pub(crate) async fn note(
+        &self,
+        network: &str,
+        record: &Record,
+        given: &[(PoolKey, Address)],
+    ) -> bool {
         let wants = given
             .iter()
             .map(|(_, address)| Want::exactly(Arc::new(Space::only(*address)), *address));
@@ -60,14 +65,15 @@ impl Journal {
                 Ok(Answer::Refused(Refusal::Held { address, .. })) => {
                     self.forget_at(network, address).await;
                 }
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(error) => {
                     tracing::warn!(network, %error, "the node's journal misses an ADD; GC leaves it to the sweep");
-                    return;
+                    return false;
                 }
             }
         }
         tracing::warn!(network, owner = %claim.record.owner, "the node's journal misses an ADD; GC leaves it to the sweep");
+        false
     }
 
     async fn forget_at(&self, network: &str, address: Address) {
@@ -120,7 +126,8 @@ impl Journal {
         Ok(all)
     }
 
-    /// What this node has given from slices, or holds there for whoever gave it: their pools need no notes.
+    /// What this node has given from slices, or holds there for whoever gave it: their pools need no notes. What the plain pool
+    /// has of them is judged there, once for all nodes.
     pub async fn of_slices(&self) -> Result<Vec<(String, Entry)>, LedgerError> {
         let mut all = Vec::new();
         for pool in self.desks.ledger().pools().await? {
@@ -129,7 +136,9 @@ impl Journal {
             }
             let now = self.desks.ledger().load(&pool).await?;
             let plain = plain_name(&pool.name).to_owned();
-            all.extend(now.pool.records().map(|(address, record)| {
+            let records = now.pool.records();
+            let own = records.filter(|(_, record)| !is_of_plain(record));
+            all.extend(own.map(|(address, record)| {
                 let network = record.attribute(attribute::NETWORK).unwrap_or(&plain);
                 let entry = Entry {
                     pool: pool.clone(),

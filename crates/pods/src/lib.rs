@@ -16,8 +16,10 @@
 //! | [`reserve`] | one address across pools whose ranges overlap |
 //! | [`store`] | where pools are kept |
 //! | [`journal`] | what this node was given |
+//! | [`by_hand`] | addresses that a person allocates and releases |
 //! | [`boot`] | which boot the node is in |
 //! | [`probe`] | does somebody on the link use an address |
+//! | [`policy`] | which namespaces may use which ranges |
 //! | [`sticky`] | addresses that outlive their pod |
 //! | [`garbage`] | pods that are gone lose their addresses |
 #![cfg_attr(
@@ -33,6 +35,7 @@
 pub mod add;
 pub mod attachment;
 pub mod boot;
+pub mod by_hand;
 pub mod check;
 pub mod config;
 mod cut;
@@ -45,7 +48,9 @@ pub mod garbage;
 pub mod gc;
 pub mod journal;
 pub mod layout;
+mod named_reads;
 mod own;
+pub mod policy;
 pub mod probe;
 mod release;
 pub mod reserve;

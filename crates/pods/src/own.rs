@@ -18,7 +18,12 @@ use crate::store::Store;
 
 /// The pools of this machine alone.
 pub(crate) async fn pools(ledger: &SharedLedger) -> Result<Vec<PoolKey>, LedgerError> {
-    let of_others = [journal::POOLS, sliced::POOLS, sliced::HOLDINGS];
+    let of_others = [
+        journal::POOLS,
+        sliced::POOLS,
+        sliced::HOLDINGS,
+        sliced::NOTES,
+    ];
     let mut pools = ledger.pools().await?;
     pools.retain(|pool| !of_others.iter().any(|prefix| pool.name.starts_with(prefix)));
     Ok(pools)
@@ -39,10 +44,12 @@ pub(crate) async fn records(
     pool: &PoolKey,
 ) -> Result<Vec<(Address, Record)>, PodError> {
     let now = store.look(pool).await?;
-    let of_network = now
-        .pool
-        .records()
-        .filter(|(_, record)| record.attribute(attribute::NETWORK) == Some(network.name.as_str()));
+    // What was allocated by hand is no container's: only a person releases it.
+    let is_ours = |record: &Record| {
+        let of_network = record.attribute(attribute::NETWORK) == Some(network.name.as_str());
+        of_network && !record.is_by_hand()
+    };
+    let of_network = now.pool.records().filter(|(_, record)| is_ours(record));
     let records = of_network.map(|(address, record)| (address, record.clone()));
     Ok(records.collect())
 }

@@ -14,6 +14,7 @@ use berth_core::{Address, Owner, Record};
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey};
 use futures::future::join_all;
 
+use crate::attachment::attribute;
 use crate::store::Store;
 
 /// Looks at a reservation that changes under our hands.
@@ -97,20 +98,30 @@ impl<'a> Reservations<'a> {
 
     /// Every address that somebody else has reserved: for a search that keeps running into them.
     pub async fn foreign(&self, owner: &Owner) -> Result<Vec<Address>, LedgerError> {
-        let claims = self.store.ledger.claims(ClaimKind::Reservation).await?;
-        let foreign = claims.into_iter().filter(|(_, held)| !is_ours(held, owner));
-        Ok(foreign
-            .filter_map(|(key, _)| self.address(&key.name))
-            .collect())
+        self.addresses(|held| !is_ours(held, owner)).await
     }
 
     /// Every address that is reserved.
     pub async fn all(&self) -> Result<Vec<Address>, LedgerError> {
-        let claims = self.store.ledger.claims(ClaimKind::Reservation).await?;
-        Ok(claims
-            .iter()
-            .filter_map(|(key, _)| self.address(&key.name))
-            .collect())
+        self.addresses(|_| true).await
+    }
+
+    /// The addresses of those reservations; nothing else of them is kept.
+    async fn addresses(
+        &self,
+        wanted: impl Fn(&Record) -> bool + Send + Sync,
+    ) -> Result<Vec<Address>, LedgerError> {
+        let mut found = Vec::new();
+        let mut keep = |key: ClaimKey, held: Record| {
+            if wanted(&held) {
+                found.extend(self.address(&key.name));
+            }
+        };
+        let ledger = &self.store.ledger;
+        ledger
+            .visit_claims(ClaimKind::Reservation, &mut keep)
+            .await?;
+        Ok(found)
     }
 
     /// The address that a reservation of this network is named after.
@@ -197,7 +208,11 @@ fn untaken(done: Result<(), LedgerError>) -> Result<bool, LedgerError> {
 
 /// What a reservation keeps of a record.
 fn bare(holder: &Record) -> Record {
-    Record::new(holder.owner.clone(), holder.handle.clone())
+    let bare = Record::new(holder.owner.clone(), holder.handle.clone());
+    match holder.attribute(attribute::NODE) {
+        Some(node) => bare.with(attribute::NODE, node),
+        None => bare,
+    }
 }
 
 /// Reservations of older writers do not name the interface.

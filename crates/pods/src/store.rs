@@ -14,6 +14,7 @@ use berth_slices::{PlainPools, Slices};
 use crate::config::PodNetwork;
 use crate::foreign::Foreign;
 use crate::journal::Journal;
+use crate::policy::Policies;
 use crate::sticky::Sticky;
 
 /// Finds the store that keeps a network's pools.
@@ -49,6 +50,8 @@ pub struct Store {
     pub(crate) slices: Option<(Slices, Desks)>,
     /// Plain pools that may have been closed while slices of their ranges were assigned.
     pub(crate) plain: Option<PlainPools>,
+    /// Which namespaces may use which ranges; none where no cluster says so.
+    pub(crate) policies: Option<Arc<Policies>>,
 }
 
 impl Store {
@@ -109,7 +112,15 @@ impl Store {
             foreign: Foreign::default(),
             slices: None,
             plain: None,
+            policies: None,
         }
+    }
+
+    /// Gives only what the cluster's policy allows.
+    #[must_use]
+    pub fn with_policies(mut self, policies: Arc<Policies>) -> Store {
+        self.policies = Some(policies);
+        self
     }
 
     /// Opens plain pools again that were closed while slices of their ranges were assigned.

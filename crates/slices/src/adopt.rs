@@ -1,21 +1,18 @@
 //! What others hold in a slice that becomes this node's: taken into its pool before anything is given from the slice.
 //!
-//! Three sources, because none has everything: the plain pool (the range was shared before), the slice's published pool
-//! (whereabouts gave from it, or this node's ledger was lost), and the addresses that this node's pods say they have
-//! (given, and not yet published when the ledger was lost). What two of them say differently is reported; the address
-//! is held in any case.
+//! Four sources, because none has everything: the plain pool (the range was shared before), the slice's published pool
+//! (whereabouts allocated from it, or this node's file was lost), the addresses that this node's pods say they have, and
+//! those in the runtime's result cache (allocated, and not yet published when the file was lost). What two of them say
+//! differently is reported; the address is held in any case.
 
 use std::sync::Arc;
 
-use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
-use berth_ledger::{Ledger, LedgerError};
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::ListParams;
-use serde::Deserialize;
+use berth_core::{Address, Change, Owner, Pool, Prefix, Record};
+use berth_ledger::Ledger;
 
 use crate::error::SliceError;
 use crate::pool::SlicePool;
+use crate::published::unknown;
 use crate::sliced::{Mode, Sliced};
 
 /// Where a record came from, if it is not this node's own.
@@ -23,20 +20,22 @@ pub(crate) const ORIGIN: &str = "origin";
 /// The range's plain pool, where it is still kept.
 pub(crate) const PLAIN: &str = "plain";
 
-const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-
 impl SlicePool {
     /// Takes in everything that may be held in a slice that this node knows nothing of.
     pub async fn adopt(&self, of: &Arc<Sliced>, slice: Prefix) -> Result<(), SliceError> {
         let published = of.published(&self.world.node, slice);
         let view = self.world.cluster.load(&published).await?;
-        let mut found = entries(&view.pool, slice);
+        let noted = self.world.noted(of, slice).await?;
+        let mut found = unknown(&view.pool, &noted, slice);
         {
             // What this process has put there and not taken off yet says nothing that its ledger does not.
             let publisher = self.publisher.lock().await;
             found.retain(|(address, record)| !publisher.has_put(slice, *address, record));
         }
-        found.extend(self.pod_addresses(slice).await?);
+        // Before the pods: it knows their containers.
+        found.extend(self.world.cached(of, slice).await?);
+        let of_pods = self.world.node_pods().await?.addresses.into_iter();
+        found.extend(of_pods.filter(|(address, _)| slice.contains(*address)));
         self.take_in(of, found).await?;
         self.learn(of, slice).await?;
         self.adopt_plain(of, slice).await
@@ -115,28 +114,6 @@ impl SlicePool {
             .inc();
         tracing::error!(%address, ours, %theirs, "an address of this node's slice has two holders; one of them has to go");
     }
-
-    /// What the pods of this node say they have, on a quorum read.
-    async fn pod_addresses(&self, slice: Prefix) -> Result<Vec<(Address, Record)>, LedgerError> {
-        let pods: Api<Pod> = Api::all(self.world.connection.client.clone());
-        let params = ListParams::default().fields(&format!("spec.nodeName={}", self.world.node));
-        let unseen = |why: String| LedgerError::Unavailable {
-            target: format!("pods of node {}", self.world.node),
-            why,
-            retry_after: None,
-        };
-        let listed = tokio::time::timeout(self.world.connection.timeout, pods.list(&params));
-        let pods = match listed.await {
-            Ok(Ok(pods)) => pods,
-            Ok(Err(error)) => return Err(unseen(error.to_string())),
-            Err(_) => return Err(unseen("no answer".to_owned())),
-        };
-        Ok(pods
-            .items
-            .iter()
-            .flat_map(|pod| addresses(pod, slice))
-            .collect())
-    }
 }
 
 pub(crate) fn entries(pool: &Pool, slice: Prefix) -> Vec<(Address, Record)> {
@@ -145,71 +122,4 @@ pub(crate) fn entries(pool: &Pool, slice: Prefix) -> Vec<(Address, Record)> {
         .filter(|(address, _)| slice.contains(*address))
         .map(|(address, record)| (address, record.clone()))
         .collect()
-}
-
-#[derive(Deserialize)]
-struct Attachment {
-    #[serde(default)]
-    interface: String,
-    #[serde(default)]
-    ips: Vec<String>,
-}
-
-fn addresses(pod: &Pod, slice: Prefix) -> Vec<(Address, Record)> {
-    let meta = &pod.metadata;
-    let ended = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .is_some_and(|phase| matches!(phase, "Succeeded" | "Failed"));
-    let status = meta.annotations.as_ref().and_then(|all| all.get(STATUS));
-    let (Some(namespace), Some(name), Some(status), false) =
-        (&meta.namespace, &meta.name, status, ended)
-    else {
-        return Vec::new();
-    };
-    let attachments: Vec<Attachment> = serde_json::from_str(status).unwrap_or_default();
-    let mut found = Vec::new();
-    for attachment in attachments {
-        let owner = Owner::new(format!("{namespace}/{name}"), attachment.interface);
-        for ip in attachment.ips {
-            let address = ip
-                .split('/')
-                .next()
-                .and_then(|ip| ip.parse::<Address>().ok());
-            if let Some(address) = address.filter(|address| slice.contains(*address)) {
-                // Its container is not known: the pod's next ADD, or its end, settles that.
-                let record = Record::new(owner.clone(), Handle::default());
-                found.push((address, record));
-            }
-        }
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_pods_own_word_about_its_addresses() {
-        let pod = |phase: &str| -> Pod {
-            let status = r#"[{"name":"cbr0","ips":["10.244.0.9"],"default":true},
-                {"name":"blue","interface":"net1","ips":["10.0.0.5","fd00::5"]}]"#;
-            serde_json::from_value(json!({
-                "metadata": { "namespace": "ns", "name": "p", "annotations": { STATUS: status } },
-                "status": { "phase": phase },
-            }))
-            .unwrap()
-        };
-        let slice = "10.0.0.0/28".parse().unwrap();
-        let found = addresses(&pod("Running"), slice);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].0.to_string(), "10.0.0.5");
-        assert_eq!(found[0].1.owner, Owner::new("ns/p", "net1"));
-        assert!(addresses(&pod("Succeeded"), slice).is_empty());
-        assert!(addresses(&Pod::default(), slice).is_empty());
-    }
 }

@@ -54,6 +54,9 @@ impl SlicePool {
     pub async fn compare_assigned(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         let confirmed = self.is_confirmed();
         let untold = self.is_untold(of);
+        if confirmed {
+            self.lose_assigned_elsewhere(of).await?;
+        }
         if confirmed && !untold && self.is_table_known(of).await? {
             return Ok(());
         }
@@ -89,6 +92,7 @@ impl SlicePool {
         let table = assigned.as_ref().map(|one| &one.pool.table);
         let is_recalled = |slice| table.is_some_and(|table| table.is_recalled(slice));
         let lines = table.into_iter().flat_map(Assignments::holdings);
+        let mut withheld = false;
         for line in lines.filter(|line| line.node == self.world.node) {
             let (slice, epoch) = (line.slice, line.epoch);
             if is_recalled(slice) {
@@ -99,6 +103,10 @@ impl SlicePool {
             let known = held
                 .iter()
                 .find(|holding| holding.slice == slice && holding.is_active());
+            if (known.is_none() || !confirmed) && !self.own_assigned(of, slice).await? {
+                tracing::warn!(%slice, node = %self.world.node, "another agent of this node allocates from this slice; this one does not");
+                continue;
+            }
             let told = known.is_some_and(|known| known.unreserved);
             let unreserved = told || !of.checked;
             let source = Source::Assigned {
@@ -115,7 +123,11 @@ impl SlicePool {
             }
             if known.is_none() {
                 self.take_from_others(of, slice).await?;
-                self.adopt(of, slice).await?;
+                if let Err(error) = self.adopt(of, slice).await {
+                    self.withhold(slice, error)?;
+                    withheld = true;
+                    continue;
+                }
             } else if taken_over || unreserved && !told {
                 // The plain pool gave beside it: as long as both made reservations, or as nobody closed it.
                 self.adopt_plain(of, slice).await?;
@@ -133,7 +145,9 @@ impl SlicePool {
             })
             .await?;
         }
-        self.note_table(assigned.as_ref());
+        if !withheld {
+            self.note_table(assigned.as_ref());
+        }
         Ok(())
     }
 

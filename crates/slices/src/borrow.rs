@@ -59,7 +59,7 @@ impl SlicePool {
         let end = Instant::now() + BORROW_LIMIT;
         // An answer may come when nobody waits for it any more: a claim in our name that nothing is known of.
         self.set_unsure(true);
-        let mut claims = self.all_claims(of).await?;
+        let mut claims = self.list_claims(of).await?.claims;
         loop {
             let Err(asked) = self.ask_all(of, &claims, end).await? else {
                 return Ok(Ok(()));
@@ -73,7 +73,7 @@ impl SlicePool {
             if self.withdraw_offers(of).await? {
                 return Ok(Ok(()));
             }
-            let now = self.all_claims(of).await?;
+            let now = self.list_claims(of).await?.claims;
             let settled = picture(&now) == picture(&claims) && !has_open_offer(&now);
             if settled || Instant::now() >= end {
                 return Ok(Err(asked));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Mark, Walk};
-use berth_core::slice::{Cut, Holding as Slot, NodeName, SliceTable};
+use berth_core::slice::{Cut, Epoch, Holding as Slot, NodeName, SliceTable};
 use berth_ledger::kube::SliceObject;
 use tokio::time::Instant;
 
@@ -81,11 +81,20 @@ impl SlicePool {
         let size = mark.map_or_else(|| wished_size(of), |mark| mark.size);
         let cut = Cut::new(of.range, size)?;
         let mut table = SliceTable::new(cut);
-        for object in self.all_claims(of).await? {
+        let claims = self.list_claims(of).await?;
+        for object in claims.claims {
             table.restore(Slot {
                 slice: object.claim.range,
                 node: object.claim.node,
                 epoch: object.claim.epoch,
+            });
+        }
+        // One that can't be read is somebody's (I5). Its name is taken, whatever the table says.
+        for slice in claims.unreadable.iter().filter_map(|one| one.slice) {
+            table.restore(Slot {
+                slice,
+                node: NodeName::new("(unreadable)"),
+                epoch: Epoch(0),
             });
         }
         // One that was lost is as free as any, if nobody has claimed it: what pods of this node hold in it is in its pool.
@@ -124,6 +133,12 @@ impl SlicePool {
         let Some(object) = made? else {
             return Ok(Attempt::Taken);
         };
+        let anothers = self.is_anothers(of, slot).await;
+        self.set_unsure(self.is_unsure() || anothers.is_err());
+        if anothers? {
+            self.drop_claim(&object).await?;
+            return Ok(Attempt::Taken);
+        }
         if !self.confirmed(of, &object, slot.length()).await? {
             return Ok(Attempt::OtherCut);
         }

@@ -59,6 +59,14 @@ impl SlicePool {
         match compared {
             Ok(()) => Ok(()),
             Err(SliceError::Store(error)) if in_this_boot && is_away(&error) => {
+                if !self.world.is_file_current(&self.of()).await? {
+                    tracing::warn!(range = %self.of().range, "the node's database may be older than a slice that was given up; it waits for the API server");
+                    return Err(SliceError::Unconfirmed {
+                        range: self.of().range,
+                        source: error,
+                    });
+                }
+                self.recover_offline(&self.of()).await?;
                 tracing::warn!(range = %self.of().range, %error, "slices are given from as this boot left them");
                 *locked(&self.confirmation) = Confirmation::Awaited;
                 Ok(())
@@ -74,9 +82,18 @@ impl SlicePool {
     /// Compares what is held with the cluster's objects. The gate must be held.
     pub async fn compare(&self) -> Result<(), SliceError> {
         let of = self.of();
+        self.world.file().await?;
+        if !self.world.is_daemon {
+            self.refuse_other_file(&of).await?;
+        }
         match of.mode {
             Mode::Assigned => self.compare_assigned(&of).await?,
             Mode::Elastic { .. } => self.compare_claims(&of).await?,
+        }
+        if !self.is_confirmed() {
+            // Before anything is allocated, and after it is settled what is lent.
+            self.recover(&of).await?;
+            self.world.note_current(&of).await?;
         }
         *locked(&self.confirmation) = Confirmation::Confirmed;
         Ok(())

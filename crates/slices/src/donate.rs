@@ -15,6 +15,7 @@ use crate::pool::SlicePool;
 use crate::retire::LEAVING;
 use crate::sliced::Sliced;
 use crate::surrender::Rows;
+use crate::world::now;
 
 /// Pods that took an address of the part that was about to be spared, before the asker is told no; writes of others that
 /// came in between when a part was taken back, before that is left for later.
@@ -166,7 +167,7 @@ impl SlicePool {
                     local.pool.restore(address, Record::default());
                 }
             }
-            let Some(part) = spare(slice, &of.usable, &local.pool) else {
+            let Some(part) = spare(slice, &of.usable, &local.pool, now()) else {
                 return Ok(None);
             };
             if let Some(rows) = self.surrender(of, part, taker).await? {
@@ -182,12 +183,19 @@ impl SlicePool {
         let world = &self.world;
         let _donating = self.donating.lock().await;
         let mut withdrawn = false;
-        let all = self.all_claims(of).await?;
+        let listed = self.list_claims(of).await?;
+        let unreadable: Vec<Prefix> = listed
+            .unreadable
+            .iter()
+            .filter_map(|one| one.slice)
+            .collect();
+        let all = listed.claims;
         let mine = all.iter().filter(|object| object.claim.node == world.node);
         let now = Instant::now();
         for object in mine {
             for offer in &object.claim.offers {
-                let taken = all.iter().any(|other| other.claim.range == offer.range);
+                let taken = all.iter().any(|other| other.claim.range == offer.range)
+                    || unreadable.contains(&offer.range);
                 let since = self.idle_since(offer.range, (!taken).then_some(now));
                 if since.is_none_or(|since| now - since < world.settings.offer_wait) {
                     continue;

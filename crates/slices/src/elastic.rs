@@ -7,7 +7,7 @@ use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Known, Standing, standing, wanted};
 use berth_core::slice::{Epoch, NodeName};
 use berth_ledger::LedgerError;
-use berth_ledger::kube::SliceObject;
+use berth_ledger::kube::{SliceList, SliceObject};
 use tokio::time::Instant;
 
 use crate::error::SliceError;
@@ -15,7 +15,7 @@ use crate::holdings::{Holding, Source, State};
 use crate::pool::SlicePool;
 use crate::sliced::{Mode, Sliced};
 use crate::surrender::parent_of;
-use crate::world::{Registration, World};
+use crate::world::{self, Registration, World, locked};
 
 /// The first epoch of a slice that is claimed by name: whoever has the name has it.
 const FIRST: Epoch = Epoch(1);
@@ -23,19 +23,36 @@ const FIRST: Epoch = Epoch(1);
 impl World {
     /// What this node's object says: a node made again under the name has another UID. Without an object nothing is claimed or
     /// taken on (I8): a controller takes claims whose node does not exist, whoever gives from them. Known once it was
-    /// found; until then every call looks, for a node may be registered a moment later.
-    pub async fn registration(&self) -> Result<&Registration, SliceError> {
-        let ask = async || self.registered().await;
-        self.registration.get_or_try_init(ask).await
+    /// found; until then, and after a slice was lost, every call looks: a node may be registered a moment later, or have
+    /// been deleted.
+    pub async fn registration(&self) -> Result<Registration, SliceError> {
+        if let Some(known) = locked(&self.registration).clone() {
+            return Ok(known);
+        }
+        let found = self.registered().await?;
+        *locked(&self.registration) = Some(found.clone());
+        Ok(found)
+    }
+
+    /// The next claim looks for this node's object again.
+    pub fn forget_registration(&self) {
+        *locked(&self.registration) = None;
     }
 
     pub async fn node_uid(&self) -> Result<String, SliceError> {
-        Ok(self.registration().await?.uid.clone())
+        Ok(self.registration().await?.uid)
     }
 
-    /// What was claimed in this node's name when this process began.
+    /// What was claimed in this node's name when this process began, as far as it can be read: a claim that can't be is not
+    /// taken on, and hides no other.
     pub async fn found(&self) -> Result<&Vec<SliceObject>, LedgerError> {
-        let list = async || self.cluster.slices(None, Some(&self.node)).await;
+        let list = async || {
+            let list = self.cluster.list_slices(None, Some(&self.node)).await?;
+            for unreadable in &list.unreadable {
+                tracing::warn!(claim = unreadable.name, error = %unreadable.why, "a claim of this node can't be read; its slice is withheld");
+            }
+            Ok(list.claims)
+        };
         self.found.get_or_try_init(list).await
     }
 
@@ -66,9 +83,28 @@ impl SlicePool {
     /// Takes on what is claimed in this node's name, loses what is not any more. The gate must be held.
     pub async fn compare_claims(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         let world = &self.world;
-        let mut mine = self.claims_of_ours(of).await?;
+        let (mut mine, unreadable) = self.claims_of_ours(of).await?;
         let find = |slice: Prefix| mine.iter().find(|object| object.claim.range == slice);
-        for holding in self.held().iter().filter(|holding| holding.is_active()) {
+        let mut vanished = Vec::new();
+        let (held, moved) = (self.held(), State::Moved);
+        for holding in held.iter().filter(|one| one.state != moved) {
+            if find(holding.slice).is_none() && !unreadable.contains(&holding.slice) {
+                vanished.push(holding.clone());
+            }
+        }
+        for holding in held.iter().filter(|holding| holding.is_active()) {
+            if unreadable.contains(&holding.slice) {
+                // Whose it is can't be read: it is withheld, and the others are served (I5).
+                self.stop_giving(holding).await?;
+                continue;
+            }
+            if self.is_confirmed()
+                && let Some(object) = find(holding.slice)
+                && world.is_elsewhere(object).await?
+            {
+                self.lose(holding, "another agent's of this node").await?;
+                continue;
+            }
             let known = Known {
                 range: holding.slice,
                 node_uid: holding.node_uid.clone(),
@@ -76,6 +112,11 @@ impl SlicePool {
             };
             let claim = find(holding.slice).map(|object| &object.claim);
             if let Standing::Lost { to, .. } = standing(&world.node, &known, claim) {
+                if claim.is_none() {
+                    // Told when it is known whether it can be claimed again.
+                    self.stop_giving(holding).await?;
+                    continue;
+                }
                 let to = match to {
                     Some(_) if claim.is_some_and(|claim| claim.recalled) => "recalled".to_owned(),
                     Some(node) => format!("{node}'s"),
@@ -85,9 +126,10 @@ impl SlicePool {
             }
         }
         // What is lost is lost, whether the node is registered or not.
+        self.claim_vanished(of, &vanished).await?;
         let uid = world.node_uid().await?;
         if self.settle_surrenders(of).await? {
-            mine = self.claims_of_ours(of).await?;
+            (mine, _) = self.claims_of_ours(of).await?;
         }
         // The large ones first: what lies in them is put into use after they took it out.
         let mut by_size: Vec<&SliceObject> = mine.iter().collect();
@@ -98,8 +140,16 @@ impl SlicePool {
             let known = held
                 .iter()
                 .find(|one| one.slice == slice && one.is_active());
+            if known.is_some() && !self.is_confirmed() {
+                self.surrender_again(of, slice).await?;
+            }
             let confirmed = known.is_some_and(|known| known.boot == world.boot);
-            if confirmed && object.claim.node_uid == uid {
+            let elsewhere = world.is_elsewhere(object).await?;
+            if elsewhere && self.is_confirmed() {
+                // Another agent of this node has taken it over.
+                continue;
+            }
+            if confirmed && object.claim.node_uid == uid && !elsewhere {
                 continue;
             }
             let known = known.cloned();
@@ -140,29 +190,60 @@ impl SlicePool {
             }
             let _donating = self.donating.lock().await;
             self.put_into_use(of, &object.claim).await?;
-            self.adopt(of, slice).await?;
+            if let Err(error) = self.adopt(of, slice).await {
+                self.withhold(slice, error)?;
+                continue;
+            }
             self.surrender_offers(of, &object.claim).await?;
             self.hold(holding).await?;
         }
         Ok(())
     }
 
+    /// What can't be read of one slice is an error of that slice alone: nothing is allocated from it until it can be (I5), and
+    /// the others are served.
+    pub fn withhold(&self, slice: Prefix, error: SliceError) -> Result<(), SliceError> {
+        let SliceError::Store(error @ LedgerError::Unreadable { .. }) = error else {
+            return Err(error);
+        };
+        tracing::warn!(%slice, node = %self.world.node, %error, "nothing is allocated from this slice until this can be read");
+        // The next look tries again.
+        self.set_unsure(true);
+        Ok(())
+    }
+
     /// The claims in this node's name: those of what it holds, read by name, and those that it knows nothing of. A list
     /// of them would have the API server look at every claim of the cluster, for every node and range.
-    async fn claims_of_ours(&self, of: &Arc<Sliced>) -> Result<Vec<SliceObject>, LedgerError> {
+    /// Those of its slices whose claims can't be read come beside.
+    async fn claims_of_ours(
+        &self,
+        of: &Arc<Sliced>,
+    ) -> Result<(Vec<SliceObject>, Vec<Prefix>), SliceError> {
         let world = &self.world;
+        let mut unreadable = Vec::new();
         if self.is_unsure() {
             // First: what becomes unsure while the list is read needs another.
             self.set_unsure(false);
             let range = Some((of.network.as_str(), of.range));
-            let listed = world.cluster.slices(range, Some(&world.node)).await;
+            let listed = world.cluster.list_slices(range, Some(&world.node)).await;
             self.set_unsure(listed.is_err() || self.is_unsure());
-            return listed;
+            let listed = listed?;
+            for one in listed.unreadable {
+                unreadable.extend(one.slice);
+                let slice = one.slice.unwrap_or(of.range);
+                self.withhold(slice, SliceError::Store(one.why))?;
+            }
+            return Ok((listed.claims, unreadable));
         }
         let mut mine = Vec::new();
         for holding in self.held().iter() {
-            let found = world.cluster.slice(&of.network, holding.slice).await?;
-            mine.extend(found.filter(|object| object.claim.node == world.node));
+            match world.cluster.slice(&of.network, holding.slice).await {
+                Ok(found) => mine.extend(found.filter(|object| object.claim.node == world.node)),
+                Err(error) => {
+                    self.withhold(holding.slice, error.into())?;
+                    unreadable.push(holding.slice);
+                }
+            }
         }
         if !self.is_confirmed() {
             let known: Vec<Prefix> = mine.iter().map(|object| object.claim.range).collect();
@@ -171,7 +252,7 @@ impl SlicePool {
             });
             mine.extend(of_range.cloned());
         }
-        Ok(mine)
+        Ok((mine, unreadable))
     }
 
     /// Whether a claim in this node's name that it holds nothing of may be held: a slot of the cut, or a part whose offer
@@ -188,8 +269,13 @@ impl SlicePool {
         if part.length() == size || object.claim.epoch > FIRST {
             return Ok(true);
         }
-        let all = self.all_claims(of).await?;
-        let Some(parent) = parent_of(part, &all) else {
+        let all = self.list_claims(of).await?;
+        if all.may_hide(&of.network, part) {
+            // What it was cut from may be one of those: it is neither held nor ended before that is known.
+            self.set_unsure(true);
+            return Ok(false);
+        }
+        let Some(parent) = parent_of(part, &all.claims) else {
             // Made late, by a CREATE of before: what it was to be a part of is anybody's to claim, all of it.
             self.drop_claim(object).await?;
             return Ok(false);
@@ -240,9 +326,15 @@ impl SlicePool {
         }
     }
 
+    /// Every claim of the range; one that can't be read is an error.
     pub async fn all_claims(&self, of: &Sliced) -> Result<Vec<SliceObject>, LedgerError> {
+        self.list_claims(of).await?.complete()
+    }
+
+    /// The same, where one that can't be read hides no other.
+    pub async fn list_claims(&self, of: &Sliced) -> Result<SliceList, LedgerError> {
         let range = Some((of.network.as_str(), of.range));
-        self.world.cluster.slices(range, None).await
+        self.world.cluster.list_slices(range, None).await
     }
 
     /// One more slice before the last is full, and one less when one was empty for a while. Never asks other nodes.
@@ -293,8 +385,8 @@ impl SlicePool {
         {
             let part = of.usable.clipped(slice);
             let held = local.pool.records().map(|(address, _)| address);
-            let rests = local.pool.rests().map(|(address, _)| address);
-            let idle = !held.chain(rests).any(|address| slice.contains(address));
+            let cooling = local.pool.cooling(world::now());
+            let idle = !held.chain(cooling).any(|address| slice.contains(address));
             let since = self.idle_since(slice, idle.then_some(now));
             let spare = capacity.saturating_sub(part.count()) >= target;
             if since.is_some_and(|since| now - since >= self.world.settings.idle) && spare {

@@ -50,6 +50,18 @@ pub enum SliceError {
         nodes: String,
         count: usize,
     },
+    /// Another file of this node has its slices.
+    #[error(
+        "the slices of {range} that node {node} has are kept in the database {path}, and this call was told {ours}: give it \
+         that one (--database, BERTH_DATABASE, or `berth install`, which tells the engine beside the plugin), or start the node's \
+         agent, which takes them over"
+    )]
+    OtherFile {
+        range: Prefix,
+        node: NodeName,
+        path: String,
+        ours: String,
+    },
     /// The network is on its way back to its plain pool.
     #[error("{range} is going back to its plain pool; nothing is given from slices of it")]
     Leaving { range: Prefix },

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use berth_core::{Pool, Prefix, Record};
+use berth_core::{Address, Pool, Prefix, Record};
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
@@ -12,13 +12,15 @@ use crate::pool::SlicePool;
 use crate::publish::SURRENDERED;
 use crate::sliced::Sliced;
 
-/// Whether somebody has an address of a slice by this node's word.
-fn is_used(pool: &Pool, slice: Prefix) -> bool {
+/// The addresses of a slice that pods have by this node's word.
+pub(crate) fn used(pool: &Pool, slice: Prefix) -> impl Iterator<Item = Address> {
     let given = |record: &Record| {
         record.owner.subject != SURRENDERED && record.attribute(ORIGIN) != Some(PLAIN)
     };
-    let mut records = pool.records();
-    records.any(|(address, record)| slice.contains(address) && given(record))
+    let records = pool.records();
+    records
+        .filter(move |(address, record)| slice.contains(*address) && given(record))
+        .map(|(address, _)| address)
 }
 
 impl SlicePool {
@@ -32,7 +34,7 @@ impl SlicePool {
         let local = self.world.local.load(&of.key()).await?;
         for holding in self.held().iter().filter(|one| !one.is_active()) {
             let slice = holding.slice;
-            if is_used(&local.pool, slice) {
+            if used(&local.pool, slice).next().is_some() {
                 continue;
             }
             {

@@ -9,31 +9,51 @@ use berth_core::{Change, Pool};
 use berth_ledger::{Guard, LedgerError, PoolKey};
 
 use crate::error::SliceError;
+use crate::forget::used;
 use crate::holdings::{Holding, State};
 use crate::pool::SlicePool;
 
 impl SlicePool {
-    /// Stops giving from a slice: written first, told second (I8).
+    /// Stops allocating from a slice: written first, told second (I8).
     pub async fn lose(&self, holding: &Holding, to: &str) -> Result<(), SliceError> {
+        self.stop_giving(holding).await?;
+        self.tell_of_loss(holding, to).await
+    }
+
+    /// The same, and nobody is told.
+    pub async fn stop_giving(&self, holding: &Holding) -> Result<(), SliceError> {
         let lost = Holding {
             state: State::Lost,
             ..holding.clone()
         };
-        {
-            // Whoever gives an address just now has given it when this is written, or finds that it may not.
-            let _closed = self.giving.write().await;
-            self.set_held(self.holdings.put(&lost).await?);
+        // Whoever gives an address just now has given it when this is written, or finds that it may not.
+        let _closed = self.giving.write().await;
+        self.set_held(self.holdings.put(&lost).await?);
+        self.world.note_given_up(&self.of()).await?;
+        // Its Node may be gone: whoever claims again looks for that first.
+        self.world.forget_registration();
+        Ok(())
+    }
+
+    /// Tells whoever has to act. A slice in which no pod has an address is lost without harm: so it is when its network is
+    /// deleted.
+    pub async fn tell_of_loss(&self, holding: &Holding, to: &str) -> Result<(), SliceError> {
+        let (of, slice) = (self.of(), holding.slice);
+        let local = self.world.local.load(&of.key()).await?;
+        let live = used(&local.pool, slice).count();
+        if live == 0 {
+            tracing::info!(%slice, epoch = holding.epoch.0, node = %self.world.node, "an unused slice is {to} now");
+            return Ok(());
         }
         self.world.metrics.lost.get_or_create(&self.label()).inc();
         tracing::error!(
-            slice = %holding.slice, epoch = holding.epoch.0, node = %self.world.node,
-            "this slice is {to} now; nothing is given from it, and what pods hold stays until they go"
+            %slice, epoch = holding.epoch.0, node = %self.world.node, live,
+            "this slice is {to} now; nothing is allocated from it, and its live addresses stay valid until their pods end"
         );
-        let Holding { slice, epoch, .. } = holding;
         self.world.tell_of_loss(format!(
-            "slice {slice} (epoch {}) of {} is {to} now: nothing is given from it, and what pods hold stays until they go",
-            epoch.0,
-            self.of().range
+            "slice {slice} (epoch {}) of {} is {to} now: nothing is allocated from it; its {live} live addresses stay valid until \
+             their pods end",
+            holding.epoch.0, of.range
         ));
         Ok(())
     }

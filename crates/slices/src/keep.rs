@@ -24,6 +24,8 @@ const CALLED: u32 = 10;
 
 /// Between tries of what failed.
 const RETRY: Duration = Duration::from_secs(1);
+/// No longer, whatever the API server asks for.
+const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
 /// When to publish.
 struct Pace {
@@ -34,6 +36,8 @@ struct Pace {
     gather: Duration,
     /// Until when what is to be published waits for an API server that is busy.
     put_off: Option<Instant>,
+    /// The last publication failed: nothing goes before the pause is over.
+    failed: bool,
 }
 
 impl Pace {
@@ -42,6 +46,7 @@ impl Pace {
             last: now - settings.gather_busy,
             gather: settings.gather_busy,
             put_off: None,
+            failed: false,
             settings,
         }
     }
@@ -68,6 +73,13 @@ impl Pace {
         self.put_off = (until > now).then_some(until);
         self.put_off.is_none()
     }
+}
+
+/// How long a publication that failed waits: at least as long as the API server asks for, and nodes apart from each other.
+fn backoff(error: &SliceError) -> Duration {
+    let asked = error.retry_after().unwrap_or_default();
+    let least = asked.clamp(RETRY, LONGEST_RETRY);
+    least.mul_f64(rand::rng().random_range(1.0..1.25))
 }
 
 /// Why the keeper woke up.
@@ -102,6 +114,8 @@ impl SlicePool {
             Instant::now() + settings.look.mul_f64(part)
         };
         let (mut next_look, mut looks) = (look(), 0u32);
+        // Whether a look asked for the objects to be read first, and they were not yet.
+        let mut anew = false;
         let mut pace = Pace::new(settings.clone(), Instant::now());
         loop {
             let put_off = pace.put_off.unwrap_or(next_look);
@@ -124,13 +138,14 @@ impl SlicePool {
             let deep = self.look_around(wake == Wake::Look, looks).await;
             let now = Instant::now();
             let stand_back = self.world.busy.stand_back(now, settings.publish_within);
-            if pace.is_due(now, stand_back) || deep {
-                if let Err(error) = self.publish(deep).await {
+            anew |= deep;
+            if pace.is_due(now, stand_back) || deep && !pace.failed {
+                if let Err(error) = self.publish(anew).await {
                     tracing::warn!(range = %self.of().range, %error, "slices were not published; they are later");
-                    tokio::select! {
-                        () = stop.cancelled() => break,
-                        () = sleep(RETRY) => self.kick.notify_one(),
-                    }
+                    pace.put_off = Some(Instant::now() + backoff(&error));
+                    pace.failed = true;
+                } else {
+                    (pace.failed, anew) = (false, false);
                 }
                 pace.last = Instant::now();
             }
@@ -152,6 +167,9 @@ impl SlicePool {
         let untold = self.of().mode == Mode::Assigned && !self.is_told.load(Ordering::Acquire);
         let rarely = if untold { 1 } else { CALLED };
         let deep = due && looks.is_multiple_of(rarely);
+        if due && !deep && self.has_vanished().await {
+            self.suspect();
+        }
         let suspect = self.suspect.swap(false, Ordering::AcqRel);
         let unsure = due && self.is_unsure();
         if (deep || suspect || unsure || !self.is_confirmed())
@@ -165,6 +183,8 @@ impl SlicePool {
 
 #[cfg(test)]
 mod tests {
+    use berth_ledger::LedgerError;
+
     use super::*;
 
     #[test]
@@ -178,6 +198,24 @@ mod tests {
         let then = now + pause;
         assert!(pace.is_due(then, pause), "however slow the server still is");
         assert!(!pace.is_due(then, pause), "and the next one anew");
+    }
+
+    #[test]
+    fn a_failed_publication_waits_as_long_as_the_api_server_asks() {
+        let asked = |retry_after| {
+            backoff(&SliceError::Store(LedgerError::Unavailable {
+                target: "an IPPool".into(),
+                why: "too many requests".into(),
+                retry_after,
+            }))
+        };
+        assert!(asked(None) >= RETRY);
+        let minute = Duration::from_secs(60);
+        let pause = asked(Some(minute));
+        assert!(
+            pause >= minute && pause <= minute.mul_f64(1.25),
+            "{pause:?}"
+        );
     }
 
     #[test]

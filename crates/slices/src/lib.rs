@@ -25,13 +25,17 @@
 //! | `elastic` | slices of the node's own: compared with their claims, refilled and given back |
 //! | `borrow`, `donate`, `surrender` | parts of others' slices: the two sides, and what can't be given meanwhile |
 //! | `moved` | a slice that is of another range by now |
+//! | `vanished` | claims that somebody deleted |
 //! | `forget` | slices that were lost, until their last pod is gone |
 //! | `vain` | searches that found nothing |
 //! | `overlap` | ranges of one network that overlap |
 //! | `adopt` | what others hold in a slice that becomes ours |
+//! | `file` | which file of the node its slices are kept in |
+//! | `recover` | what was allocated since the node's file was made |
+//! | `pods`, `results` | what this node's pods have: by the API server, by the runtime's result cache |
 //! | `retire` | the way back to a plain pool |
 //! | `plain`, `unreserved` | the plain pool beside slices that are assigned, and what it has to be told |
-//! | `publish`, `ours` | the view of it in the cluster, and what of that is this node's |
+//! | `publish`, `ours`, `published` | the view of it in the cluster, and what of that is this node's |
 //! | `proofs` | which networks overlap no other |
 //! | `events` | what its administrator is told |
 //! | `pending` | reservations that wait for the API server |
@@ -43,10 +47,12 @@ mod borrow;
 mod busy;
 mod claim;
 mod confirm;
+mod current;
 mod donate;
 mod elastic;
 mod error;
 mod events;
+mod file;
 mod forget;
 mod gate;
 mod giving;
@@ -61,9 +67,13 @@ mod overlap;
 mod patience;
 mod pending;
 mod plain;
+mod pods;
 mod pool;
 mod proofs;
 mod publish;
+mod published;
+mod recover;
+mod results;
 mod retire;
 mod settings;
 pub mod sliced;
@@ -71,6 +81,7 @@ pub mod slices;
 mod surrender;
 mod unreserved;
 mod vain;
+mod vanished;
 mod world;
 
 pub use error::SliceError;

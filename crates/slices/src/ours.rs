@@ -32,6 +32,25 @@ impl Ours {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    pub fn is_at(&self, address: Address) -> bool {
+        self.0.contains_key(&address)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = (Address, &[Record])> {
+        self.0
+            .iter()
+            .map(|(address, records)| (*address, records.as_slice()))
+    }
+
+    /// Adds what another knows.
+    pub fn join(&mut self, other: &Self) {
+        for (address, records) in &other.0 {
+            for record in records {
+                self.add(&BTreeMap::from([(*address, record.clone())]));
+            }
+        }
+    }
 }
 
 #[cfg(test)]

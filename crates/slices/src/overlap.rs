@@ -23,11 +23,17 @@ impl SlicePool {
     pub async fn part_from_others(&self, of: &Sliced) -> Result<(), SliceError> {
         let cluster = &self.world.cluster;
         let marked = cluster.sliced_ranges(&of.network).await?;
-        let others: BTreeMap<Prefix, Mark> = marked
-            .into_iter()
-            .filter(|(range, _)| *range != of.range && range.overlaps(of.range))
-            .filter(|(_, mark)| !of.checked || mark.unreserved)
-            .collect();
+        let mut others: BTreeMap<Prefix, Mark> = BTreeMap::new();
+        for (range, mark) in marked {
+            if range == of.range || !range.overlaps(of.range) {
+                continue;
+            }
+            // One that overlaps and can't be read may say anything.
+            let mark = mark?;
+            if !of.checked || mark.unreserved {
+                others.insert(range, mark);
+            }
+        }
         if of.checked && others.is_empty() {
             return Ok(());
         }
@@ -66,7 +72,13 @@ impl SlicePool {
         others: &BTreeMap<Prefix, Mark>,
     ) -> Result<(), SliceError> {
         let cluster = &self.world.cluster;
-        let claims = cluster.slices_beside(&of.network, of.range).await?;
+        let beside = cluster.slices_beside(&of.network, of.range).await?;
+        // A claim that can't be read is in the way where it may be of one of these ranges (I5).
+        let mut ranges = others.keys().chain([&of.range]);
+        let claims = match ranges.any(|range| beside.may_hide(&of.network, *range)) {
+            true => beside.complete()?,
+            false => beside.claims,
+        };
         // Of a range whose mark goes, all of them; else what overlaps, of a range that may have no mark yet.
         let in_the_way = claims.iter().filter(|object| {
             let marked = others.keys().any(|one| object.is_of(&of.network, *one));

@@ -42,6 +42,8 @@ pub(crate) struct SlicePool {
     /// When those were last called who may end a claim of it.
     called: Mutex<Option<Instant>>,
     pub vain: Vain,
+    /// When a claim of a slice in use was last found deleted.
+    pub vanished: Mutex<Option<Instant>>,
     /// Since when a slice is empty, or an offer not taken.
     idle: Mutex<HashMap<Prefix, Instant>>,
     pub confirmation: Mutex<Confirmation>,
@@ -100,6 +102,7 @@ impl SlicePool {
             leaving: Mutex::default(),
             called: Mutex::default(),
             vain: Vain::default(),
+            vanished: Mutex::default(),
             idle: Mutex::default(),
             suspect: AtomicBool::new(false),
             unsure: AtomicBool::new(false),

@@ -44,15 +44,19 @@ struct View {
 }
 
 impl Publisher {
-    /// What the ledger had before anything could be freed: in the object it is ours, and goes with it.
-    pub fn learn(&mut self, slice: Prefix, ours: &BTreeMap<Address, Record>) {
-        self.views.entry(slice).or_insert(View {
+    /// What the ledger had before anything could be freed, and what it notes as published: in the object it is ours, and
+    /// goes with it.
+    pub fn learn(&mut self, slice: Prefix, ours: &Ours, noted: bool) {
+        let view = self.views.entry(slice).or_insert_with(|| View {
             object: Snapshot::default(),
-            ours: Ours::of(ours),
+            ours: Ours::default(),
             disputed: BTreeSet::new(),
             marked: false,
             seen: false,
         });
+        view.ours.join(ours);
+        // What was put there is known from the file.
+        view.seen |= noted;
     }
 
     /// A slice that was just claimed: most likely nobody has published it. If somebody has, the first commit says so.
@@ -85,16 +89,24 @@ impl SlicePool {
         let since = self.take_changed();
         let mut publisher = self.publisher.lock().await;
         let mut outcome = Ok(());
+        // The server asked for a pause: that holds for every slice.
+        let told_to_wait = |error: &SliceError| error.retry_after().is_some();
         let held = self.held();
         for holding in held.iter().filter(|one| one.state != State::Moved) {
             if anew && let Some(view) = publisher.views.get_mut(&holding.slice) {
                 view.object = Snapshot::default();
             }
             if let Err(error) = self.publish_slice(&mut publisher, holding.slice).await {
+                let ends = told_to_wait(&error);
                 outcome = Err(error);
+                if ends {
+                    break;
+                }
             }
         }
-        if let Err(error) = self.clear(&mut publisher).await {
+        if !outcome.as_ref().is_err_and(told_to_wait)
+            && let Err(error) = self.clear(&mut publisher).await
+        {
             outcome = Err(error);
         }
         match (&outcome, since) {
@@ -115,6 +127,9 @@ impl SlicePool {
     ) -> Result<(), SliceError> {
         let of = self.of();
         let key = of.published(&self.world.node, slice);
+        for ledger in [&*self.world.cluster, &self.world.views] {
+            ledger.place(&key, &of.network, self.slot_of(slice));
+        }
         for _ in 0..TRIES {
             // Before the object: what is in both is known to be ours, whatever is freed meanwhile.
             let local = self.world.local.load(&of.key()).await?;
@@ -158,6 +173,9 @@ impl SlicePool {
             // look would be taken for somebody else's there.
             let before = view.ours.clone();
             view.ours.add(&wanted);
+            // In the file too: the next process has to know it after a kill -9.
+            let nested = self.nested(slice);
+            self.world.note(&of, slice, &nested, &view.ours).await?;
             let label = self.label();
             self.world.metrics.publishes.get_or_create(&label).inc();
             match self
@@ -209,19 +227,45 @@ impl SlicePool {
     }
 
     async fn clear(&self, publisher: &mut Publisher) -> Result<(), SliceError> {
-        let held = self.held();
-        while let Some(slice) = publisher.given_up.first().copied() {
-            // Held again: its object is published like any other.
-            if !held.iter().any(|one| one.slice == slice) {
-                let key = self.of().published(&self.world.node, slice);
-                if let Some(view) = publisher.views.get(&slice) {
-                    self.clear_object(&key, view).await?;
+        let mut outcome = Ok(());
+        for slice in publisher.given_up.clone() {
+            // Each by itself: an object that can't be read holds up no other.
+            match self.clear_slice(publisher, slice).await {
+                Ok(()) => {
+                    publisher.given_up.remove(&slice);
                 }
-                self.world.cluster.label_given_back(&key).await?;
-                publisher.views.remove(&slice);
+                Err(error) => {
+                    let ends = error.retry_after().is_some();
+                    outcome = Err(error);
+                    if ends {
+                        break;
+                    }
+                }
             }
-            publisher.given_up.remove(&slice);
         }
+        outcome
+    }
+
+    async fn clear_slice(
+        &self,
+        publisher: &mut Publisher,
+        slice: Prefix,
+    ) -> Result<(), SliceError> {
+        let held = self.held();
+        if held.iter().any(|one| one.slice == slice) {
+            // Held again: its object is published like any other.
+            return Ok(());
+        }
+        let key = self.of().published(&self.world.node, slice);
+        if let Some(view) = publisher.views.get(&slice) {
+            self.clear_object(&key, view).await?;
+        }
+        self.world.cluster.label_given_back(&key).await?;
+        let (of, nested) = (self.of(), self.nested(slice));
+        self.world
+            .note(&of, slice, &nested, &Ours::default())
+            .await?;
+        publisher.views.remove(&slice);
         Ok(())
     }
 
@@ -256,8 +300,10 @@ impl SlicePool {
     /// Notes what this node has of a slice, before anything is freed in it.
     pub async fn learn(&self, of: &Sliced, slice: Prefix) -> Result<(), LedgerError> {
         let local = self.world.local.load(&of.key()).await?;
-        let ours = publishable(&local.pool, slice);
-        self.publisher.lock().await.learn(slice, &ours);
+        let mut ours = self.world.noted(of, slice).await?;
+        let noted = !ours.is_empty();
+        ours.join(&Ours::of(&publishable(&local.pool, slice)));
+        self.publisher.lock().await.learn(slice, &ours, noted);
         Ok(())
     }
 

@@ -149,6 +149,7 @@ impl SlicePool {
                 let _closed = self.giving.write().await;
                 self.set_held(self.holdings.put(&lost).await?);
             }
+            self.world.note_given_up(of).await?;
             // So that what is published is known to be ours before it goes.
             let mut publisher = self.publisher.lock().await;
             self.publish_slice(&mut publisher, holding.slice).await?;

@@ -1,5 +1,6 @@
 //! How a node keeps its slices.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
@@ -24,6 +25,11 @@ pub struct SliceSettings {
     pub donor_wait: Duration,
     /// How long an offer may lie before it is taken back.
     pub offer_wait: Duration,
+    /// Where libcni keeps the results of this node's attachments; none: nowhere that this process may read.
+    pub result_caches: Vec<PathBuf>,
+    /// A directory that goes with the node's boot, and in no backup; none: a file put back is not noticed without the API
+    /// server.
+    pub runtime: Option<PathBuf>,
 }
 
 impl Default for SliceSettings {
@@ -39,6 +45,8 @@ impl Default for SliceSettings {
             reserve: 25,
             donor_wait: Duration::from_secs(2),
             offer_wait: Duration::from_secs(15),
+            result_caches: Vec::new(),
+            runtime: None,
         }
     }
 }

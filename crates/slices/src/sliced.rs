@@ -4,14 +4,18 @@ use std::sync::Arc;
 
 use berth_api::names;
 use berth_core::slice::NodeName;
-use berth_core::{Prefix, Space};
+use berth_core::{Prefix, Record, Space};
 use berth_ledger::PoolKey;
+
+use crate::adopt::{ORIGIN, PLAIN};
 
 /// What the names of slices' pools in the node's ledger begin with: no pool of a cluster has a slash in its name.
 pub const POOLS: &str = "slice/";
 
 /// What the names of the pools that keep holdings begin with.
 pub const HOLDINGS: &str = "slices/";
+
+pub use crate::published::NOTES;
 
 /// One range of a network.
 #[derive(Clone, Debug)]
@@ -99,6 +103,11 @@ impl Sliced {
 /// The pool of a range's slices in the node's ledger.
 pub fn key(network: &str, range: Prefix) -> PoolKey {
     PoolKey::of_network(format!("{POOLS}{}", names::pool(network, "", range)), range)
+}
+
+/// Whether a record is held in a slice only because the range's plain pool has it: it goes when it has gone there.
+pub fn is_of_plain(record: &Record) -> bool {
+    record.attribute(ORIGIN) == Some(PLAIN)
 }
 
 /// Whether a pool is one of slices, in the node's own ledger.

@@ -5,11 +5,14 @@ mod rebuild;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use berth_core::slice::NodeName;
+use berth_core::slice::assigned::Assignments;
+use berth_core::slice::elastic::MarkState;
 use berth_core::{Prefix, Record, Space};
 use berth_ledger::kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
@@ -47,6 +50,8 @@ pub struct Setup {
     pub connection: Connection,
     /// The node's own ledger.
     pub local: SharedLedger,
+    /// The file that it is.
+    pub database: PathBuf,
     pub node: String,
     pub boot: String,
     pub settings: SliceSettings,
@@ -86,6 +91,7 @@ impl Slices {
         let Setup {
             connection,
             local,
+            database,
             node,
             boot,
             settings,
@@ -114,16 +120,22 @@ impl Slices {
             node: NodeName::new(node),
             boot,
             local,
+            database,
+            file: OnceCell::new(),
+            is_daemon: daemon.is_some(),
             cluster,
             connection,
             settings,
             metrics,
-            registration: OnceCell::new(),
+            registration: Mutex::default(),
             pools: Mutex::default(),
             assigning: AsyncMutex::default(),
+            noting: AsyncMutex::default(),
             busy: Busy::default(),
             proved: Mutex::default(),
             found: OnceCell::new(),
+            first_pods: OnceCell::new(),
+            cached_results: OnceCell::new(),
         };
         Slices {
             inner: Arc::new(Inner {
@@ -202,6 +214,39 @@ impl Slices {
                 Err(error) => patience.after(error).await?,
                 active => return active,
             }
+        }
+    }
+
+    /// The slices that an ADD would allocate from first, as far as that is known without a write: none where this node would
+    /// have to claim one. An error where an ADD would be refused.
+    pub async fn foreseen(&self, of: &Arc<Sliced>) -> Result<Vec<Prefix>, SliceError> {
+        let world = &self.inner.world;
+        let known = locked(&self.inner.pools).get(&of.key().name).cloned();
+        let active = known.map(|pool| pool.active().slices);
+        if let Some(active) = active.filter(|slices| !slices.is_empty()) {
+            return Ok(active);
+        }
+        let Mode::Assigned = of.mode else {
+            // Whether the range can be read, and is not on its way back.
+            let mark = world.cluster.mark(&of.plain()).await?;
+            return match mark.map(|mark| mark.state) {
+                Some(MarkState::Leaving) => Err(SliceError::Leaving { range: of.range }),
+                _ => Ok(Vec::new()),
+            };
+        };
+        let table = world.assigned.load(&of.slice_pool).await?;
+        let table = table.as_ref().map(|stored| &stored.pool.table);
+        let lines = table.into_iter().flat_map(Assignments::holdings);
+        let ours = lines.filter(|line| line.node == world.node);
+        let ours = ours.filter(|line| table.is_some_and(|table| !table.is_recalled(line.slice)));
+        let slices: Vec<Prefix> = ours.map(|line| line.slice).collect();
+        match slices.is_empty() {
+            false => Ok(slices),
+            true => Err(SliceError::Unassigned {
+                node: world.node.clone(),
+                range: of.range,
+                slice_pool: of.slice_pool.clone(),
+            }),
         }
     }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use berth_core::slice::NodeName;
-use berth_core::slice::elastic::Claimed;
+use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use berth_ledger::Guard;
 use berth_ledger::kube::SliceObject;
@@ -20,6 +20,7 @@ use crate::holdings::Holding;
 use crate::pool::SlicePool;
 use crate::publish::SURRENDERED;
 use crate::sliced::Sliced;
+use crate::world::now;
 
 /// No part has more addresses than that: each is a row. A whole slice may have any number.
 pub(crate) const MOST: u128 = 1024;
@@ -52,6 +53,24 @@ fn part_of(record: &Record) -> Option<Prefix> {
         .flatten()
 }
 
+/// The parts of a slice that are lent by the node's own pool, and to whom.
+pub(crate) fn lent(pool: &Pool, slice: Prefix) -> Vec<Offer> {
+    let mut offers: Vec<Offer> = Vec::new();
+    for (_, row) in pool.records() {
+        let node = row.handle.as_str().split(END).next().unwrap_or_default();
+        match part_of(row) {
+            Some(range) if range != slice && slice.covers(range) => offers.push(Offer {
+                range,
+                node: NodeName::new(node),
+            }),
+            _ => {}
+        }
+    }
+    offers.sort();
+    offers.dedup();
+    offers
+}
+
 fn rows_in(pool: &Pool, which: impl Fn(Prefix) -> bool) -> Rows {
     let rows = pool.records();
     let of_part = rows.filter(|(_, row)| part_of(row).is_some_and(&which));
@@ -66,12 +85,12 @@ fn addresses(part: Prefix) -> impl Iterator<Item = Address> {
     (0..count).filter_map(move |n| part.network().plus(n))
 }
 
-/// Whether anybody has an address of a slice, or one rests. What is out of use is nobody's.
+/// Whether anybody has an address of a slice, or one cools down. What is out of use is nobody's.
 fn is_held_in(pool: &Pool, slice: Prefix) -> bool {
     let records = pool.records().filter(|(_, row)| part_of(row).is_none());
     let held = records.map(|(address, _)| address);
-    let rests = pool.rests().map(|(address, _)| address);
-    held.chain(rests).any(|address| slice.contains(address))
+    held.chain(pool.cooling(now()))
+        .any(|address| slice.contains(address))
 }
 
 /// The claim that a part was split off.
@@ -107,6 +126,9 @@ impl SlicePool {
         };
         let made = self.world.amend(&of.key(), rows).await?;
         let all = made.len() == addresses.len();
+        if all {
+            self.world.note_given_up(of).await?;
+        }
         let rows = addresses.into_iter();
         Ok(all.then(|| rows.map(|address| (address, record.clone())).collect()))
     }
@@ -153,6 +175,7 @@ impl SlicePool {
                 Err(error) if error.is_of(&unchanged) => {}
                 left => {
                     self.set_held(left?);
+                    self.world.note_given_up(of).await?;
                     return Ok(true);
                 }
             }
@@ -226,6 +249,44 @@ impl SlicePool {
         Ok(())
     }
 
+    /// Takes a part out of use that is lent by its slice's claim, whatever the pool says of it: nothing of it was held when it
+    /// was lent, so a pod that has an address of it here is of before.
+    pub async fn surrender_stale(
+        &self,
+        of: &Arc<Sliced>,
+        part: Prefix,
+        to: &NodeName,
+    ) -> Result<(), SliceError> {
+        let mut back = self.active_inside(part);
+        let held = self.held();
+        let itself = held.iter().filter(|one| one.slice == part);
+        back.extend(itself.filter(|one| one.is_active()).map(|one| one.slice));
+        let addresses: Vec<Address> = addresses(part)
+            .filter(|address| !back.iter().any(|slice| slice.contains(*address)))
+            .collect();
+        let row = record(part, to);
+        let rows = |pool: &Pool| -> Vec<Change> {
+            let change = |address: &Address| match pool.get(*address) {
+                Some(held) if part_of(held).is_some() => None,
+                Some(held) => Some(Change::Update {
+                    address: *address,
+                    expected: held.clone(),
+                    record: row.clone(),
+                }),
+                None => Some(Change::Claim {
+                    address: *address,
+                    record: row.clone(),
+                }),
+            };
+            addresses.iter().filter_map(change).collect()
+        };
+        let made = self.world.amend(&of.key(), rows).await?;
+        if !made.is_empty() {
+            tracing::warn!(%part, %to, "the node's database is older than the loan of this part; it is taken out of use");
+        }
+        Ok(())
+    }
+
     /// What is out of use of parts, as it is now.
     pub async fn rows_of(
         &self,
@@ -263,10 +324,10 @@ impl SlicePool {
             return Ok(false);
         }
         // Read under the lock: a donation may have been written since the last look.
-        let now = self
-            .world
-            .cluster
-            .slices(Some((&of.network, of.range)), Some(&self.world.node))
+        let of_range = Some((of.network.as_str(), of.range));
+        let cluster = &self.world.cluster;
+        let now = cluster
+            .list_slices(of_range, Some(&self.world.node))
             .await?;
         let local = self.world.local.load(&of.key()).await?;
         let parts = local.pool.records().filter_map(|(_, row)| part_of(row));
@@ -277,7 +338,11 @@ impl SlicePool {
             // A slice that is held lies in itself: what is out of use of all of it was left by a crash, on its way out.
             let held = self.held();
             let is_held = held.iter().any(|one| one.slice == part && one.is_active());
-            let around = now.iter().filter(|object| {
+            if now.may_hide(&of.network, part) {
+                // The claim that says whose it is may be one that can't be read.
+                continue;
+            }
+            let around = now.claims.iter().filter(|object| {
                 object.claim.range.covers(part) && (object.claim.range != part || is_held)
             });
             // The smallest: the offers of that one say whose the part is.

@@ -1,12 +1,14 @@
 //! What all ranges of a node share: its name and boot, its own ledger, the ways to the cluster's objects.
 
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::SystemTime;
 
 use berth_core::slice::NodeName;
-use berth_core::{Change, Pool, Prefix};
+use berth_core::{Change, Moment, Pool, Prefix};
 use berth_ledger::kube::slicepools::SlicePools;
-use berth_ledger::kube::{Connection, SliceObject};
+use berth_ledger::kube::{Connection, FileMark, SliceObject};
 use berth_ledger::{Guard, KubeLedger, LedgerError, PoolKey, SharedLedger};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
@@ -15,14 +17,21 @@ use tokio::time::Instant;
 use crate::busy::Busy;
 use crate::metrics::SliceMetrics;
 use crate::plain::PlainPools;
+use crate::pods::NodePods;
 use crate::pool::SlicePool;
 use crate::proofs::Ranges;
+use crate::results::CachedResult;
 use crate::settings::SliceSettings;
 
 pub(crate) struct World {
     pub node: NodeName,
     pub boot: String,
     pub local: SharedLedger,
+    /// Where that is, and what it is marked with.
+    pub database: PathBuf,
+    pub file: OnceCell<FileMark>,
+    /// Whether this process serves more than one call.
+    pub is_daemon: bool,
     pub cluster: Arc<KubeLedger>,
     /// Writes the pools that this node publishes, and says so on them.
     pub views: KubeLedger,
@@ -38,17 +47,22 @@ pub(crate) struct World {
     pub connection: Connection,
     pub settings: SliceSettings,
     pub metrics: SliceMetrics,
-    pub registration: OnceCell<Registration>,
+    pub registration: Mutex<Option<Registration>>,
     /// What this node keeps of each range.
     pub pools: Mutex<Vec<Weak<SlicePool>>>,
     /// Held by whoever takes on a slice that is assigned: by one range at a time.
     pub assigning: AsyncMutex<()>,
+    /// Held by whoever notes that something was given up.
+    pub noting: AsyncMutex<()>,
     /// How the API server bears what is asked of it.
     pub busy: Busy,
     /// Ranges of elastic slices that overlap no other network's, once somebody asked.
     pub proved: Mutex<Option<Arc<Ranges>>>,
     /// What was claimed in this node's name when this process began: one list, whatever the number of its networks.
     pub found: OnceCell<Vec<SliceObject>>,
+    /// This node's pods, and the runtime's results, as they were when this process began.
+    pub first_pods: OnceCell<NodePods>,
+    pub cached_results: OnceCell<Vec<CachedResult>>,
 }
 
 /// What a node's own object says of it.
@@ -116,6 +130,14 @@ impl World {
             }
         }
     }
+}
+
+/// The time that cooldowns are counted in.
+pub(crate) fn now() -> Moment {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// What a panic left behind is as good as before: no lock here is held over a step that can fail halfway.

@@ -35,6 +35,15 @@ impl std::fmt::Debug for Account {
 }
 
 impl Account {
+    pub(crate) fn new(namespace: &str, name: &str, token: String, kubeconfig: PathBuf) -> Account {
+        Account {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            token,
+            kubeconfig,
+        }
+    }
+
     pub fn token(&self) -> &str {
         &self.token
     }
@@ -132,7 +141,7 @@ impl Cluster {
             .await
             .with_context(|| format!("bind cluster role {role_name}"))?;
         for rule in &rules {
-            granted(&client, namespace, name, rule).await?;
+            granted(&client, (namespace, name), namespace, rule).await?;
         }
         self.account(namespace, name).await
     }
@@ -167,54 +176,78 @@ impl Cluster {
     /// A token for `audience` as the kubelet of `node` would project it into a pod there: bound to that pod, which is
     /// made.
     pub async fn pod_token(&self, account: &Account, node: &str, audience: &str) -> Result<String> {
-        let (namespace, name) = (&account.namespace, &account.name);
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": { "name": format!("{name}-{node}") },
-            "spec": {
-                "serviceAccountName": name,
-                "nodeName": node,
-                "containers": [{ "name": "c", "image": "nothing" }],
-            },
-        }))?;
-        let pod = Api::<Pod>::namespaced(self.client().await?, namespace)
-            .create(&PostParams::default(), &pod)
-            .await
-            .with_context(|| format!("create a pod of {namespace}/{name} on {node}"))?;
-        let spec = TokenRequestSpec {
-            audiences: Some(vec![audience.to_owned()]),
-            bound_object_ref: Some(BoundObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
-                name: pod.metadata.name,
-                uid: pod.metadata.uid,
-            }),
-            ..TokenRequestSpec::default()
-        };
-        self.token(namespace, name, spec).await
+        let who = (account.namespace.as_str(), account.name.as_str());
+        let admin = self.client().await?;
+        let spec = bound_to_pod(&admin, who, node, Some(audience)).await?;
+        request_token(&admin, who, spec).await
     }
 
     async fn token(&self, namespace: &str, name: &str, spec: TokenRequestSpec) -> Result<String> {
-        let request = TokenRequest {
-            spec: Some(spec),
-            ..TokenRequest::default()
-        };
-        let answer = Api::<ServiceAccount>::namespaced(self.client().await?, namespace)
-            .create_token_request(name, &PostParams::default(), &request)
-            .await
-            .with_context(|| format!("ask for a token of {namespace}/{name}"))?;
-        answer
-            .status
-            .and_then(|status| status.token)
-            .with_context(|| format!("no token came for {namespace}/{name}"))
+        request_token(&self.client().await?, (namespace, name), spec).await
     }
+}
+
+/// What to ask for to get a token of the account `(namespace, name)` that is bound to a pod of it on `node`. The pod is made
+/// if there is none.
+pub(crate) async fn bound_to_pod(
+    admin: &kube::Client,
+    (namespace, name): (&str, &str),
+    node: &str,
+    audience: Option<&str>,
+) -> Result<TokenRequestSpec> {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": { "name": format!("{name}-{node}") },
+        "spec": {
+            "serviceAccountName": name,
+            "nodeName": node,
+            "containers": [{ "name": "c", "image": "nothing" }],
+        },
+    }))?;
+    let pods = Api::<Pod>::namespaced(admin.clone(), namespace);
+    let made = match pods.create(&PostParams::default(), &pod).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            pods.get(&format!("{name}-{node}")).await
+        }
+        made => made,
+    };
+    let pod = made.with_context(|| format!("create a pod of {namespace}/{name} on {node}"))?;
+    Ok(TokenRequestSpec {
+        audiences: audience.map(|audience| vec![audience.to_owned()]),
+        expiration_seconds: Some(4 * 3600),
+        bound_object_ref: Some(BoundObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: pod.metadata.name,
+            uid: pod.metadata.uid,
+        }),
+    })
+}
+
+pub(crate) async fn request_token(
+    admin: &kube::Client,
+    (namespace, name): (&str, &str),
+    spec: TokenRequestSpec,
+) -> Result<String> {
+    let request = TokenRequest {
+        spec: Some(spec),
+        ..TokenRequest::default()
+    };
+    let answer = Api::<ServiceAccount>::namespaced(admin.clone(), namespace)
+        .create_token_request(name, &PostParams::default(), &request)
+        .await
+        .with_context(|| format!("ask for a token of {namespace}/{name}"))?;
+    answer
+        .status
+        .and_then(|status| status.token)
+        .with_context(|| format!("no token came for {namespace}/{name}"))
 }
 
 /// The API server's authorizer learns of a binding by watch: wait until it has, or a test that is allowed
 /// everything it does is refused now and then.
-async fn granted(
+pub(crate) async fn granted(
     client: &kube::Client,
-    namespace: &str,
-    name: &str,
+    (namespace, name): (&str, &str),
+    place: &str,
     rule: &PolicyRule,
 ) -> Result<()> {
     let first = |list: &Option<Vec<String>>| list.as_ref().and_then(|list| list.first()).cloned();
@@ -236,7 +269,7 @@ async fn granted(
                 "subresource": subresource,
                 "name": first(&rule.resource_names),
                 "verb": rule.verbs.first(),
-                "namespace": namespace,
+                "namespace": place,
             },
         },
     }))?;

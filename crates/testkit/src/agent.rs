@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use crate::process::{Process, guarded};
+use crate::programs::no_machine_files;
 
 /// Long enough for a machine on which everything else starts too.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,7 +36,7 @@ impl Agent {
         ])
     }
 
-    /// Starts the binary with nothing from this process's environment, its socket, database and log in `dir`, all under one
+    /// Starts the binary with nothing from this process's environment or the machine's files, its socket, database and log in `dir`, all under one
     /// name; `more` says what else it is told. Returns when it takes calls.
     pub fn start(
         berth: impl AsRef<Path>,
@@ -51,6 +52,7 @@ impl Agent {
             .env("PATH", "/usr/bin:/bin")
             .env("BERTH_SOCKET", &socket)
             .env("BERTH_DATABASE", dir.join(format!("{name}.db")))
+            .envs(no_machine_files())
             .arg("agent");
         more(&mut command);
         let mut process = Process::start(name, command, dir)?;

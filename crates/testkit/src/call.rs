@@ -10,6 +10,8 @@ use berth_cni::wire::{Answer, Request};
 use berth_cni::{Environment, http};
 use serde_json::{Value, json};
 
+use crate::programs::no_machine_files;
+
 /// One that is slower than this does not answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -26,7 +28,11 @@ impl PodCall {
         let environment = Environment {
             command: verb.to_owned(),
             container_id: format!("{pod}-container"),
-            netns: "/var/run/netns/none".to_owned(),
+            // Its directory can be seen, and it is not there: the container runs nowhere.
+            netns: std::env::temp_dir()
+                .join("berth-no-netns")
+                .display()
+                .to_string(),
             ifname: "net1".to_owned(),
             args: args("ns", pod),
             path: "/opt/cni/bin".to_owned(),
@@ -48,6 +54,13 @@ impl PodCall {
     #[must_use]
     pub fn of_container(mut self, container: &str) -> PodCall {
         container.clone_into(&mut self.environment.container_id);
+        self
+    }
+
+    /// For a container whose network namespace is this file.
+    #[must_use]
+    pub fn in_netns(mut self, netns: &Path) -> PodCall {
+        self.environment.netns = netns.display().to_string();
         self
     }
 
@@ -76,7 +89,7 @@ impl PodCall {
         Ok(http::call(socket, &self.request(ipam), PATIENCE)?)
     }
 
-    /// A program with nothing in its environment but what a runtime puts there.
+    /// A program with nothing in its environment but what a runtime puts there, and what keeps it from the machine's files.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let environment = &self.environment;
         let mut command = Command::new(program);
@@ -87,7 +100,8 @@ impl PodCall {
             .env("CNI_NETNS", &environment.netns)
             .env("CNI_IFNAME", &environment.ifname)
             .env("CNI_ARGS", &environment.args)
-            .env("CNI_PATH", &environment.path);
+            .env("CNI_PATH", &environment.path)
+            .envs(no_machine_files());
         command
     }
 }

@@ -42,6 +42,7 @@
 
 mod account;
 mod agent;
+mod agents;
 mod apply;
 mod call;
 mod capsule;
@@ -62,19 +63,22 @@ mod relay;
 mod scratch;
 mod served;
 mod sheet;
+mod stranger;
 mod turn;
 mod whereabouts;
 
 pub use account::Account;
 pub use agent::Agent;
+pub use agents::Agents;
 pub use call::{PodCall, given};
 pub use cluster::{Cluster, Options, Part};
 pub use machine::Machine;
 pub use netns::Netns;
 pub use node::{Node, NodeOptions};
 pub use process::{Process, guarded};
-pub use programs::{fed, plugin_beside};
+pub use programs::{fed, no_machine_files, plugin_beside};
 pub use relay::{Asked, Fate, Relay};
 pub use served::{Served, Told};
 pub use sheet::Sheet;
+pub use stranger::Stranger;
 pub use whereabouts::{Attachment, Whereabouts};

@@ -178,6 +178,21 @@ impl Process {
         self.signal(Signal::CONT)
     }
 
+    /// The most memory that it has had resident so far, in kilobytes.
+    pub fn peak_rss(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.pid()?);
+        let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        text.lines()
+            .find_map(|line| {
+                line.strip_prefix("VmHWM:")?
+                    .trim()
+                    .strip_suffix(" kB")?
+                    .parse()
+                    .ok()
+            })
+            .with_context(|| format!("{path} has no VmHWM"))
+    }
+
     /// Where its output goes.
     pub fn log(&self) -> &Path {
         &self.log

@@ -19,6 +19,17 @@ pub fn fed(command: &mut Command, input: impl AsRef<[u8]>) -> io::Result<Output>
     child.wait_with_output()
 }
 
+/// Variables that keep a `berth` from the machine's own files: whereabouts may be installed here, and the runtime's result
+/// cache is of other containers. For [`Command::envs`]; what a test names afterwards counts.
+pub fn no_machine_files() -> [(&'static str, PathBuf); 3] {
+    let none = std::env::temp_dir().join("berth-no-files");
+    [
+        ("BERTH_FLAT_FILES", none.join("whereabouts.conf")),
+        ("BERTH_NODENAME_FILES", none.join("nodename")),
+        ("BERTH_RESULT_CACHE", none.join("results")),
+    ]
+}
+
 /// The plugin, beside the `berth` of a test. It is another package's binary, which cargo does not build for `berth`'s tests:
 /// built here, so that what runs is never an old one.
 pub fn plugin_beside(berth: impl AsRef<Path>) -> Result<PathBuf> {

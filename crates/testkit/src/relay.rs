@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-use crate::Cluster;
+use crate::{Account, Cluster};
 
 /// A request as it came.
 #[derive(Clone, Debug)]
@@ -85,8 +85,17 @@ impl std::fmt::Debug for Relay {
 impl Relay {
     /// Passes everything on until it is told otherwise.
     pub async fn new(cluster: &Cluster) -> Result<Relay> {
+        Relay::over(&cluster.kubeconfig()).await
+    }
+
+    /// The same, with the rights of an account.
+    pub async fn of(account: &Account) -> Result<Relay> {
+        Relay::over(account.kubeconfig()).await
+    }
+
+    async fn over(kubeconfig: &Path) -> Result<Relay> {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let file = Kubeconfig::read_from(cluster.kubeconfig()).context("read a kubeconfig")?;
+        let file = Kubeconfig::read_from(kubeconfig).context("read a kubeconfig")?;
         let options = KubeConfigOptions::default();
         let mut config = kube::Config::from_custom_kubeconfig(file, &options)
             .await

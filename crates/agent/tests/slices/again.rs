@@ -1,28 +1,12 @@
-//! Slices that were lost: forgotten when their last pod is gone, and claimed again by name like any other.
+//! Slices that were lost: forgotten when their last pod is gone.
 
 use std::collections::BTreeMap;
 
 use berth_api::whereabouts::IPPool;
 
 use crate::bare::take_claims;
-use crate::call::{bare, fast, fast_cut};
+use crate::call::{bare, fast};
 use crate::machine::{Machine, Site, until};
-
-/// There is no other slot: pods that hold addresses keep them, others get what is free.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_only_slot_is_claimed_again() {
-    let site = Site::shared().await;
-    let ipam = fast_cut("10.84.0.0/28", "/28");
-    let machine = Machine::start(&site, "only-slot").await;
-    let first = machine.add("first", &ipam).await;
-    take_claims(&site, &machine.node).await;
-    let second = machine.add("second", &ipam).await;
-    assert_ne!(first, second);
-    assert_eq!(machine.add("first", &ipam).await, first);
-    let given = [(first, "ns/first"), (second, "ns/second")];
-    let given = given.map(|(address, pod)| (bare(&address), pod.to_owned()));
-    site.shows("published", &BTreeMap::from(given)).await;
-}
 
 /// The pool of a lost slice stays until its last pod is gone; then the slice is as one that was given back.
 #[tokio::test(flavor = "multi_thread")]

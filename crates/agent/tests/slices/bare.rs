@@ -17,8 +17,8 @@ use berth_ledger::{
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, Slices, sliced};
-use berth_testkit::{Asked, Cluster, Fate, Relay, given};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use berth_testkit::{Asked, Fate, Relay, given};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -177,6 +177,12 @@ pub struct Bare {
     stop: CancellationToken,
 }
 
+/// A way to the API server with the rights of a node's agent.
+pub async fn relay_of(site: &Site, node: &str) -> Relay {
+    let account = site.agents.on(node).await.unwrap();
+    Relay::of(&account).await.unwrap()
+}
+
 impl Bare {
     /// One that keeps its slices.
     pub async fn start(site: &Site, name: &str, settings: SliceSettings) -> Bare {
@@ -190,14 +196,14 @@ impl Bare {
         settings: SliceSettings,
         rule: impl FnMut(&Asked) -> Fate + Send + 'static,
     ) -> Bare {
-        let relay = Relay::new(Cluster::shared().await).await.unwrap();
+        let relay = relay_of(site, name).await;
         relay.rule(rule);
         Bare::new(site, name, settings, relay, true).await
     }
 
     /// One that does what a call needs and nothing else.
     pub async fn idle(site: &Site, name: &str, settings: SliceSettings) -> Bare {
-        let relay = Relay::new(Cluster::shared().await).await.unwrap();
+        let relay = relay_of(site, name).await;
         Bare::new(site, name, settings, relay, false).await
     }
 
@@ -218,6 +224,7 @@ impl Bare {
         let slices = Slices::new(Setup {
             connection: connect.open().await.unwrap(),
             local: Arc::clone(&local) as SharedLedger,
+            database: "memory".into(),
             node: name.to_owned(),
             boot: "b".to_owned(),
             settings,
@@ -337,16 +344,8 @@ pub async fn want(site: &Site, range: &str, taker: &str, holder: &str) {
     site.create::<SliceCall>(call).await;
 }
 
-/// Takes all claims of a node away and calls it, as a controller does that found it gone; returns when it has lost them.
-pub async fn take_claims(site: &Site, node: &str) {
-    let claims = site.claim_api();
-    for range in site.holders().await.into_keys() {
-        let name = range.replace('/', "-");
-        claims
-            .delete(&name, &DeleteParams::default())
-            .await
-            .unwrap();
-    }
+/// Calls a node, as whoever has written on a claim of its does.
+pub async fn call_node(site: &Site, node: &str) {
     let call = json!({ "apiVersion": "berth.dev/v1alpha1", "kind": "SliceCall",
         "metadata": { "name": node }, "spec": { "call": "taken" } });
     let params = PatchParams::apply("test").force();
@@ -355,6 +354,14 @@ pub async fn take_claims(site: &Site, node: &str) {
         .patch(node, &params, &Patch::Apply(call))
         .await
         .unwrap();
+}
+
+/// Makes all claims another node's and calls the one that had them; returns when it has lost them.
+pub async fn take_claims(site: &Site, node: &str) {
+    for range in site.holders().await.into_keys() {
+        amend(site, &range, |claim| pass(claim, "another")).await;
+    }
+    call_node(site, node).await;
     until("the loss is told", async || {
         let events = site.node_events(node).await;
         let mut reasons = events.iter().map(|(reason, _)| reason);

@@ -151,3 +151,53 @@ async fn a_publication_that_stands_back_is_made_before_the_end() {
     node.stop().await;
     assert_eq!(site.published().await, given);
 }
+
+/// The API server refuses writes of pools and says for how long: the node asks again after that, with one request.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_24_a_publication_waits_as_long_as_retry_after_says() {
+    let site = Site::shared().await;
+    // Two slices in use, so that a pass has a second one to go on with.
+    let ipam = small("10.27.0.0/24");
+    let settings = berth_agent::SliceSettings {
+        look: Duration::from_secs(600),
+        ..quick()
+    };
+    let node = Bare::start(&site, "refused-views", settings).await;
+    let mut given = BTreeMap::new();
+    given.insert(node.add("p0", &ipam).await, "ns/p0".to_owned());
+    let is_write = |asked: &Asked| {
+        let writes = ["PATCH", "PUT"].contains(&asked.method.as_str());
+        writes && asked.path.contains("/ippools/refused-views-")
+    };
+    for pod in ["p1", "p2", "p3"] {
+        given.insert(node.add(pod, &ipam).await, format!("ns/{pod}"));
+    }
+    site.shows("published", &given).await;
+    let wait = Duration::from_secs(3);
+    node.relay.rule(move |asked| match is_write(asked) {
+        true => Fate::Refuse {
+            code: 429,
+            retry_after: Some(3),
+        },
+        false => Fate::Pass,
+    });
+    for pod in ["p0", "p1", "p2", "p3"] {
+        node.del(pod, &ipam).await;
+    }
+    let refused = || {
+        let seen = node.relay.seen().into_iter();
+        let seen = seen.filter(|(asked, code)| is_write(asked) && *code == Some(429));
+        seen.map(|(asked, _)| asked.at).collect::<Vec<Instant>>()
+    };
+    until("three refusals", async || {
+        let now = refused().len();
+        (now >= 3).then_some(()).ok_or(format!("{now}"))
+    })
+    .await;
+    for pair in refused().windows(2) {
+        let pause = pair[1] - pair[0];
+        assert!(pause >= wait, "asked after {pause:?}");
+    }
+    node.relay.rule(|_| Fate::Pass);
+    site.shows("published after it", &BTreeMap::new()).await;
+}

@@ -21,6 +21,11 @@ impl Given {
         }
     }
 
+    /// A pod is gone.
+    pub fn forget(&mut self, pod: &str) {
+        self.0.retain(|_, one| one != pod);
+    }
+
     pub fn all(&self) -> &BTreeMap<String, String> {
         &self.0
     }

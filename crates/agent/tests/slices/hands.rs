@@ -93,9 +93,8 @@ async fn what_was_lost_is_not_given_as_of_what_is_inherited() {
     site.create::<SliceCall>(json!({ "metadata": { "name": "unlucky" }, "spec": { "call": "1" } }))
         .await;
     until("the node knows that it was lost", async || {
-        let told = site.node_events("unlucky").await;
-        let lost = told.iter().any(|(reason, _)| reason == "SliceLost");
-        lost.then_some(()).ok_or(format!("{told:?}"))
+        let held = machine.slices_held("10.22.0.0-28").await;
+        (held == 0).then_some(()).ok_or(format!("{held}"))
     })
     .await;
     let mut given = BTreeSet::new();

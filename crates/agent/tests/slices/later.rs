@@ -74,7 +74,8 @@ async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
         assert!(pause > Duration::from_secs(9), "{pause:?}");
     }
     until("the note goes", async || {
-        let notes = node.local.claims(ClaimKind::Slice).await.unwrap();
+        let mut notes = node.local.claims(ClaimKind::Slice).await.unwrap();
+        notes.retain(|(note, _)| note.name.contains(name));
         notes.is_empty().then_some(()).ok_or(format!("{notes:?}"))
     })
     .await;

@@ -11,7 +11,7 @@ use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
 use berth_ledger::kube::Connect;
 use berth_ledger::{Ledger, SqliteLedger};
-use berth_testkit::{Cluster, Served, given};
+use berth_testkit::{Agents, Cluster, Relay, Served, given};
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::{Api, ListParams, PostParams};
 use kube::{Client, Resource};
@@ -23,6 +23,8 @@ use crate::call::request;
 /// A namespace of a cluster with all definitions.
 pub struct Site {
     pub kubeconfig: PathBuf,
+    /// The accounts of its nodes.
+    pub agents: Agents,
     pub namespace: String,
     pub client: Client,
 }
@@ -36,9 +38,11 @@ impl Site {
         for crd in berth_api::crds().unwrap() {
             cluster.apply_object(crd).await.unwrap();
         }
+        let namespace = cluster.namespace("slices").await.unwrap();
         Site {
             kubeconfig: cluster.kubeconfig(),
-            namespace: cluster.namespace("slices").await.unwrap(),
+            agents: cluster.agents(&namespace).await.unwrap(),
+            namespace,
             client: cluster.client().await.unwrap(),
         }
     }
@@ -49,6 +53,15 @@ impl Site {
             kubeconfig: Some(self.kubeconfig.clone()),
             namespace: Some(self.namespace.clone()),
             timeout: Duration::from_secs(seconds),
+        }
+    }
+
+    /// The way of a node's agent.
+    pub async fn connect_as(&self, node: &str, seconds: u64) -> Connect {
+        let account = self.agents.on(node).await.unwrap();
+        Connect {
+            kubeconfig: Some(account.kubeconfig().to_owned()),
+            ..self.connect(seconds)
         }
     }
 
@@ -180,6 +193,12 @@ pub async fn until<T>(what: &str, mut check: impl AsyncFnMut() -> Result<T, Stri
     }
 }
 
+/// The files of an SQLite database.
+const ENDS: [&str; 3] = ["", "-wal", "-shm"];
+
+/// What a node's ledger was.
+pub struct Copied([Option<Vec<u8>>; 3]);
+
 /// A node with an agent.
 pub struct Machine {
     _dir: tempfile::TempDir,
@@ -218,18 +237,26 @@ impl Machine {
             socket: dir.path().join("berth.sock"),
             database: dir.path().join("berth.db"),
             node: node.to_owned(),
-            cluster: Some(site.connect(3)),
+            cluster: Some(site.connect_as(node, 3).await),
             listen: None,
             flat_places: Some(Vec::new()),
+            installed: None,
+            definition_paths: None,
             garbage: GarbageSettings {
                 patience: Patience {
                     grace: Duration::from_secs(600),
                     node_grace: Duration::from_secs(600),
                 },
+                // No sweep begins within a test that does not ask for one.
+                interval: Duration::from_secs(36_000),
                 ..GarbageSettings::default()
             },
             gather: None,
-            slices,
+            slices: SliceSettings {
+                result_caches: vec![dir.path().join("results")],
+                runtime: Some(dir.path().join("run")),
+                ..slices
+            },
             vms: None,
         };
         site.register(node).await;
@@ -275,6 +302,18 @@ impl Machine {
         self.config.garbage.interval = Duration::from_secs(1);
     }
 
+    /// Pods of this node are collected, and all pools are looked at by others.
+    pub fn sweep_rarely(&mut self) {
+        self.config.garbage.interval = Duration::from_secs(3600);
+    }
+
+    /// Its requests go that way from its next start on.
+    pub fn behind(&mut self, relay: &Relay) {
+        if let Some(cluster) = &mut self.config.cluster {
+            cluster.kubeconfig = Some(relay.kubeconfig());
+        }
+    }
+
     pub async fn run(&mut self) {
         let config = self.config.clone();
         let agent = Served::start(|told| async {
@@ -292,14 +331,69 @@ impl Machine {
         if let Some(agent) = self.agent.take() {
             agent.stop().await;
         }
+        // The last connection takes the journal away when it closes, whoever put one there meanwhile.
+        for _ in 0..200 {
+            if !self.file("-wal").exists() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Takes the node's ledger away.
     pub fn lose_ledger(&self) {
-        for end in ["", "-wal", "-shm"] {
-            let file = format!("{}{end}", self.config.database.display());
-            std::fs::remove_file(file).ok();
+        for end in ENDS {
+            std::fs::remove_file(self.file(end)).ok();
         }
+    }
+
+    fn file(&self, end: &str) -> PathBuf {
+        PathBuf::from(format!("{}{end}", self.config.database.display()))
+    }
+
+    /// A copy of the node's ledger. The agent must not run.
+    pub fn copy_ledger(&self) -> Copied {
+        let copy = |end: &str| std::fs::read(self.file(end)).ok();
+        Copied(ENDS.map(copy))
+    }
+
+    /// Puts a copy back in its place. The agent must not run.
+    pub fn put_back(&self, copied: &Copied) {
+        self.lose_ledger();
+        for (end, bytes) in ENDS.iter().zip(&copied.0) {
+            if let Some(bytes) = bytes {
+                std::fs::write(self.file(end), bytes).unwrap();
+            }
+        }
+    }
+
+    /// Where the runtime of this node keeps the results of its attachments.
+    pub fn result_cache(&self) -> PathBuf {
+        self._dir.path().join("results")
+    }
+
+    /// Notes the result of an ADD as libcni does.
+    pub fn cache_result(&self, namespace: &str, pod: &str, address: &str) {
+        let container = format!("{pod}-container");
+        let cached = json!({
+            "kind": "cniCacheV1", "containerId": container, "ifName": "net1", "networkName": "net",
+            "cniArgs": [["K8S_POD_NAMESPACE", namespace], ["K8S_POD_NAME", pod]],
+            "result": { "cniVersion": "1.1.0", "ips": [{ "address": address }] },
+        });
+        let dir = self.result_cache();
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join(format!("net-{container}-net1"));
+        std::fs::write(file, cached.to_string()).unwrap();
+    }
+
+    /// How many slices of a range, by the name of its plain pool, the agent allocates from: its own metric.
+    pub async fn slices_held(&self, pool: &str) -> u64 {
+        let (_, text) = self.get("/metrics").await;
+        let label = format!("pool=\"{pool}\"");
+        let is_it = |line: &&str| line.starts_with("berth_slices_held{") && line.contains(&label);
+        let line = text.lines().find(is_it);
+        let count = line.and_then(|line| line.rsplit(' ').next());
+        count.map_or(0, |count| count.trim().parse().unwrap())
     }
 
     pub async fn call(&self, verb: &str, pod: &str, container: &str, ipam: &Value) -> Answer {
@@ -346,6 +440,9 @@ impl Machine {
             node: self.node.clone(),
             cluster: self.config.cluster.clone(),
             flat_places: Some(Vec::new()),
+            result_caches: vec![self.result_cache()],
+            runtime: self.config.slices.runtime.clone(),
+            definition_paths: None,
             installed: None,
         };
         async move { given(&once(config, &request).await) }

@@ -15,11 +15,12 @@ use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{Mode, SliceMetrics, Sliced, Slices, sliced};
 use berth_testkit::given;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::bare::pass;
 use crate::call::{bare, fast, request};
 use crate::machine::{Site, quick};
 
@@ -52,8 +53,11 @@ impl Node {
     async fn take_claim(&self) {
         for claim in self.claims.list(&ListParams::default()).await.unwrap() {
             let name = claim.metadata.name.unwrap();
-            let params = DeleteParams::default();
-            self.claims.delete(&name, &params).await.unwrap();
+            let mut spec = claim.spec;
+            pass(&mut spec, "another");
+            let params = PatchParams::default();
+            let patch = Patch::Merge(spec.merge());
+            self.claims.patch(&name, &params, &patch).await.unwrap();
         }
         let call = json!({ "metadata": { "name": self.name }, "spec": { "call": "1" } });
         let call = serde_json::from_value(call).unwrap();
@@ -164,8 +168,9 @@ async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     });
     let stop = CancellationToken::new();
     let slices = Slices::new(Setup {
-        connection: site.connect(10).open().await.unwrap(),
+        connection: site.connect_as(name, 10).await.open().await.unwrap(),
         local: Arc::clone(&node) as SharedLedger,
+        database: "memory".into(),
         node: name.to_owned(),
         boot: "b".to_owned(),
         settings: quick(),

@@ -16,7 +16,7 @@ use crate::call::{bare, fast_cut};
 use crate::machine::{Machine, Site, quick, until};
 
 /// A pod as an object; what it says of its addresses is what Multus has written there.
-async fn run_pod(site: &Site, name: &str, node: &str, addresses: &[&str]) {
+pub async fn run_pod(site: &Site, name: &str, node: &str, addresses: &[&str]) {
     let status = json!([{ "name": "net", "interface": "net1", "ips": addresses }]).to_string();
     let pod = json!({ "metadata": { "name": name, "annotations": { "k8s.v1.cni.cncf.io/network-status": status } },
         "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "i" }] } });

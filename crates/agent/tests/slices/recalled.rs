@@ -53,10 +53,8 @@ async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_an_agent_t
     })
     .await;
     until("the agent has heard of it", async || {
-        let told = site.node_events("deleted-alive").await;
-        let mut messages = told.iter().map(|(_, message)| message);
-        let heard = messages.any(|message| message.contains("recalled"));
-        heard.then_some(()).ok_or(format!("{told:?}"))
+        let held = machine.slices_held("10.40.0.0-28").await;
+        (held == 0).then_some(()).ok_or(format!("{held}"))
     })
     .await;
     let refused = machine.try_add("between", &ipam).await;
@@ -66,6 +64,34 @@ async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_an_agent_t
     assert!(address.starts_with("10.40.0."), "{address}");
     let now = claim().await.unwrap().spec;
     assert_eq!((now.node.as_str(), now.recalled), ("deleted-alive", false));
+    world.stop().await;
+}
+
+/// The same, and the controller has taken the claim: while its Node is not there the agent claims nothing, though it knew
+/// the Node when it began.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_19_an_agent_whose_node_was_deleted_claims_nothing() {
+    let site = Site::shared().await;
+    let world = World::start(&site).await;
+    let ipam = fast_cut("10.157.0.0/28", "/28");
+    world.define("nineteen", &ipam).await;
+    let machine = Machine::start(&site, "claims-nothing").await;
+    machine.add("before", &ipam).await;
+    machine.del("before", &ipam).await;
+    delete_node(&site, "claims-nothing").await;
+    until("the claim is taken", async || {
+        let now = site.holders().await;
+        now.is_empty().then_some(()).ok_or(format!("{now:?}"))
+    })
+    .await;
+    for _ in 0..3 {
+        let (code, why) = machine.try_add("between", &ipam).await.unwrap_err();
+        assert_eq!(code, 11, "{why}");
+    }
+    assert!(site.holders().await.is_empty());
+    site.register("claims-nothing").await;
+    let address = given(&machine, "after", &ipam).await;
+    assert!(address.starts_with("10.157.0."), "{address}");
     world.stop().await;
 }
 

@@ -22,9 +22,14 @@ impl<'a> World<'a> {
     }
 
     pub async fn start_with(site: &'a Site, grace: Duration) -> World<'a> {
+        World::start_resyncing(site, grace, Duration::from_secs(1)).await
+    }
+
+    /// The same, with that between its periodic looks.
+    pub async fn start_resyncing(site: &'a Site, grace: Duration, resync: Duration) -> World<'a> {
         let mut config = test_controller::config(site.kubeconfig.clone(), &site.namespace);
         config.grace = grace;
-        config.resync = Duration::from_secs(1);
+        config.resync = resync;
         let controller = test_controller::start(config);
         World { site, controller }
     }
@@ -53,6 +58,12 @@ impl<'a> World<'a> {
         api.patch(name, &params, &Patch::Apply(object))
             .await
             .unwrap();
+    }
+
+    pub async fn undefine(&self, name: &str) {
+        let (client, kind) = (self.site.client.clone(), test_controller::definitions());
+        let api: Api<DynamicObject> = Api::namespaced_with(client, self.namespace(), &kind);
+        api.delete(name, &DeleteParams::default()).await.unwrap();
     }
 
     /// A pod that was started on a node.

@@ -104,6 +104,8 @@ impl Bed {
         let agent = Agent::start(&self.berth, dir.path(), "berth", |command| {
             command
                 .args(["--node", name, "--log-format", "json"])
+                // The networks name their clusters.
+                .env("BERTH_DEFINITION_PATHS", "/")
                 // The pods of a benchmark are names: whoever looks for them finds that they are gone.
                 .env("BERTH_GARBAGE_GRACE", "86400");
             if let Some(log) = std::env::var_os("BERTH_LOG") {

@@ -87,6 +87,17 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize, turns: usize) -> Result
             .map(|pod| format!("workload-{node:02}-{pod:03}"))
             .collect()
     };
+    // As in a cluster: the leader opens its desk for pools that a definition asks for.
+    for turn in 0..turns.max(1) {
+        let config =
+            json!({"type": "macvlan", "ipam": {"type": "whereabouts", "range": range(turn)}});
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": format!("turn-{turn}"), "namespace": ours.account.namespace},
+            "spec": {"config": config.to_string()},
+        });
+        bed.cluster.apply_object(definition).await?;
+    }
     let leader = bed.leader(&ours).await?;
     let mut agents = Vec::new();
     for node in 0..nodes {

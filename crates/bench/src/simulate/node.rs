@@ -43,6 +43,7 @@ impl Node {
         let slices = Slices::new(Setup {
             connection: machine.connection.clone(),
             local,
+            database: "memory".into(),
             node: name.clone(),
             boot: "simulated".to_owned(),
             settings: machine.settings.clone(),

@@ -94,7 +94,8 @@ impl Plugin {
         let mut child = Command::new(&self.path)
             .env("CNI_COMMAND", "ADD")
             .env("CNI_CONTAINERID", &attachment.container)
-            .env("CNI_NETNS", "/proc/self/ns/net")
+            // Pretended pods have no namespace: nothing there says that they run.
+            .env("CNI_NETNS", socket.with_file_name("no-netns"))
             .env("CNI_IFNAME", &attachment.interface)
             .env("CNI_PATH", self.path.parent().unwrap_or(Path::new("/")))
             .env(

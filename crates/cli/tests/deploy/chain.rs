@@ -198,6 +198,7 @@ async fn beyond_pools_the_account_reads_and_tells() {
         "metadata": { "name": "one.1", "namespace": "default" },
         "involvedObject": { "kind": "Pod", "name": "one", "namespace": "default" },
         "reason": "IPAddressGarbageCollected", "type": "Normal", "message": "10.0.0.1",
+        "source": { "component": "berth", "host": "node-1" },
     }))
     .unwrap();
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
@@ -205,19 +206,17 @@ async fn beyond_pools_the_account_reads_and_tells() {
     refused(events.get("one.1").await);
 
     let leases: Api<Lease> = Api::namespaced(client.clone(), HOME);
-    for (name, mine) in [("berth-sweep", true), ("whereabouts", false)] {
-        let lease: Lease = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
-        let made = leases.create(&create, &lease).await.unwrap();
-        match mine {
-            true => {
-                assert!(leases.get_opt(name).await.unwrap().is_some());
-                leases.replace(name, &create, &made).await.unwrap();
-            }
-            false => {
-                refused(leases.get(name).await);
-                refused(leases.replace(name, &create, &made).await);
-            }
-        }
+    let mut sweep = leases.get("berth-sweep").await.unwrap();
+    sweep.spec.get_or_insert_default().holder_identity = Some("node-1".to_owned());
+    let sweep = leases
+        .replace("berth-sweep", &create, &sweep)
+        .await
+        .unwrap();
+    refused(leases.get("whereabouts").await);
+    for name in ["berth-sweep", "whereabouts"] {
+        let mut other = sweep.clone();
+        other.metadata = serde_json::from_value(json!({ "name": name })).unwrap();
+        refused(leases.create(&create, &other).await);
     }
 
     let claim = json!({

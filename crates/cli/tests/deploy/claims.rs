@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use crate::manifests::build;
-use crate::{CLAIMS, agent, deployed};
+use crate::{CLAIMS, NODE, agent, deployed};
 
 /// As docs/install.md has it.
 const ELSEWHERE: &str = r#"
@@ -36,7 +36,12 @@ async fn a_claim_takes_no_seat_of_an_election() {
     for n in 0.. {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": { "name": format!("seat-{n}") },
+            "metadata": {
+                "name": format!("10.200.{n}.0-26"),
+                "labels": { "berth.dev/node": NODE },
+                "annotations": { "berth.dev/slice": json!({ "range": format!("10.200.{n}.0/26") }).to_string() },
+            },
+            "spec": { "holderIdentity": NODE },
         });
         let path = format!("/apis/coordination.k8s.io/v1/namespaces/{CLAIMS}/leases");
         let request = hyper::Request::post(path).header("content-type", "application/json");

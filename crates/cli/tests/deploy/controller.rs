@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use berth_testkit::Account;
+use berth_testkit::{Account, no_machine_files};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
 use kube::Client;
@@ -41,6 +41,7 @@ impl Replica {
             .arg("--kubeconfig")
             .arg(account.kubeconfig())
             .env_clear()
+            .envs(no_machine_files())
             .stdin(Stdio::null())
             .spawn()
             .unwrap();

@@ -15,16 +15,21 @@ mod manifests;
 mod outage;
 mod policy;
 mod rights;
+mod stolen;
+mod stolen_entries;
 
 use std::path::{Path, PathBuf};
 
-use berth_testkit::{Account, Cluster};
+use berth_testkit::{Account, Agents, Cluster};
 use tokio::sync::OnceCell;
 
 /// Where the manifests put everything.
 const HOME: &str = "kube-system";
 /// And where nodes claim slices.
 const CLAIMS: &str = "berth-kube-system";
+
+/// The node that most tests are on.
+const NODE: &str = "node-1";
 
 fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -48,8 +53,14 @@ async fn deployed() -> &'static Cluster {
     cluster
 }
 
+/// The agents of every node, as they are deployed.
+async fn agents() -> Agents {
+    deployed().await.agents(HOME).await.unwrap()
+}
+
+/// The agent of one of them.
 async fn agent() -> Account {
-    deployed().await.account(HOME, "berth-agent").await.unwrap()
+    agents().await.on(NODE).await.unwrap()
 }
 
 /// kubectl as administrator; what it printed.

@@ -103,7 +103,9 @@ async fn containers_have_no_more_than_they_need() {
             "/opt/cni/bin",
             "/etc/cni/net.d",
             "/run/berth",
-            "/var/lib/berth"
+            "/var/lib/berth",
+            "/run/netns",
+            "/var/lib/cni",
         ]
     );
     assert!(pod["hostPID"].is_null() && pod["hostIPC"].is_null());
@@ -183,7 +185,13 @@ fn on_k3s_paths_are_the_same_inside_and_outside() {
         assert_eq!(container["image"], "registry.example/berth:0.1.0");
         for mount in container["volumeMounts"].as_array().unwrap() {
             if let Some(outside) = outside(mount["name"].as_str().unwrap()) {
-                assert_eq!(mount["mountPath"], format!("{root}{outside}"));
+                // The agent sees the runtime's namespaces under both of their names.
+                let inside = mount["mountPath"].as_str().unwrap();
+                let inside = inside
+                    .strip_prefix("/var")
+                    .filter(|_| outside == "/run/netns")
+                    .unwrap_or(inside);
+                assert_eq!(inside, format!("{root}{outside}"));
             }
         }
     }
@@ -211,4 +219,29 @@ fn the_probe_component_adds_one_capability_to_the_agent() {
             }
         }
     }
+}
+
+/// The file that names the node's boot outlives the pod: a pod that is replaced must know in which boot the last one was.
+#[test]
+fn berth_15_7_the_boot_is_noted_on_the_node() {
+    let objects = build("vms", "");
+    let pod = &find(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let named = |list: &Value, name: &str| {
+        let list = list.as_array().unwrap().iter();
+        list.clone().find(|one| one["name"] == name).cloned()
+    };
+    assert_eq!(named(&container["env"], "VM_BOOT_FILE"), None);
+    // Where the agent notes it, unless told otherwise: beside its database.
+    let database = named(&container["env"], "BERTH_DATABASE").unwrap();
+    let database = Path::new(database["value"].as_str().unwrap());
+    let mounts = container["volumeMounts"].as_array().unwrap().iter();
+    let mount = mounts.clone().find(|mount| {
+        let path = mount["mountPath"].as_str().unwrap();
+        database.parent().unwrap() == Path::new(path)
+    });
+    let mount = mount.expect("nothing is mounted at the database's directory");
+    let volume = named(&pod["volumes"], mount["name"].as_str().unwrap()).unwrap();
+    assert!(volume["hostPath"]["path"].is_string(), "{volume}");
+    assert_ne!(mount["readOnly"], true);
 }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use berth_api::claim::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
-use berth_testkit::{Account, Agent, Cluster, Part, PodCall, Process, given, guarded};
+use berth_testkit::{
+    Account, Agent, Agents, Cluster, Part, PodCall, Process, given, guarded, no_machine_files,
+};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
@@ -45,7 +47,7 @@ type Held = Arc<Mutex<BTreeMap<String, String>>>;
 struct Site {
     cluster: Cluster,
     client: Client,
-    agent: Account,
+    agents: Agents,
     controller: Account,
     dir: tempfile::TempDir,
     held: Held,
@@ -71,7 +73,7 @@ impl Site {
         }
         Site {
             client: cluster.client().await.unwrap(),
-            agent: cluster.account(HOME, "berth-agent").await.unwrap(),
+            agents: cluster.agents(HOME).await.unwrap(),
             controller: cluster.account(HOME, "berth-controller").await.unwrap(),
             dir: tempfile::tempdir().unwrap(),
             held: Held::default(),
@@ -93,6 +95,7 @@ impl Site {
         let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
         command
             .env_clear()
+            .envs(no_machine_files())
             .args(["controller", "--identity", identity])
             .args(["--lease-duration=2", "--slice-grace=1"])
             .arg("--kubeconfig")
@@ -100,7 +103,8 @@ impl Site {
         Process::start(identity, command, self.dir.path()).unwrap()
     }
 
-    fn agent(&self, node: &str, life: &str) -> Agent {
+    async fn agent(&self, node: &str, life: &str) -> Agent {
+        let account = self.agents.on(node).await.unwrap();
         let name = format!("{node}-{life}");
         let berth = env!("CARGO_BIN_EXE_berth");
         let agent = Agent::start(berth, self.dir.path(), &name, |command| {
@@ -110,7 +114,7 @@ impl Site {
                 // However slow this machine is, what is published is looked at.
                 .arg("--slice-publish-within=0")
                 .args(["--garbage-node-grace=3600", "--slice-look=5"])
-                .env("BERTH_KUBECONFIG", self.agent.kubeconfig());
+                .env("BERTH_KUBECONFIG", account.kubeconfig());
         });
         agent.unwrap()
     }
@@ -290,7 +294,7 @@ async fn nothing_is_lost_or_given_twice_whatever_fails_under_load() {
     let mut machines = Vec::new();
     let mut loads = Vec::new();
     for node in NODES {
-        let machine = site.agent(node, "first");
+        let machine = site.agent(node, "first").await;
         let held = Arc::clone(&site.held);
         loads.push(Load::start(node, "first", machine.socket.clone(), held));
         machines.push(machine);
@@ -333,7 +337,7 @@ async fn nothing_is_lost_or_given_twice_whatever_fails_under_load() {
     })
     .await;
     site.register("out-3").await;
-    let machine = site.agent("out-3", "second");
+    let machine = site.agent("out-3", "second").await;
     let held = Arc::clone(&site.held);
     loads.push(Load::start("out-3", "second", machine.socket.clone(), held));
     machines.push(machine);

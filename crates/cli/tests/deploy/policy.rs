@@ -7,7 +7,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::ApiResource;
 use serde_json::{Value, json};
 
-use crate::{HOME, agent, deployed};
+use crate::{HOME, deployed};
 
 const POOL: &str = "10.99.0.0-24";
 
@@ -36,7 +36,10 @@ async fn a_person_is_told_which_entry_is_wrong_and_a_program_is_not_looked_at() 
     });
     cluster.apply_object(pool).await.unwrap();
     let person = pools(cluster.client().await.unwrap()).await;
-    let program = pools(agent().await.client().await.unwrap()).await;
+    // Agents have a policy of their own; this is another program, as whereabouts is.
+    let rules = json!([{ "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["ippools"], "verbs": ["get", "patch"] }]);
+    let program = cluster.service_account(HOME, "another-program", rules);
+    let program = pools(program.await.unwrap().client().await.unwrap()).await;
     let wrong = [
         ("2", json!({ "id": 7, "podref": "default/two" })),
         ("2", json!({ "id": "c2" })),

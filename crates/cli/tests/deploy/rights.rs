@@ -49,20 +49,21 @@ const AGENT: &[Right] = &[
         &["get", "list", "watch", "create", "patch"],
         NONE,
     ),
+    Right("berth.dev/rangepolicies", READ, NONE),
     Right(
         "coordination.k8s.io/leases=berth-sweep",
-        &["get", "create", "update"],
+        &["get", "update"],
         NONE,
     ),
     Right(
         "coordination.k8s.io/leases=berth-turns",
-        &["get", "watch", "create", "patch"],
+        &["get", "watch", "patch"],
         NONE,
     ),
-    Right("coordination.k8s.io/leases=whereabouts", &["create"], NONE),
+    Right("coordination.k8s.io/leases=whereabouts", NONE, NONE),
     Right(
         "coordination.k8s.io/leases=berth-controller",
-        &["get", "create"],
+        &["get"],
         NONE,
     ),
     Right("authentication.k8s.io/tokenreviews", NONE, NONE),
@@ -106,15 +107,27 @@ const CONTROLLER: &[Right] = &[
     ),
     Right(
         "whereabouts.cni.cncf.io/overlappingrangeipreservations",
-        NONE,
+        &["get", "list", "create", "delete"],
         NONE,
     ),
+    Right(
+        "k8s.cni.cncf.io/ipamclaims",
+        &["get", "list"],
+        &["get", "list"],
+    ),
+    Right("k8s.cni.cncf.io/ipamclaims/status", NONE, NONE),
+    Right("apps/statefulsets", &["get"], &["get"]),
     Right(
         "whereabouts.cni.cncf.io/nodeslicepools",
         &["get", "list", "watch", "create", "patch", "delete"],
         NONE,
     ),
-    Right("berth.dev/slicecalls", &["create", "patch"], NONE),
+    Right(
+        "berth.dev/slicecalls",
+        &["list", "create", "patch", "delete"],
+        NONE,
+    ),
+    Right("berth.dev/rangepolicies", READ, NONE),
     Right(
         "coordination.k8s.io/leases=berth-controller",
         &["get", "create", "update"],
@@ -166,7 +179,7 @@ const AGENT_CLAIMS: &[Right] = &[
 const CONTROLLER_CLAIMS: &[Right] = &[
     Right(
         "coordination.k8s.io/leases",
-        &["get", "list", "patch", "delete"],
+        &["get", "list", "watch", "patch", "delete"],
         NONE,
     ),
     Right("whereabouts.cni.cncf.io/ippools", NONE, NONE),

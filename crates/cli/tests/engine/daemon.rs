@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use berth_cni::http::ClientError;
@@ -96,6 +99,76 @@ fn a_call_of_a_later_protocol_is_refused_and_nothing_is_given() {
     assert_eq!(machine.holders(), []);
     assert!(call(PROTOCOL).starts_with("HTTP/1.1 200 "));
     assert_eq!(machine.holders().len(), 1);
+}
+
+/// Anyone on the node's network may ask: the cluster is not read for each of them.
+#[test]
+fn many_probes_cost_the_api_server_few_reads() {
+    let machine = Machine::new();
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&reads);
+    std::thread::spawn(move || {
+        for stream in server.incoming().flatten() {
+            let counter = Arc::clone(&counter);
+            std::thread::spawn(move || answer_absent(&stream, &counter));
+        }
+    });
+    let kubeconfig = machine.dir.path().join("kubeconfig");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "clusters": [{ "name": "here", "cluster": { "server": format!("http://{address}") } }],
+        "users": [{ "name": "nobody", "user": {} }],
+        "contexts": [{ "name": "here", "context": { "cluster": "here", "user": "nobody" } }],
+    });
+    fs::write(&kubeconfig, config.to_string()).unwrap();
+    let _agent = machine.agent_with(&["--kubeconfig".as_ref(), kubeconfig.as_ref()]);
+    let began = Instant::now();
+    let before = reads.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let told = machine.get("/readyz");
+                    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+                }
+            });
+        }
+    });
+    let reads = reads.load(Ordering::SeqCst) - before;
+    let most = 2 + usize::try_from(began.elapsed().as_secs()).unwrap();
+    assert!((1..=most).contains(&reads), "{reads} reads, {most} at most");
+}
+
+/// An API server that has nothing, and counts who asks whether the agent is ready.
+fn answer_absent(mut stream: &TcpStream, reads: &AtomicUsize) {
+    let mut seen = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+        seen.extend_from_slice(&buffer[..count]);
+        let Some(end) = seen.windows(4).position(|four| four == b"\r\n\r\n") else {
+            continue;
+        };
+        let head = String::from_utf8_lossy(&seen[..end]).into_owned();
+        seen.drain(..end + 4);
+        if head.contains("/berth-ready") {
+            reads.fetch_add(1, Ordering::SeqCst);
+        }
+        let body = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
+            "message": "overlappingrangeipreservations.whereabouts.cni.cncf.io \"berth-ready\" not found",
+            "details": { "name": "berth-ready", "kind": "overlappingrangeipreservations", "group": "whereabouts.cni.cncf.io" },
+        })
+        .to_string();
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        if stream.write_all(answer.as_bytes()).is_err() {
+            return;
+        }
+    }
 }
 
 /// A node whose pools are the cluster's gives nothing while the API server is away, and must not look as if it did.

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use berth_cni::Environment;
 use berth_cni::http::{self, ClientError};
 use berth_cni::wire::{Answer, Request};
-use berth_testkit::fed;
+use berth_testkit::{fed, no_machine_files};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -61,6 +61,7 @@ fn asked(program: impl AsRef<OsStr>, verb: &str, pod: &str) -> Command {
     let mut command = Command::new(program);
     command
         .env_clear()
+        .envs(no_machine_files())
         .env("CNI_COMMAND", environment.command)
         .env("CNI_CONTAINERID", environment.container_id)
         .env("CNI_NETNS", environment.netns)
@@ -123,6 +124,7 @@ impl Machine {
             .arg(self.database())
             .args(more)
             .env_clear()
+            .envs(no_machine_files())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -150,6 +152,7 @@ impl Machine {
             .args(["addresses", "--output", "json", "--database"])
             .arg(self.database())
             .env_clear()
+            .envs(no_machine_files())
             .output()
             .unwrap();
         assert!(
@@ -237,6 +240,7 @@ fn a_second_agent_on_the_socket_is_refused() {
         .arg("--database")
         .arg(machine.database())
         .env_clear()
+        .envs(no_machine_files())
         .output()
         .unwrap();
     assert!(!second.status.success());

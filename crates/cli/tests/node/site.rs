@@ -119,7 +119,7 @@ async fn deploy(node: &Node) -> Account {
         let documents = fs::read_to_string(manifest).unwrap();
         node.cluster().apply(&documents).await.unwrap();
     }
-    let account = node.cluster().account(HOME, "berth-agent").await.unwrap();
+    let account = node.cluster().agent(HOME, node.name()).await.unwrap();
     in_force(node, "berth-agent", "ippools").await;
     in_force(node, "berth-controller", "nodeslicepools").await;
     account

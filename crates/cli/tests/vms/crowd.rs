@@ -86,6 +86,7 @@ async fn until(history: &Mutex<History>, what: &str, is_so: impl Fn(&History) ->
 async fn eight_processes_share_one_configmap() {
     let cluster = Cluster::start().await.unwrap();
     let namespace = cluster.namespace("byom").await.unwrap();
+    let begun = Instant::now();
     let mut managers = Vec::new();
     for n in 0..MANAGERS {
         let node = format!("node-{n}");
@@ -155,6 +156,19 @@ async fn eight_processes_share_one_configmap() {
     );
     assert_eq!(free.len() + allocated.len(), VMS, "none is lost");
     assert_eq!(allocated.len(), MANAGERS * WORKERS * EACH / WORKERS / 5);
+    // Conflicts were met and resolved, and the log says so without drowning in it.
+    let resolved = |manager: &Manager| {
+        let log = manager.log();
+        log.lines()
+            .filter(|line| line.contains("conflict resolved"))
+            .count()
+    };
+    let lines: Vec<usize> = managers.iter().map(resolved).collect();
+    let most = 1 + begun.elapsed().as_secs() as usize / 30;
+    assert!(
+        lines.iter().sum::<usize>() > 0 && lines.iter().all(|n| *n <= most),
+        "{lines:?}, at most {most} each"
+    );
     // Every manager sees the same numbers.
     for manager in &managers {
         let (_, status) = manager.call("GET", "/status", "").await.unwrap();

@@ -1,6 +1,6 @@
 //! The life of VMs as `deploy/vms` sets it up: its settings file, and the rights of its service account and no others.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use berth_testkit::{Account, Cluster};
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::manager::{Manager, call};
 use crate::test_vm::{Lab, OnReboot};
-use crate::{allocate, deploy, kubectl, until};
+use crate::{allocate, counts, deploy, kubectl, until};
 
 /// Where the manifests put everything.
 const HOME: &str = "confidential-containers-system";
@@ -20,6 +20,8 @@ const STATE: &str = "byom-ip-pool-state";
 /// The manifests on a cluster, as an administrator brings them there: twice, and the second time changes nothing.
 async fn deployed(cluster: &Cluster) -> Account {
     kubectl(cluster, &["create", "namespace", HOME]);
+    let state = format!("{}/state.yaml", deploy("vms"));
+    kubectl(cluster, &["create", "-f", &state]);
     let apply = ["apply", "-k", &deploy("vms")];
     kubectl(cluster, &apply);
     let again = kubectl(cluster, &apply);
@@ -58,6 +60,7 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
     let list = list.collect::<Vec<_>>().join(",");
     let (port, key) = (lab.port.to_string(), lab.private_key());
     let allowed = lab.allow_list();
+    let boot_file = lab.dir.path().join("boot");
     let env = [
         ("VM_POOL_IPS", list.as_str()),
         ("NODE_NAME", "worker"),
@@ -67,6 +70,8 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
         ("POOL_NAMESPACE", HOME),
         ("VM_CLEANUP_WAIT", "100ms"),
         ("VM_CLEANUP_RETRY", "300ms"),
+        ("VM_BOOT_FILE", boot_file.to_str().unwrap()),
+        ("VM_LOW_WATER", "100%"),
     ];
     let start = || Manager::start_with(account.kubeconfig(), &env, &["--vms-only"]);
     let mut manager = start().await;
@@ -89,10 +94,17 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
     until(&manager, "default", [2, 2, 0]).await;
     assert_eq!(vms.iter().map(|vm| vm.boots()).sum::<usize>(), 4);
 
-    // A crash, and a VM that dies meanwhile: what the node had is cleaned and free again, but for that one.
-    let state: Api<ConfigMap> = Api::namespaced(cluster.client().await.unwrap(), HOME);
+    // A crash of Berth: the pods live on, and so do their VMs.
     let first_log = manager.log();
     manager.kill();
+    let mut manager = start().await;
+    assert_eq!(counts(&manager, "default").await, json!([2, 2, 0]));
+    assert_eq!(vms.iter().map(|vm| vm.boots()).sum::<usize>(), 4);
+
+    // A reboot of the node, and a VM that dies meanwhile: what the node had is cleaned and free again, but for that one.
+    let state: Api<ConfigMap> = Api::namespaced(cluster.client().await.unwrap(), HOME);
+    manager.kill();
+    std::fs::write(&boot_file, "the boot before\n").unwrap();
     let data = state.get(STATE).await.unwrap().data.unwrap();
     let document: Value = serde_json::from_str(&data["allocation-state"]).unwrap();
     let held = |id: &str| {
@@ -104,7 +116,7 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
     let (lost, kept) = (held("b"), held("c"));
     let dead = vms.iter().position(|vm| vm.ip.to_string() == lost).unwrap();
     vms.remove(dead).die().await;
-    let manager = start().await;
+    let mut manager = start().await;
     until(&manager, "default", [3, 0, 1]).await;
     let (_, shown) = manager.call("GET", "/allocations/b", "").await.unwrap();
     assert_eq!(shown["ip"], lost);
@@ -118,6 +130,22 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
     assert_eq!(status, 404, "nobody has {kept} any more");
 
     metrics(&manager).await;
+    manager
+        .until("the low-water mark raises an event", async |_| {
+            let of_pool = "reason=PoolLow,involvedObject.name=byom-ip-pool-state";
+            let get = [
+                "get",
+                "events",
+                "-n",
+                HOME,
+                "--field-selector",
+                of_pool,
+                "-o",
+                "name",
+            ];
+            kubectl(&cluster, &get).contains("event/")
+        })
+        .await;
     let audit = manager.audit("clean");
     assert!(audit.iter().any(|line| line["fields"]["ok"] == false));
     let allocations: Vec<&str> = first_log
@@ -125,6 +153,7 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
         .filter(|line| line.contains(r#""operation":"allocate""#))
         .collect();
     assert_eq!(allocations.len(), 4, "one line per operation");
+    searched_for(&first_log, &manager.log(), &lost);
     let line: Value = serde_json::from_str(allocations[0]).unwrap();
     let fields = &line["fields"];
     assert_eq!(fields["node"], "worker");
@@ -135,6 +164,8 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
     // Neither less than works, which was seen, nor more than is used.
     for (verb, resource, name) in [
         ("delete", "configmaps", STATE),
+        // It could vouch for any VM before the administrator does.
+        ("create", "configmaps", "berth-vms-host-keys"),
         ("get", "configmaps", "of-somebody-else"),
         ("get", "secrets", "berth-vms-ssh"),
         ("list", "pods", ""),
@@ -149,6 +180,52 @@ async fn from_pod_to_pod_with_the_rights_that_are_deployed() {
     }
     let log = manager.log();
     assert!(!log.to_lowercase().contains("forbidden"), "{log}");
+
+    // Who wrote it is to be seen.
+    let fields = state.get(STATE).await.unwrap().metadata.managed_fields;
+    let managers: Vec<_> = fields
+        .into_iter()
+        .flatten()
+        .filter_map(|field| field.manager)
+        .collect();
+    assert!(managers.contains(&"berth".to_owned()), "{managers:?}");
+    let ready = || call(&manager.socket, "GET", "/readyz", "");
+    assert_eq!(ready().await.unwrap().0, 200);
+    kubectl(&cluster, &["-n", HOME, "delete", "configmap", STATE]);
+    // What was said last counts for a second.
+    let end = Instant::now() + Duration::from_secs(20);
+    let why = loop {
+        let (status, why) = ready().await.unwrap();
+        if status == 503 {
+            break why;
+        }
+        assert!(Instant::now() < end, "{status} {why}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(why.as_str().unwrap().contains(STATE), "{why}");
+}
+
+/// The texts that operators of such pools search their logs for.
+fn searched_for(first: &str, second: &str, lost: &str) {
+    let operations: Vec<&str> = first
+        .lines()
+        .filter(|line| {
+            line.contains(r#""operation":"allocate""#)
+                || line.contains(r#""operation":"deallocate""#)
+        })
+        .collect();
+    assert_eq!(operations.len(), 5);
+    for line in operations {
+        assert!(line.contains("IP allocation"), "{line}");
+    }
+    let kept = second
+        .lines()
+        .find(|line| line.contains("NOT releasing IP due to failed cleanup"));
+    let line: Value = serde_json::from_str(kept.expect(second)).unwrap();
+    assert_eq!(line["fields"]["ip"], lost);
+    assert_eq!(line["level"], "WARN");
+    let error = line["fields"]["error"].as_str().unwrap();
+    assert!(error.contains("does not answer"), "{error}");
 }
 
 /// Every figure that the design document asks for.

@@ -1,9 +1,15 @@
 //! The built binary as a keeper of VM pools, on a real API server and with real SSH servers as VMs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod audit;
 mod crowd;
+mod documentation;
+mod go_client;
 mod life;
 mod manager;
+mod restart;
+mod scaling;
+mod shards;
 mod sizes;
 #[path = "../../../vms/tests/test_vm/mod.rs"]
 mod test_vm;

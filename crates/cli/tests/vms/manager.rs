@@ -22,6 +22,47 @@ impl Manager {
     }
 
     pub async fn start_with(kubeconfig: &Path, env: &[(&str, &str)], args: &[&str]) -> Self {
+        let mut manager = Self::spawn(kubeconfig, env, args);
+        manager
+            .until("its pools are open", async |manager| {
+                let status = manager.call("GET", "/status", "").await;
+                matches!(status, Ok((200, _)))
+            })
+            .await;
+        manager
+    }
+
+    /// Waits for something that the process does some time after its start.
+    pub async fn until(&mut self, what: &str, is_so: impl AsyncFn(&Self) -> bool) {
+        for _ in 0..600 {
+            if is_so(self).await {
+                return;
+            }
+            if let Some(ended) = self.child.try_wait().unwrap() {
+                panic!("the manager ended with {ended}:\n{}", self.log());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("never: {what}:\n{}", self.log());
+    }
+
+    /// Starts one whose pools can't be opened; why not.
+    pub async fn start_shut(kubeconfig: &Path, env: &[(&str, &str)], args: &[&str]) -> String {
+        let manager = Self::spawn(kubeconfig, env, args);
+        for _ in 0..600 {
+            if let Ok((503, told)) = manager.call("GET", "/status", "").await
+                && told["code"] == "starting"
+                && told["error"] != "the VM pools are not open yet: the state was not read yet"
+            {
+                return told["error"].as_str().unwrap().to_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("the manager opened its pools:\n{}", manager.log());
+    }
+
+    /// Starts the built binary and waits for nothing.
+    pub fn spawn(kubeconfig: &Path, env: &[(&str, &str)], args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("berth.sock");
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
@@ -37,21 +78,15 @@ impl Manager {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut manager = Self { socket, child, dir };
-        for _ in 0..600 {
-            if let Ok((200, _)) = manager.call("GET", "/status", "").await {
-                return manager;
-            }
-            if let Some(ended) = manager.child.try_wait().unwrap() {
-                panic!("the manager ended with {ended}:\n{}", manager.log());
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!("the manager does not serve:\n{}", manager.log());
+        Self { socket, child, dir }
+    }
+
+    pub fn log_file(&self) -> PathBuf {
+        self.dir.path().join("log")
     }
 
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
+        std::fs::read_to_string(self.log_file()).unwrap()
     }
 
     pub async fn call(

@@ -1,7 +1,8 @@
 //! The end of a pool that no definition wants any more.
 //!
-//! Promises: it goes when nothing of it was in use at two looks, a grace period apart, and at one more after all of it was
-//! recalled; while it stays, it says itself what is in use.
+//! Promises: it goes at once when no entry of its slices is of a pod that lives and, by a quorum read, no pod of the cluster
+//! asks for the network: nobody can be allocating from it. Else it goes when nothing of it was in use at two looks, a grace
+//! period apart, and at one more after all of it was recalled; while it stays, it says itself what is in use.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::memory::{Memory, Suspect};
 use super::{Outcome, Task, TendError, Tender};
+use crate::look::LookError;
 use crate::networks::{Trouble, reason};
 use crate::plan::{conditions, list, told};
 
@@ -31,26 +33,36 @@ impl Tender {
             outcome.forgotten = true;
             return Ok(outcome);
         };
-        if let Some(until) = memory.suspicions.due(&Suspect::Deletion, self.grace)
-            && until > task.now
+        let networks = stored.pool.marks.networks.iter();
+        let definitions: Vec<String> = networks
+            .filter_map(|key| Some(key.split_once('/')?.1.to_owned()))
+            .collect();
+        let due = memory.suspicions.due(&Suspect::Deletion, self.grace);
+        if let Some(until) = due.filter(|until| *until > task.now)
+            && (definitions.is_empty() || self.asks_any_pod(&definitions).await?)
         {
-            outcome.look_at(until);
+            // A pod that only waits for its address may give up before the grace period is over.
+            outcome.look_at(until.min(task.now.plus(self.pause())));
             memory.known = Some(Some(stored));
             return Ok(outcome);
         }
         let range = stored.pool.table.cut().range();
         let networks = names::slice_networks(task.name, range);
-        let definitions: Vec<String> = stored
-            .pool
-            .marks
-            .networks
-            .iter()
-            .filter_map(|key| Some(key.split_once('/')?.1.to_owned()))
-            .collect();
         let holdings: Vec<Holding> = stored.pool.table.holdings().collect();
         let looked = self.looker.last_uses(&holdings, &networks, &definitions);
         let used = looked.await?;
         let unused = used.live.is_empty() && stored.strays.is_empty();
+        if unused && !definitions.is_empty() && !self.asks_any_pod(&definitions).await? {
+            self.looker.retire(&used.pools).await?;
+            self.pools.remove(&stored).await?;
+            tracing::info!(
+                pool = task.name,
+                "deleted: no definition wants it, and no pod asks for its network"
+            );
+            self.ended.note(task.name, stored.pool.table, task.now);
+            outcome.forgotten = true;
+            return Ok(outcome);
+        }
         memory.note_recalled(&stored, task.now);
         match memory
             .suspicions
@@ -79,6 +91,11 @@ impl Tender {
         let written = self.tell_of_refusal(task, stored, &used.live).await?;
         memory.known = Some(Some(written));
         Ok(outcome)
+    }
+
+    async fn asks_any_pod(&self, definitions: &[String]) -> Result<bool, TendError> {
+        let asked = self.looker.witness.asks_any_pod(definitions).await;
+        Ok(asked.map_err(LookError::from)?)
     }
 
     /// The definitions are gone, so the pool itself has to say why it stays.

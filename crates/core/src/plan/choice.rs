@@ -9,9 +9,12 @@
 //!   jumps   ----->^ lowest free            (the n-th free one counts gaps, not addresses)
 //! ```
 
-use crate::order::hash_index;
+use crate::order::{Rendezvous, hash_index};
 use crate::plan::{Refusal, Want};
 use crate::{Address, Block, Moment, Order, Owner, Pool, Space};
+
+/// The most addresses that one choice ranks: far above any list of machines.
+const MOST_RANKED: u128 = 65_536;
 
 pub(super) fn choose(
     pool: &Pool,
@@ -34,6 +37,7 @@ pub(super) fn choose(
     let found = search.rested_for_owner().or_else(|| match want.order {
         Order::Lowest => search.lowest(),
         Order::HashIndex => search.hashed(),
+        Order::Rendezvous => search.rendezvous(),
         Order::Scatter { among, draw } => search.scattered(among, draw),
         Order::LongestReleased => search.longest_released(),
     });
@@ -163,6 +167,24 @@ impl Search<'_> {
             None => self.nth_unrested(index),
             Some(place) => rested.get(usize::try_from(place).ok()?).copied(),
         }
+    }
+
+    /// The winner among all free addresses. Each is looked at, so a space that is no list of machines takes the
+    /// hashed place instead.
+    fn rendezvous(&self) -> Option<Address> {
+        let rank = Rendezvous::new(&self.owner.subject);
+        if let Some(listing) = self.pool.listing() {
+            let free = listing.iter().copied();
+            return rank.choose(
+                free.filter(|address| self.want.space.contains(*address) && self.open(*address)),
+            );
+        }
+        if self.want.space.count() > MOST_RANKED {
+            return self.hashed();
+        }
+        rank.choose(std::iter::successors(self.lowest(), |address| {
+            self.free_from(address.next()?)
+        }))
     }
 
     /// Free addresses that were released before and may be given again, the longest rested first.

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Cut, Epoch, NodeName};
-use crate::{Address, Block, Family, Pool, Prefix, Space};
+use crate::{Address, Block, Family, Moment, Pool, Prefix, Space};
 
 /// A part of a slice that its node has surrendered to another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -173,14 +173,14 @@ pub fn wanted(used: u128, batch: u128, reserve: u128) -> u128 {
 /// No part has more addresses: each is a row in the donor's pool.
 const LARGEST_PART_BITS: u32 = 8;
 
-/// The part of a slice that its node can spare: the largest aligned one in which nothing is held or rests, and not
+/// The part of a slice that its node can spare: the largest aligned one in which nothing is held or cools down, and not
 /// more than half of what is free, but for the last address.
-pub fn spare(slice: Prefix, usable: &Space, pool: &Pool) -> Option<Prefix> {
+pub fn spare(slice: Prefix, usable: &Space, pool: &Pool, now: Moment) -> Option<Prefix> {
     let within = slice.block();
     let taken = pool
         .records()
         .map(|(address, _)| address)
-        .chain(pool.rests().map(|(address, _)| address))
+        .chain(pool.cooling(now))
         .filter(|address| within.contains(*address))
         .map(Block::single)
         .collect::<Vec<_>>();
@@ -357,7 +357,10 @@ mod tests {
     fn half_of_what_is_free_and_the_last_address_too() {
         let space = usable("10.0.0.0/24");
         let slice = prefix("10.0.0.16/28");
-        let spared = |held: &[&str]| spare(slice, &space, &holding(held)).map(|p| p.to_string());
+        let spared = |held: &[&str]| {
+            let spared = spare(slice, &space, &holding(held), Moment(0));
+            spared.map(|part| part.to_string())
+        };
         assert_eq!(spared(&[]).as_deref(), Some("10.0.0.24/29"));
         assert_eq!(spared(&["10.0.0.30"]).as_deref(), Some("10.0.0.16/29"));
         let all: Vec<String> = (16..32).map(|n| format!("10.0.0.{n}")).collect();
@@ -371,7 +374,7 @@ mod tests {
     fn the_last_address_of_a_range_is_nobodys() {
         let slice = prefix("10.0.0.254/31");
         let space = usable("10.0.0.0/24");
-        let spared = spare(slice, &space, &Pool::new());
+        let spared = spare(slice, &space, &Pool::new(), Moment(0));
         assert_eq!(
             spared.map(|p| p.to_string()).as_deref(),
             Some("10.0.0.254/32")

@@ -11,7 +11,7 @@ use berth_ledger::LedgerError;
 use super::Worker;
 use crate::batch::{Planned, is_doubled, plan_tickets};
 use crate::crowd::meeting;
-use crate::{Asker, Ticket};
+use crate::{Asker, DeskError, Ticket};
 
 impl Worker {
     /// Loads the pool if there is no copy; with `stale` makes sure that the copy is of now.
@@ -46,7 +46,16 @@ impl Worker {
             pending,
             settled,
             doubtful,
+            foreign,
         } = planned;
+        for (ticket, address, held) in foreign {
+            let refused = DeskError::Foreign {
+                pool: self.pool.name.clone(),
+                address,
+                held: Box::new(held),
+            };
+            let _ = ticket.reply.send(Err(refused));
+        }
         changes.extend(asked);
         let base = copy.version.clone();
         if !changes.is_empty() {

@@ -103,7 +103,9 @@ impl Worker {
     ) -> Result<(), (Vec<Ticket>, LedgerError)> {
         let mut backoff = self.settings.retry.start();
         let mut conflicts = 0;
-        let mut stale = false;
+        // Without a second try the first is made on a copy of now: only a writer of this moment can fail it.
+        let no_retries = self.settings.retry.retries == 0;
+        let mut stale = no_retries;
         let mut last: Option<Arc<LedgerError>> = None;
         loop {
             tickets = self.drop_expired(tickets, last.as_ref());
@@ -134,13 +136,27 @@ impl Worker {
                     if matches!(error, LedgerError::Conflict { .. }) {
                         conflicts += 1;
                         self.metrics.conflicts.inc();
-                    } else {
+                    } else if !no_retries {
                         self.metrics.retries.inc();
+                    }
+                    if no_retries {
+                        self.refuse(tickets, error);
+                        return Ok(());
                     }
                     self.pause(&mut backoff, &error, &tickets).await;
                     last = Some(Arc::new(error));
                 }
             }
+        }
+    }
+
+    /// Answers with the error. What of it may be carried out yet is taken back.
+    fn refuse(&mut self, tickets: Vec<Ticket>, error: LedgerError) {
+        let error = Arc::new(error);
+        for ticket in tickets {
+            self.debts.give_up(&ticket.request);
+            let refused = DeskError::Ledger(Arc::clone(&error));
+            let _ = ticket.reply.send(Err(refused));
         }
     }
 

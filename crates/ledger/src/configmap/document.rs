@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::gojson;
+use super::{gojson, names};
 
 /// The whole state of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -65,7 +65,16 @@ pub struct DocumentError(#[from] serde_json::Error);
 
 impl Document {
     pub fn decode(text: &str) -> Result<Self, DocumentError> {
-        Ok(serde_json::from_str(text)?)
+        let document: Self = serde_json::from_str(text)?;
+        let entries = document.allocated.values();
+        let in_another_case = names::in_another_case(&document.others, &names::DOCUMENT)
+            || entries
+                .into_iter()
+                .any(|entry| names::in_another_case(&entry.others, &names::ALLOCATION));
+        if in_another_case {
+            return Ok(names::decode(text)?);
+        }
+        Ok(document)
     }
 
     pub fn encode(&self) -> Result<String, DocumentError> {
@@ -173,6 +182,31 @@ mod tests {
         let text = r#"{"lastUpdated":"2026-04-23T11:56:00.75+02:00"}"#;
         let again = Document::decode(text).unwrap().encode().unwrap();
         assert!(again.contains("\"2026-04-23T09:56:00Z\""), "{again}");
+    }
+
+    #[test]
+    fn berth_15_9_names_in_another_case_are_read_as_go_reads_them() {
+        let text = r#"{"AllocatedIPs":{"a":{"AllocationID":"a","IP":"10.9.0.2","NODENAME":"w","podNameſpace":"n","zone":"eu"}},
+            "AVAILABLEIPS":["10.9.0.3"],"Version":7,"Zone":"eu"}"#;
+        let document = Document::decode(text).unwrap();
+        let entry = &document.allocated["a"];
+        assert_eq!(
+            (entry.ip.as_str(), entry.node_name.as_str()),
+            ("10.9.0.2", "w")
+        );
+        assert_eq!(entry.pod_namespace.as_deref(), Some("n"));
+        assert_eq!(document.available, ["10.9.0.3"]);
+        assert_eq!(
+            (document.version, &document.others["Zone"]),
+            (7, &Value::from("eu"))
+        );
+        // Which of the two Go takes depends on their order: nothing may be free by it.
+        for both in [
+            r#"{"allocatedIPs":{},"AllocatedIPs":{"a":{"ip":"10.9.0.2"}}}"#,
+            r#"{"allocatedIPs":{"a":{"ip":"10.9.0.2","IP":"10.9.0.3"}}}"#,
+        ] {
+            Document::decode(both).expect_err(both);
+        }
     }
 
     #[test]

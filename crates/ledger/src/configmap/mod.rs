@@ -8,9 +8,15 @@
 //!
 //! Does not keep rests (the document has no place for them) and has no claims by name.
 
+mod annotation;
+mod aside;
 mod document;
+mod foreign;
 mod gojson;
+mod names;
 mod object;
+mod repair;
+mod resolved;
 mod salvage;
 mod state;
 mod view;
@@ -19,7 +25,7 @@ mod write;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Address, Change, Record};
@@ -35,13 +41,15 @@ use crate::{
 };
 
 pub use document::{Allocation, Document, DocumentError};
+pub use foreign::Foreign;
 pub use object::{COMPONENT_LABEL, MAX_DATA_BYTES, STATE_KEY};
-pub use salvage::Salvage;
-pub use state::{Repairs, attribute};
+pub use repair::Repairs;
+pub use salvage::{Salvage, salvage_of};
+pub use state::attribute;
 
 use crate::kube::ETCD_PATIENCE;
 use crate::kube::status::Verb;
-use object::Stored;
+use object::{Room, Stored};
 use state::{Members, Obstacle};
 use view::View;
 
@@ -59,6 +67,10 @@ pub struct ConfigMapLedger {
     views: Mutex<BTreeMap<String, Arc<View>>>,
     /// The name of this process among those that take turns.
     id: String,
+    /// Whose allocations are put back when another program erases them; empty: nobody's.
+    node: String,
+    /// How often a write that met another writer is tried again: not at all, or as long as it takes.
+    retries: u32,
 }
 
 impl std::fmt::Debug for ConfigMapLedger {
@@ -83,7 +95,23 @@ impl ConfigMapLedger {
             members: Mutex::default(),
             views: Mutex::default(),
             id: format!("{:08x}", rand::random::<u32>()),
+            node: String::new(),
+            retries: 1,
         }
+    }
+
+    /// The node whose allocations this process keeps: what another program erases of them is put back.
+    #[must_use]
+    pub fn of_node(mut self, node: impl Into<String>) -> Self {
+        self.node = node.into();
+        self
+    }
+
+    /// With 0 a write that meets another writer fails.
+    #[must_use]
+    pub const fn with_retries(mut self, retries: u32) -> Self {
+        self.retries = retries;
+        self
     }
 
     /// The addresses that the settings give to the pool now, in their order. Members that the
@@ -102,38 +130,33 @@ impl ConfigMapLedger {
     pub async fn repair(&self, pool: &PoolKey) -> Result<Repairs, LedgerError> {
         let members = self.members(pool);
         let mut repairs = Repairs::default();
-        self.edit(pool, None, 1, &mut |stored, document| {
-            repairs = state::repair(document, &members, Timestamp::now());
+        self.edit(pool, None, 1, Room::None, &mut |stored, document| {
+            repairs = repair::repair(document, &members, Timestamp::now());
             Ok(!repairs.is_empty() || !stored.exists())
         })
         .await?;
         Ok(repairs)
     }
 
-    /// Puts a state that can't be read under another key of the same ConfigMap, where it stays,
-    /// and begins anew with what can be made out of it. `None` if it can be read after all.
-    ///
-    /// What can't be made out is not free: nobody knows who has it (I4). See [`Salvage`].
-    pub async fn set_aside(&self, pool: &PoolKey) -> Result<Option<Salvage>, LedgerError> {
-        let members = self.members(pool);
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let found = self.get(pool).await?;
-            let Some((kept, text)) = object::unreadable(&found) else {
-                return Ok(None);
-            };
-            let now = Timestamp::now();
-            let salvage = salvage::salvage(&text, &members, now);
-            let next = object::with_set_aside(kept, text, salvage.document.clone(), now)?;
-            if self.write(pool, next, end).await?.is_some() {
-                return Ok(Some(salvage));
-            }
-        }
-    }
-
     /// How many writes to the pool met another writer, since this ledger was opened.
     pub fn conflicts(&self, pool: &PoolKey) -> u64 {
         self.view(pool).conflicts()
+    }
+
+    /// What other programs' writes did to the pool's state.
+    pub fn foreign(&self, pool: &PoolKey) -> Foreign {
+        self.view(pool).foreign()
+    }
+
+    /// Whether another program erased an allocation of this node that is not in the state again yet: the next write puts it
+    /// there, for example [`Self::repair`].
+    pub fn is_owing(&self, pool: &PoolKey) -> bool {
+        self.view(pool).is_owing()
+    }
+
+    /// How many entries were set aside because they could not be parsed.
+    pub fn unparsed(&self, pool: &PoolKey) -> u64 {
+        self.view(pool).unparsed()
     }
 
     fn members(&self, pool: &PoolKey) -> Members {
@@ -183,7 +206,12 @@ impl Ledger for ConfigMapLedger {
         let members = self.members(pool);
         let target = self.target(pool);
         let count = changes.len();
-        self.edit(pool, Some(base), count, &mut |_, document| match state::apply(
+        let claims = |change: &Change| matches!(change, Change::Claim { .. });
+        let room = match changes.iter().any(claims) {
+            true => Room::Quarantine,
+            false => Room::None,
+        };
+        self.edit(pool, Some(base), count, room, &mut |_, document| match state::apply(
             document,
             &members,
             changes,

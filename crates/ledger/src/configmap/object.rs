@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 
 use super::document::Document;
+use super::foreign::Stamp;
 use crate::kube::resource::{Place, Resource};
 use crate::turns::{PREFIX, Ring};
 use crate::{LedgerError, Version};
@@ -41,6 +41,8 @@ pub(super) struct Stored {
     object: Option<ConfigMap>,
     document: Document,
     ring: Ring,
+    /// Who wrote it last.
+    stamp: Stamp,
     learned: Instant,
 }
 
@@ -48,7 +50,7 @@ impl Stored {
     /// An object without the key has no state yet, like one that does not exist.
     pub(super) fn read(target: &str, found: Option<ConfigMap>) -> Result<Self, LedgerError> {
         let Some(mut object) = found else {
-            return Ok(Self::holding(None, Document::default()));
+            return Ok(Self::holding(None, Document::default(), Stamp::default()));
         };
         // The text is decoded, and written anew each time: no need to carry it along.
         let text = object.data.as_mut().and_then(|data| data.remove(STATE_KEY));
@@ -60,10 +62,14 @@ impl Stored {
                     .map_or_else(String::new, ToString::to_string),
             })?,
         };
-        Ok(Self::holding(Some(object), document))
+        let stamp = Stamp::read(
+            text.as_deref().unwrap_or_default(),
+            object.metadata.annotations.as_ref(),
+        );
+        Ok(Self::holding(Some(object), document, stamp))
     }
 
-    fn holding(mut object: Option<ConfigMap>, document: Document) -> Self {
+    fn holding(mut object: Option<ConfigMap>, document: Document, stamp: Stamp) -> Self {
         if let Some(object) = &mut object {
             object.metadata.managed_fields = None;
         }
@@ -72,6 +78,7 @@ impl Stored {
             ring: Ring::read(PREFIX, annotations.and_then(Option::as_ref)),
             object,
             document,
+            stamp,
             learned: Instant::now(),
         }
     }
@@ -90,11 +97,24 @@ impl Stored {
         if let Some(data) = &mut answer.data {
             data.remove(STATE_KEY);
         }
-        Ok(Self::holding(Some(answer), sent.document.clone()))
+        Ok(Self::holding(
+            Some(answer),
+            sent.document.clone(),
+            sent.stamp,
+        ))
     }
 
     pub(super) const fn document(&self) -> &Document {
         &self.document
+    }
+
+    /// For what other programs took out of it.
+    pub(super) const fn document_mut(&mut self) -> &mut Document {
+        &mut self.document
+    }
+
+    pub(super) const fn stamp(&self) -> Stamp {
+        self.stamp
     }
 
     /// How long ago it was read or written.
@@ -132,10 +152,36 @@ impl Stored {
         name: &str,
         document: Document,
         ring: &Ring,
+        room: Room,
     ) -> Result<Draft, LedgerError> {
         let mut object = self.object.clone().unwrap_or_else(|| new_object(name));
         ring.write(&mut object.metadata.annotations);
-        with_document(object, target, document)
+        with_document(object, target, document, self.stamp, room)
+    }
+}
+
+/// Whether a write leaves room for what must be possible later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// It may fill the object to its last byte.
+    None,
+    /// A new allocation: the entries that are there must be able to become quarantined ones.
+    Quarantine,
+}
+
+/// The fields of a quarantine without its node, its tries and the text of an error.
+const QUARANTINE_BYTES: usize = 128;
+
+impl Room {
+    fn bytes(self, document: &Document) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Quarantine => {
+                let entries = document.allocated.values();
+                let bytes = entries.map(|entry| QUARANTINE_BYTES + entry.node_name.len());
+                bytes.sum()
+            }
+        }
     }
 }
 
@@ -144,6 +190,7 @@ impl Stored {
 pub(super) struct Draft {
     pub object: ConfigMap,
     document: Document,
+    stamp: Stamp,
 }
 
 impl Draft {
@@ -152,7 +199,7 @@ impl Draft {
     }
 }
 
-fn new_object(name: &str) -> ConfigMap {
+pub(super) fn new_object(name: &str) -> ConfigMap {
     let labels = [NAME_LABEL, COMPONENT_LABEL].map(|(key, value)| (key.into(), value.into()));
     ConfigMap {
         metadata: ObjectMeta {
@@ -164,25 +211,28 @@ fn new_object(name: &str) -> ConfigMap {
     }
 }
 
-fn with_document(
+/// What counts against [`MAX_DATA_BYTES`].
+pub(super) fn data_bytes(object: &ConfigMap) -> usize {
+    let texts = object.data.iter().flat_map(|data| data.values());
+    let binary = object.binary_data.iter().flat_map(|data| data.values());
+    texts.map(String::len).sum::<usize>() + binary.map(|bytes| bytes.0.len()).sum::<usize>()
+}
+
+pub(super) fn with_document(
     mut object: ConfigMap,
     target: &str,
     document: Document,
+    base: Stamp,
+    room: Room,
 ) -> Result<Draft, LedgerError> {
     let text = document.encode().map_err(|error| LedgerError::Unreadable {
         target: target.into(),
         why: error.to_string(),
     })?;
+    let stamp = base.write(&text, &mut object.metadata.annotations);
     let data = object.data.get_or_insert_default();
     data.insert(STATE_KEY.into(), text);
-    let texts: usize = data.values().map(String::len).sum();
-    let binary: usize = object
-        .binary_data
-        .iter()
-        .flat_map(|data| data.values())
-        .map(|v| v.0.len())
-        .sum();
-    let size = texts + binary;
+    let size = data_bytes(&object) + room.bytes(&document);
     if size > MAX_DATA_BYTES {
         return Err(LedgerError::Full {
             target: target.into(),
@@ -194,33 +244,11 @@ fn with_document(
             ),
         });
     }
-    Ok(Draft { object, document })
-}
-
-/// The object and its text, if the text is there and is no document.
-pub(super) fn unreadable(found: &Option<ConfigMap>) -> Option<(ConfigMap, String)> {
-    let mut object = found.clone()?;
-    let text = object.data.as_mut()?.remove(STATE_KEY)?;
-    object.metadata.managed_fields = None;
-    Document::decode(&text).is_err().then_some((object, text))
-}
-
-/// The object with the unreadable text under a key of its own and a new document in the old place.
-pub(super) fn with_set_aside(
-    mut object: ConfigMap,
-    text: String,
-    document: Document,
-    now: Timestamp,
-) -> Result<Draft, LedgerError> {
-    let target = object.metadata.name.clone().unwrap_or_default();
-    let data = object.data.get_or_insert_default();
-    let stamp = now.strftime("%Y%m%dT%H%M%SZ");
-    let mut key = format!("{STATE_KEY}.unreadable-{stamp}");
-    while data.contains_key(&key) {
-        key.push('x');
-    }
-    data.insert(key, text);
-    with_document(object, &target, document)
+    Ok(Draft {
+        object,
+        document,
+        stamp,
+    })
 }
 
 #[cfg(test)]
@@ -245,7 +273,7 @@ pub(super) mod tests {
         let before = Stored::read("pool", None).unwrap();
         let document = Document::default();
         let draft = before
-            .with("pool", "pool", document, &Ring::default())
+            .with("pool", "pool", document, &Ring::default(), Room::None)
             .unwrap();
         let mut answer = draft.object.clone();
         let same = Stored::written("pool", &draft, answer.clone()).unwrap();

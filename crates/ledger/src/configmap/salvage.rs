@@ -1,17 +1,18 @@
 //! What can be made out of a state that can't be read.
 //!
 //! Promises that an address is free afterwards only if the old text says so (I4): it stands in a
-//! whole `availableIPs` list and in no entry. Entries that are whole stay; every other member is
-//! held under an ID of its own until somebody has cleaned the VM. Does not guess.
+//! whole `availableIPs` list and as nobody's `ip`, in whatever case that is written. Entries that are whole stay; every
+//! other member is held under an ID of its own until somebody has cleaned the VM. Does not guess.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use berth_core::Address;
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::document::{Allocation, Document};
-use super::state::Members;
+use super::names::{ALLOCATION, known_name};
+use super::state::{Members, parse};
 
 /// The field that says why an address is held without an owner.
 const WHY: &str = "heldBecause";
@@ -27,7 +28,19 @@ pub struct Salvage {
     pub unknown: Vec<Address>,
 }
 
-pub(super) fn salvage(text: &str, members: &Members, now: Timestamp) -> Salvage {
+/// What can be made out of `text` by itself, for a pool whose members are not known.
+pub fn salvage_of(text: &str) -> Salvage {
+    let known = BTreeMap::new();
+    salvage(text, &Members::default(), &known, Timestamp::UNIX_EPOCH)
+}
+
+/// `known` are this node's allocations as they were before: what became of their entries in the text does not matter.
+pub(super) fn salvage(
+    text: &str,
+    members: &Members,
+    known: &BTreeMap<String, Allocation>,
+    now: Timestamp,
+) -> Salvage {
     let mut document = Document {
         last_updated: Some(now),
         version: whole_number(text, "\"version\"")
@@ -36,8 +49,8 @@ pub(super) fn salvage(text: &str, members: &Members, now: Timestamp) -> Salvage 
         ..Document::default()
     };
     let mut held: BTreeSet<Address> = BTreeSet::new();
-    for allocation in entries(text) {
-        if let Ok(address) = allocation.ip.parse() {
+    for allocation in known.values().cloned().chain(entries(text)) {
+        if let Some(address) = parse(&allocation.ip) {
             held.insert(address);
             document
                 .allocated
@@ -48,8 +61,9 @@ pub(super) fn salvage(text: &str, members: &Members, now: Timestamp) -> Salvage 
     let listed: BTreeSet<Address> = free_list(text)
         .into_iter()
         .flatten()
-        .filter_map(|ip| ip.parse().ok())
+        .filter_map(|ip| parse(&ip))
         .collect();
+    let mentioned: BTreeSet<Address> = ips(text).iter().filter_map(|ip| parse(ip)).collect();
     let mut order: Vec<(usize, Address)> = members
         .iter()
         .flatten()
@@ -61,7 +75,7 @@ pub(super) fn salvage(text: &str, members: &Members, now: Timestamp) -> Salvage 
         if held.contains(&address) {
             continue;
         }
-        if listed.contains(&address) {
+        if listed.contains(&address) && !mentioned.contains(&address) {
             document.available.push(address.to_string());
         } else {
             let entry = held_entry(address, now);
@@ -78,7 +92,7 @@ pub(super) fn salvage(text: &str, members: &Members, now: Timestamp) -> Salvage 
     }
 }
 
-fn held_entry(address: Address, now: Timestamp) -> Allocation {
+pub(super) fn held_entry(address: Address, now: Timestamp) -> Allocation {
     let why =
         Value::String("the pool's state could not be read, nobody knows who has this VM".into());
     Allocation {
@@ -96,12 +110,31 @@ fn entries(text: &str) -> Vec<Allocation> {
     let mut found = Vec::new();
     for (at, _) in text.match_indices('{') {
         let mut stream = serde_json::Deserializer::from_str(&text[at..]).into_iter::<Allocation>();
-        if let Some(Ok(allocation)) = stream.next()
+        if let Some(Ok(mut allocation)) = stream.next()
             && !allocation.allocation_id.is_empty()
             && !allocation.ip.is_empty()
         {
+            // With a name in two cases the new state could not be read either. The old text is kept whole.
+            let is_other = |name: &String| known_name(name, &ALLOCATION).is_none();
+            allocation.others.retain(|name, _| is_other(name));
             found.push(allocation);
         }
+    }
+    found
+}
+
+/// Every string in the text that is an `ip`, in whatever case the name is: one of two may be what Go reads.
+fn ips(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in text.match_indices('"') {
+        let mut name = serde_json::Deserializer::from_str(&text[at..]).into_iter::<String>();
+        let is_ip = matches!(name.next(), Some(Ok(name)) if known_name(&name, &["ip"]).is_some());
+        let rest = text[at..].get(name.byte_offset()..).unwrap_or_default();
+        let Some(value) = rest.trim_start().strip_prefix(':').filter(|_| is_ip) else {
+            continue;
+        };
+        let mut value = serde_json::Deserializer::from_str(value).into_iter::<String>();
+        found.extend(value.next().and_then(Result::ok));
     }
     found
 }
@@ -149,7 +182,7 @@ mod tests {
     fn what_is_whole_is_kept_and_only_what_was_listed_is_free() {
         let text = USUAL.replace("\"nodeName\": \"worker-2\"", "\"nodeName\": worker-2");
         assert!(Document::decode(&text).is_err());
-        let salvage = salvage(&text, &pool(), Timestamp::UNIX_EPOCH);
+        let salvage = salvage(&text, &pool(), &BTreeMap::new(), Timestamp::UNIX_EPOCH);
         assert_eq!(salvage.document.available, ["172.18.0.4", "172.18.0.9"]);
         assert_eq!(
             salvage.document.allocated["nginx-8b317899"].ip,
@@ -172,7 +205,12 @@ mod tests {
             if !USUAL.is_char_boundary(cut) || Document::decode(&USUAL[..cut]).is_ok() {
                 continue;
             }
-            let salvage = salvage(&USUAL[..cut], &pool(), Timestamp::UNIX_EPOCH);
+            let salvage = salvage(
+                &USUAL[..cut],
+                &pool(),
+                &BTreeMap::new(),
+                Timestamp::UNIX_EPOCH,
+            );
             let document = &salvage.document;
             let whole_list = USUAL[..cut].contains("\"fd00::1\"\n  ]");
             assert_eq!(
@@ -188,8 +226,43 @@ mod tests {
     }
 
     #[test]
+    fn what_this_node_knows_is_kept_though_its_entry_is_broken() {
+        let text = USUAL.replace("\"nodeName\": \"worker-2\"", "\"nodeName\": worker-2");
+        let before = Document::decode(USUAL).unwrap().allocated;
+        let mine = before
+            .into_iter()
+            .filter(|(_, entry)| entry.ip == "172.18.0.6");
+        let mine: BTreeMap<String, Allocation> = mine.collect();
+        assert_eq!(mine.len(), 1);
+        let salvage = salvage(&text, &pool(), &mine, Timestamp::UNIX_EPOCH);
+        assert_eq!(salvage.unknown, ["172.18.0.20".parse().unwrap()]);
+        let (id, entry) = mine.iter().next().unwrap();
+        assert_eq!(salvage.document.allocated[id], *entry);
+    }
+
+    #[test]
+    fn berth_15_9_an_address_under_a_name_in_another_case_is_not_free() {
+        let entry = r#"{"allocationID":"a","ip":"172.18.0.4","IP":"172.18.0.5","zone":"eu"}"#;
+        let text = format!(
+            r#"{{"allocatedIPs":{{"a":{entry}}},"availableIPs":["172.18.0.5","172.18.0.6"]}}"#
+        );
+        assert!(Document::decode(&text).is_err());
+        let salvage = salvage(&text, &pool(), &BTreeMap::new(), Timestamp::UNIX_EPOCH);
+        assert_eq!(salvage.document.available, ["172.18.0.6"]);
+        assert!(salvage.unknown.contains(&"172.18.0.5".parse().unwrap()));
+        let again = Document::decode(&salvage.document.encode().unwrap()).unwrap();
+        assert_eq!(again.allocated["a"].ip, "172.18.0.4");
+        assert_eq!(again.allocated["a"].others["zone"], "eu");
+        // Names and spaces as other programs may write them, in a text that is cut short.
+        let cut =
+            r#"{"availableIPs": ["172.18.0.5","172.18.0.6"], "x": {"Ip" : "::ffff:172.18.0.6", "#;
+        let salvage = super::salvage(cut, &pool(), &BTreeMap::new(), Timestamp::UNIX_EPOCH);
+        assert_eq!(salvage.document.available, ["172.18.0.5"]);
+    }
+
+    #[test]
     fn of_nonsense_nothing_is_free() {
-        let salvage = salvage("not json", &pool(), Timestamp::UNIX_EPOCH);
+        let salvage = salvage("not json", &pool(), &BTreeMap::new(), Timestamp::UNIX_EPOCH);
         assert!(salvage.document.available.is_empty());
         assert_eq!(salvage.unknown.len(), 5);
     }

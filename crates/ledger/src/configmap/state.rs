@@ -37,21 +37,25 @@ pub(super) fn pool(document: &Document, members: &Members) -> Pool {
     let held: BTreeSet<Address> = document
         .allocated
         .values()
-        .filter_map(|allocation| allocation.ip.parse().ok())
+        .filter_map(|allocation| parse(&allocation.ip))
         .collect();
     let mut seen = held.clone();
     let mut free: Vec<Address> = Vec::with_capacity(document.available.len());
-    for address in document.available.iter().filter_map(|ip| ip.parse().ok()) {
+    for address in document.available.iter().filter_map(|ip| parse(ip)) {
         if is_member(members, address) && seen.insert(address) {
             free.push(address);
         }
     }
-    free.extend(unmentioned(members, &seen));
+    // An entry without an address may mean one that is mentioned nowhere: it is held with the next write.
+    let is_stray = |allocation: &Allocation| parse(&allocation.ip).is_none();
+    if !document.allocated.values().any(is_stray) {
+        free.extend(unmentioned(members, &seen));
+    }
     let mut pool = Pool::with_listing(free);
     for (id, allocation) in &document.allocated {
-        match allocation.ip.parse() {
-            Ok(address) => pool.restore(address, record(id, allocation)),
-            Err(_) => pool.restore_stray(berth_core::Stray {
+        match parse(&allocation.ip) {
+            Some(address) => pool.restore(address, record(id, allocation)),
+            None => pool.restore_stray(berth_core::Stray {
                 key: id.clone(),
                 why: format!("ip {:?} is no address", allocation.ip),
             }),
@@ -60,12 +64,17 @@ pub(super) fn pool(document: &Document, members: &Members) -> Pool {
     pool
 }
 
+/// An address as other programs write it: `::ffff:10.0.0.1` is 10.0.0.1, and the same VM.
+pub(super) fn parse(ip: &str) -> Option<Address> {
+    Address::parse_lenient(ip)
+}
+
 fn is_member(members: &Members, address: Address) -> bool {
     members.as_ref().is_none_or(|of| of.contains_key(&address))
 }
 
 /// Members that are not in `seen`, in the order of the settings.
-fn unmentioned(members: &Members, seen: &BTreeSet<Address>) -> Vec<Address> {
+pub(super) fn unmentioned(members: &Members, seen: &BTreeSet<Address>) -> Vec<Address> {
     let missing = members.iter().flatten().filter(|(a, _)| !seen.contains(a));
     let mut missing: Vec<(usize, Address)> = missing.map(|(a, place)| (*place, *a)).collect();
     missing.sort_unstable();
@@ -155,18 +164,13 @@ pub(super) fn apply(
 ) -> Result<(), Obstacle> {
     let mut holders: BTreeMap<Address, usize> = BTreeMap::new();
     for allocation in document.allocated.values() {
-        if let Ok(address) = allocation.ip.parse() {
+        if let Some(address) = parse(&allocation.ip) {
             *holders.entry(address).or_default() += 1;
         }
     }
     // Members that the document does not mention become visible with the first write.
     let mut seen: BTreeSet<Address> = holders.keys().copied().collect();
-    seen.extend(
-        document
-            .available
-            .iter()
-            .filter_map(|ip| ip.parse::<Address>().ok()),
-    );
+    seen.extend(document.available.iter().filter_map(|ip| parse(ip)));
     let added = unmentioned(members, &seen);
     document
         .available
@@ -179,7 +183,7 @@ pub(super) fn apply(
             Change::Claim { record, .. } => {
                 let id = record.handle.as_str();
                 if let Some(other) = document.allocated.get(id) {
-                    return Err(if other.ip.parse() == Ok(address) {
+                    return Err(if parse(&other.ip) == Some(address) {
                         Obstacle::Mismatch(address)
                     } else {
                         Obstacle::SecondAddress {
@@ -211,7 +215,7 @@ pub(super) fn apply(
                     holders.remove(&address);
                     taken.remove(&address);
                     if is_member(members, address) {
-                        document.available.retain(|ip| ip.parse() != Ok(address));
+                        document.available.retain(|ip| parse(ip) != Some(address));
                         document.available.push(address.to_string());
                     }
                 }
@@ -231,7 +235,7 @@ pub(super) fn apply(
         }
     }
     if !taken.is_empty() {
-        let is_taken = |ip: &String| ip.parse().is_ok_and(|address| taken.contains(&address));
+        let is_taken = |ip: &String| parse(ip).is_some_and(|address| taken.contains(&address));
         document.available.retain(|ip| !is_taken(ip));
     }
     document.version = document.version.saturating_add(1);
@@ -247,7 +251,7 @@ fn take_out(
 ) -> Result<Allocation, Obstacle> {
     let id = holder.handle.as_str();
     let holds = |found: &Allocation| {
-        found.ip.parse() == Ok(address) && record(id, found).same_holder(holder)
+        parse(&found.ip) == Some(address) && record(id, found).same_holder(holder)
     };
     if !document.allocated.get(id).is_some_and(holds) {
         return Err(Obstacle::Mismatch(address));
@@ -256,65 +260,6 @@ fn take_out(
         .allocated
         .remove(id)
         .ok_or(Obstacle::Mismatch(address))
-}
-
-/// What [`repair`] found and put right.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Repairs {
-    /// Free entries that were no members, no addresses, in use, or listed twice.
-    pub dropped: Vec<String>,
-    /// Members that were mentioned nowhere.
-    pub added: Vec<Address>,
-    /// Whether the free list was in another order than the settings.
-    pub reordered: bool,
-}
-
-impl Repairs {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-/// Rebuilds the free list: the members in their order, without those in use. Nothing in use is
-/// touched: an address that was taken out of the settings stays with its owner.
-pub(super) fn repair(document: &mut Document, members: &Members, now: Timestamp) -> Repairs {
-    let mut repairs = Repairs::default();
-    let Some(of) = members else {
-        return repairs;
-    };
-    let held: BTreeSet<Address> = document
-        .allocated
-        .values()
-        .filter_map(|allocation| allocation.ip.parse().ok())
-        .collect();
-    let mut listed = BTreeSet::new();
-    let mut kept = Vec::new();
-    for ip in &document.available {
-        match ip.parse::<Address>() {
-            Ok(address)
-                if of.contains_key(&address)
-                    && !held.contains(&address)
-                    && listed.insert(address) =>
-            {
-                kept.push(address);
-            }
-            _ => repairs.dropped.push(ip.clone()),
-        }
-    }
-    let free = unmentioned(members, &held);
-    repairs.added = free
-        .iter()
-        .copied()
-        .filter(|a| !listed.contains(a))
-        .collect();
-    let in_order = free.iter().copied().filter(|a| listed.contains(a));
-    repairs.reordered = !in_order.eq(kept);
-    if !repairs.is_empty() {
-        document.available = free.iter().map(Address::to_string).collect();
-        document.version = document.version.saturating_add(1);
-        document.last_updated = Some(now);
-    }
-    repairs
 }
 
 #[cfg(test)]

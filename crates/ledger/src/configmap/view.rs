@@ -2,14 +2,18 @@
 //!
 //! Does not promise that what it knows is of now: a write under its version finds that out.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 
+use super::document::Allocation;
+use super::foreign::{Foreign, Kept};
 use super::object::Stored;
+use super::resolved::Resolved;
 use crate::turns::{Line, PREFIX, Patience};
 
 const PATIENCE: Patience = Patience {
@@ -26,6 +30,12 @@ pub(super) struct View {
     /// What was last read or written, which may be older than what the line has heard of.
     stored: Mutex<Option<Arc<Stored>>>,
     conflicts: AtomicU64,
+    /// Conflicts to be logged once a write got through.
+    resolved: Mutex<Resolved>,
+    /// This node's allocations, against other programs' writes.
+    kept: Mutex<Kept>,
+    /// Entries that could not be parsed, or VMs of a state that could not.
+    unparsed: AtomicU64,
     /// Made in the turn that this process has.
     changes: AtomicUsize,
 }
@@ -45,15 +55,65 @@ impl Default for View {
             line: Arc::new(Line::new(PREFIX, PATIENCE)),
             stored: Mutex::default(),
             conflicts: AtomicU64::new(0),
+            resolved: Mutex::default(),
+            kept: Mutex::default(),
+            unparsed: AtomicU64::new(0),
             changes: AtomicUsize::new(0),
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl View {
     pub(super) fn last(&self) -> Option<Arc<Stored>> {
         let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         stored.clone()
+    }
+
+    /// Puts back into a state that was read what another program took out. A state older than the last one tells nothing.
+    pub(super) fn restore(&self, pool: &str, node: &str, stored: &mut Stored) {
+        let last = self.last().map(|last| last.version());
+        if last.is_some_and(|last| stored.version().order(&last) == Some(std::cmp::Ordering::Less))
+        {
+            return;
+        }
+        let stamp = stored.stamp();
+        self.kept().read(pool, node, stamp, stored.document_mut());
+    }
+
+    /// The state is this process's own write.
+    pub(super) fn wrote_own(&self, node: &str, stored: &Stored) {
+        self.kept().wrote(node, stored.stamp(), stored.document());
+    }
+
+    /// Whether the state lacks what this process has put back.
+    pub(super) fn is_owing(&self) -> bool {
+        self.kept().is_owing()
+    }
+
+    pub(super) fn known_entries(&self) -> BTreeMap<String, Allocation> {
+        self.kept().entries().clone()
+    }
+
+    pub(super) fn foreign(&self) -> Foreign {
+        self.kept().counts()
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// So many entries were set aside.
+    pub(super) fn set_aside(&self, entries: usize) {
+        let entries = u64::try_from(entries).unwrap_or(u64::MAX);
+        self.unparsed.fetch_add(entries, Ordering::Relaxed);
+    }
+
+    pub(super) fn unparsed(&self) -> u64 {
+        self.unparsed.load(Ordering::Relaxed)
     }
 
     /// The state as it was just read or written.
@@ -88,6 +148,12 @@ impl View {
 
     pub(super) fn collided(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
+        lock(&self.resolved).met();
+    }
+
+    /// How many conflicts the write that just got through has resolved, if that is to be logged now.
+    pub(super) fn resolved(&self) -> Option<u64> {
+        lock(&self.resolved).due(Instant::now())
     }
 
     /// A write that counted took this long.

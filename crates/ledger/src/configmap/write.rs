@@ -6,12 +6,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use berth_core::Address;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Patch, PatchParams, PostParams};
 use rand::RngExt;
 
-use super::object::{self, Draft, Stored};
-use super::{ConfigMapLedger, Document, PATIENCE};
+use super::object::{self, Draft, Room, Stored};
+use super::{ConfigMapLedger, Document, PATIENCE, gojson, repair};
 use crate::kube::status::{Ask, Failure, Verb};
 use crate::turns::Ring;
 use crate::{LedgerError, PoolKey, Version};
@@ -63,9 +65,23 @@ impl ConfigMapLedger {
                 ),
             });
         }
-        let stored = Arc::new(Stored::read(&target, found)?);
+        let mut stored = Stored::read(&target, found)?;
+        view.restore(&pool.name, &self.node, &mut stored);
+        let stored = Arc::new(stored);
         view.learn(Arc::clone(&stored));
         Ok(stored)
+    }
+
+    /// Whether the ConfigMap is there and can be read, now.
+    pub async fn check(&self, pool: &PoolKey) -> Result<(), LedgerError> {
+        let target = self.target(pool);
+        match self.get(pool).await? {
+            None => Err(LedgerError::Unreadable {
+                target,
+                why: "it does not exist".into(),
+            }),
+            found => Stored::read(&target, found).map(drop),
+        }
     }
 
     /// Creates or replaces, under the version that the object was read at.
@@ -94,11 +110,19 @@ impl ConfigMapLedger {
         match self.put(pool, &next).await {
             Ok(stored) => {
                 view.wrote(begun.elapsed());
+                if let Some(conflicts) = view.resolved() {
+                    tracing::info!(
+                        target = self.target(pool),
+                        conflicts,
+                        "conflict resolved: another writer was first, and the change was written on its state"
+                    );
+                }
+                view.wrote_own(&self.node, &stored);
                 let version = stored.version();
                 view.learn(stored);
                 Ok(Some(version))
             }
-            Err(LedgerError::Conflict { .. }) if Instant::now() < end => {
+            Err(LedgerError::Conflict { .. }) if Instant::now() < end && self.retries > 0 => {
                 view.collided();
                 Ok(None)
             }
@@ -113,6 +137,7 @@ impl ConfigMapLedger {
         pool: &PoolKey,
         base: Option<&Version>,
         changes: usize,
+        room: Room,
         edit: &mut (dyn FnMut(&Stored, &mut Document) -> Result<bool, LedgerError> + Send),
     ) -> Result<Version, LedgerError> {
         let end = Instant::now() + PATIENCE;
@@ -121,22 +146,42 @@ impl ConfigMapLedger {
         let is_base =
             |last: &Arc<Stored>| base.is_some_and(|base| base.stored() == last.version().stored());
         let mut known = last.filter(is_base);
+        let members = self.members(pool);
         loop {
             let (current, passed) = self.at_turn(pool, known.take()).await?;
             let mut document = current.document().clone();
-            if !edit(&current, &mut document)? {
+            let strays = repair::take_strays(&mut document, &members, Timestamp::now());
+            if !edit(&current, &mut document)? && strays.is_none() && !view.is_owing() {
                 return Ok(current.version());
             }
             let exact = base.is_none_or(|base| *base == current.version());
             let ring = current.ring();
             let keeps = ring.place(&self.id).is_some() && view.keeps_turn(changes);
             let ring = ring.after_write(&self.id, passed, keeps);
-            let next = current.with(&target, &pool.name, document, &ring)?;
+            let mut next = current.with(&target, &pool.name, document, &ring, room)?;
+            if let Some(strays) = &strays {
+                let text = gojson::to_string(&strays.entries).unwrap_or_default();
+                self.keep_aside(pool, &mut next, &text).await?;
+            }
             if let Some(version) = self.write(pool, next, end).await? {
+                if let Some(strays) = strays {
+                    view.set_aside(strays.entries.len());
+                    let (ids, held) = (strays.entries.keys().cloned().collect(), strays.held);
+                    self.report_strays(pool, ids, &held);
+                }
                 return Ok(if exact { version } else { version.merged() });
             }
             known = self.after_conflict(pool, &current).await?;
         }
+    }
+
+    fn report_strays(&self, pool: &PoolKey, ids: Vec<String>, held: &[Address]) {
+        tracing::warn!(
+            pool = pool.name,
+            entries = ids.join(" "),
+            held = held.len(),
+            "entries of the state without an address were set aside; VMs that they may mean are held as unreadable-IP"
+        );
     }
 
     /// Waits for the turn, if turns are taken. The state to write on, which is `known` where they are not,
@@ -195,7 +240,9 @@ impl ConfigMapLedger {
         let signed = self.api.patch(&pool.name, &params, &patch);
         match self.ask(Verb::Patch, &pool.name, signed).await {
             Ok(object) => {
-                let stored = Arc::new(Stored::read(&target, Some(object))?);
+                let mut stored = Stored::read(&target, Some(object))?;
+                view.restore(&pool.name, &self.node, &mut stored);
+                let stored = Arc::new(stored);
                 view.new_turn();
                 view.learn(Arc::clone(&stored));
                 view.follow(&self.api, &pool.name);

@@ -32,6 +32,14 @@ pub(super) const fn annotation(bar: Bar) -> &'static str {
     }
 }
 
+/// The attribute of a record that names the node its container runs on. An entry keeps it as the field of that name, a
+/// reservation as the annotation [`NODE_ANNOTATION`]. Either may be absent: whereabouts writes neither, its own
+/// definition of IPPools prunes the field, and a large pool is written without it.
+pub const NODE: &str = berth_core::NODE;
+
+/// The annotation of a reservation that names the node. A definition of the kind can't prune it.
+pub const NODE_ANNOTATION: &str = "berth.dev/node";
+
 /// The attribute of a record that is claimed without a reservation. No object keeps it.
 pub const UNCHECKED: &str = "unchecked";
 

@@ -7,21 +7,29 @@
 use berth_core::slice::NodeName;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::api::{DynamicObject, Patch};
+use kube::api::{DynamicObject, Patch, Preconditions};
 use kube::runtime::{WatchStreamExt, watcher};
 use rand::RngExt;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::resource::SLICE_CALLS;
 use super::status::{Failure, Verb};
 use super::{KubeLedger, SliceObject};
 use crate::LedgerError;
 
+/// Objects in one answer of a list.
+const PAGE: u32 = 500;
+
 impl KubeLedger {
     /// Calls a node, after something was written on a claim of its, or it was made its own.
     pub async fn call_node(&self, node: &NodeName, claim: &SliceObject) -> Result<(), LedgerError> {
+        self.call_about(node, &claim.name).await
+    }
+
+    /// The same by the claim's name: it may have been deleted.
+    pub async fn call_about(&self, node: &NodeName, claim: &str) -> Result<(), LedgerError> {
         let name = node.as_str();
-        let call = format!("{:x} {}", rand::rng().random_range(0..u64::MAX), claim.name);
+        let call = format!("{:x} {claim}", rand::rng().random_range(0..u64::MAX));
         let spec = json!({ "call": call });
         let patch = Patch::Merge(json!({ "spec": spec }));
         let ask = self.wire.ask(Verb::Patch, &SLICE_CALLS, name);
@@ -44,6 +52,18 @@ impl KubeLedger {
                 Err(failure.into_error(self.wire.ask(Verb::Create, &SLICE_CALLS, name)))
             }
         }
+    }
+
+    /// The nodes that calls are kept for.
+    pub async fn called_nodes(&self) -> Result<Vec<NodeName>, LedgerError> {
+        let name = |metadata: &Value| metadata["name"].as_str().map(NodeName::new);
+        self.wire.pick_metadata(&SLICE_CALLS, "", PAGE, name).await
+    }
+
+    /// Deletes the calls to a node that is gone. One that is called again is heard of by a new object.
+    pub async fn end_calls(&self, node: &NodeName) -> Result<(), LedgerError> {
+        let any = Preconditions::default();
+        self.wire.delete(&SLICE_CALLS, node.as_str(), any).await
     }
 
     /// The calls to a node, each with the claim that it is about, if it says so; one too when the watch had to begin again,

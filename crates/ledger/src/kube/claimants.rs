@@ -1,9 +1,16 @@
-//! Which nodes have claims: for whoever looks after nodes that are gone.
+//! Which nodes have claims: for whoever looks after nodes that are gone, and after claims that are deleted under nodes that
+//! live.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use berth_api::claim::NODE;
+use berth_api::claim::{NODE, RANGE};
 use berth_core::slice::NodeName;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, PartialObjectMeta};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as start};
 use serde_json::Value;
 
 use super::KubeLedger;
@@ -29,4 +36,52 @@ impl KubeLedger {
         let strange = self.wire.pick_metadata(&SLICES, "", PAGE, node).await?;
         Ok(strange.into_iter().collect())
     }
+
+    /// Claims as they are deleted, whoever does that: the claim's name and the node that had it. One that was deleted while the
+    /// watch was broken is among them.
+    pub fn deleted_claims(&self) -> BoxStream<'static, (String, NodeName)> {
+        let api = self.wire.api::<PartialObjectMeta<DynamicObject>>(&SLICES);
+        let ours = watcher::Config::default().labels(RANGE);
+        let mut known: BTreeMap<String, String> = BTreeMap::new();
+        let mut listed: BTreeMap<String, String> = BTreeMap::new();
+        start(api, ours)
+            .default_backoff()
+            .flat_map(move |event| {
+                let deleted = match event {
+                    Ok(Event::Init) => {
+                        listed.clear();
+                        Vec::new()
+                    }
+                    Ok(Event::InitApply(claim)) => {
+                        listed.insert(claim.name_any(), node_of(&claim));
+                        Vec::new()
+                    }
+                    Ok(Event::InitDone) => {
+                        let before = std::mem::replace(&mut known, std::mem::take(&mut listed));
+                        let gone = before.into_iter();
+                        gone.filter(|(name, _)| !known.contains_key(name)).collect()
+                    }
+                    Ok(Event::Apply(claim)) => {
+                        known.insert(claim.name_any(), node_of(&claim));
+                        Vec::new()
+                    }
+                    Ok(Event::Delete(claim)) => {
+                        known.remove(&claim.name_any());
+                        vec![(claim.name_any(), node_of(&claim))]
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "the watch of claims is renewed");
+                        Vec::new()
+                    }
+                };
+                let held = deleted.into_iter().filter(|(_, node)| !node.is_empty());
+                let held = held.map(|(name, node)| (name, NodeName::new(node)));
+                futures::stream::iter(held.collect::<Vec<_>>())
+            })
+            .boxed()
+    }
+}
+
+fn node_of(claim: &PartialObjectMeta<DynamicObject>) -> String {
+    claim.labels().get(NODE).cloned().unwrap_or_default()
 }

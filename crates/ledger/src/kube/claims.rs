@@ -2,16 +2,20 @@
 //!
 //! A reservation is whereabouts' object: the owner as pod and interface, and the handle as the
 //! container, a field that whereabouts has, never writes and never reads. So one of whereabouts' has an
-//! empty handle; what that means, its reader decides.
+//! empty handle; what that means, its reader decides. The node is an annotation, which no definition of the kind prunes.
 //!
 //! Slices are not claimed so: who looks for them does by range and network, which a name and a holder do not tell
 //! ([`super::slices`]).
 
+use std::collections::BTreeMap;
+
 use berth_api::whereabouts::{OverlappingRangeIPReservation, OverlappingRangeIPReservationSpec};
-use berth_core::{Handle, Owner, Record};
+use berth_core::Record;
 use kube::api::{Patch, Preconditions};
 use serde_json::{Value, json};
 
+use super::base::{NODE, NODE_ANNOTATION};
+use super::by_hand;
 use super::resource::{RESERVATIONS, Resource};
 use super::status::{Failure, Verb};
 use super::wire::Wire;
@@ -104,7 +108,11 @@ impl Wire {
             };
             // Exactly the object that was looked at, and what others wrote beside stays (I7).
             let patch = Patch::Merge(json!({
-                "metadata": { "uid": found.uid, "resourceVersion": found.resource_version },
+                "metadata": {
+                    "uid": found.uid,
+                    "resourceVersion": found.resource_version,
+                    "annotations": { NODE_ANNOTATION: record.attribute(NODE) },
+                },
                 "spec": object["spec"],
             }));
             match self.patch(resource, &key.name, &patch).await {
@@ -123,19 +131,23 @@ impl Wire {
         Ok(self.find(key).await?.map(|found| found.record))
     }
 
-    pub async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+    /// Shows every claim of a kind to `visit`.
+    pub async fn visit_claims(
+        &self,
+        kind: ClaimKind,
+        mut visit: impl FnMut(ClaimKey, Record),
+    ) -> Result<(), LedgerError> {
         let resource = resource(kind)?;
-        let mut claims = Vec::new();
-        for object in self.list(resource, "", PAGE).await? {
+        self.reduce(resource, "", PAGE, |object: Value| {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             let key = ClaimKey::new(kind, name);
             // One that can't be read is somebody's claim all the same: it must not hide the others.
             match read(&object) {
-                Ok(record) => claims.push((key, record)),
+                Ok(record) => visit(key, record),
                 Err(why) => tracing::warn!(claim = %key, why, "a claim can't be read"),
             }
-        }
-        Ok(claims)
+        })
+        .await
     }
 
     async fn find(&self, key: &ClaimKey) -> Result<Option<Found>, LedgerError> {
@@ -161,12 +173,16 @@ impl Wire {
 
     fn object(&self, key: &ClaimKey, record: &Record) -> Result<Value, LedgerError> {
         let spec = OverlappingRangeIPReservationSpec {
-            containerid: record.handle.as_str().to_owned(),
-            podref: record.owner.subject.clone(),
+            containerid: by_hand::id(record).into_owned(),
+            podref: by_hand::podref(record).to_owned(),
             ifname: record.owner.part.clone(),
         };
-        let object = serde_json::to_value(OverlappingRangeIPReservation::new(&key.name, spec));
-        object.map_err(|error| LedgerError::Rejected {
+        let mut object = OverlappingRangeIPReservation::new(&key.name, spec);
+        if let Some(node) = record.attribute(NODE) {
+            let annotation = (NODE_ANNOTATION.to_owned(), node.to_owned());
+            object.metadata.annotations = Some(BTreeMap::from([annotation]));
+        }
+        serde_json::to_value(object).map_err(|error| LedgerError::Rejected {
             operation: Verb::Create.name(),
             target: key.to_string(),
             rejection: Rejection::Invalid {
@@ -188,10 +204,13 @@ fn read(object: &Value) -> Result<Record, String> {
     let spec = object.get("spec").cloned().unwrap_or_default();
     let spec: OverlappingRangeIPReservationSpec = serde_json::from_value(spec)
         .map_err(|error| format!("its spec is not readable: {error}"))?;
-    Ok(Record::new(
-        Owner::new(spec.podref, spec.ifname),
-        Handle::new(spec.containerid),
-    ))
+    let record = by_hand::record(spec.containerid, spec.podref, spec.ifname);
+    Ok(
+        match object["metadata"]["annotations"][NODE_ANNOTATION].as_str() {
+            Some(node) => record.with(NODE, node),
+            None => record,
+        },
+    )
 }
 
 fn taken(key: &ClaimKey, found: Option<&Record>) -> LedgerError {

@@ -6,14 +6,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hyper::header::{HeaderValue, USER_AGENT as USER_AGENT_HEADER};
 use kube::{Client, Config};
 use serde::{Deserialize, Serialize};
 
-use super::follow;
+use super::follow::{self, Source};
 use crate::{LedgerError, chain};
 
 /// Where pools live when nothing names a namespace: whereabouts' own default.
 pub const DEFAULT_NAMESPACE: &str = "kube-system";
+
+const USER_AGENT: &str = concat!("berth/", env!("CARGO_PKG_VERSION"));
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -37,6 +40,13 @@ impl Default for Connect {
     }
 }
 
+/// Whether programs that a kubeconfig names for credentials are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Programs {
+    Refused,
+    Run,
+}
+
 /// A client and what belongs to it.
 #[derive(Clone)]
 pub struct Connection {
@@ -56,14 +66,25 @@ impl std::fmt::Debug for Connection {
 
 impl Connect {
     /// Reads the credentials and makes a client, which follows them. Does not talk to the server yet.
+    /// A kubeconfig whose user has `exec` or `auth-provider` is refused: no program is run because a file names it.
     pub async fn open(&self) -> Result<Connection, LedgerError> {
-        match &self.kubeconfig {
-            Some(path) => follow::open(self, path).await,
-            None => {
-                let (config, namespace) = in_cluster()?;
-                self.open_with(config, namespace)
-            }
-        }
+        self.open_by(Programs::Refused).await
+    }
+
+    /// The same for a person's own command, which may run the programs of that person's kubeconfig, as kubectl does.
+    pub async fn open_as_person(&self) -> Result<Connection, LedgerError> {
+        self.open_by(Programs::Run).await
+    }
+
+    async fn open_by(&self, programs: Programs) -> Result<Connection, LedgerError> {
+        let source = match &self.kubeconfig {
+            Some(path) => Source::Kubeconfig {
+                path: path.clone(),
+                programs,
+            },
+            None => Source::ServiceAccount,
+        };
+        follow::open(self, source).await
     }
 
     /// The same with a configuration that the caller made.
@@ -76,6 +97,9 @@ impl Connect {
         // stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         config.default_retry = false;
+        // So that the server's audit log, and the managed fields of what is written, say who it was.
+        let agent = HeaderValue::from_static(USER_AGENT);
+        config.headers.push((USER_AGENT_HEADER, agent));
         // Shorter than the whole request: a server that can't be reached is then told from one that
         // does not answer.
         config.connect_timeout = Some(self.timeout / 2);
@@ -91,13 +115,6 @@ impl Connect {
             timeout: self.timeout,
         })
     }
-}
-
-fn in_cluster() -> Result<(Config, Option<String>), LedgerError> {
-    let config = Config::incluster()
-        .map_err(|error| unreadable("the service account of this pod", &error))?;
-    let namespace = config.default_namespace.clone();
-    Ok((config, Some(namespace)))
 }
 
 pub(super) fn unreadable(target: &str, error: &dyn std::error::Error) -> LedgerError {

@@ -58,22 +58,38 @@ impl Events {
     /// Tells it, in the object's namespace.
     pub async fn tell(&self, about: ObjectReference, tone: Tone, reason: &str, message: &str) {
         let event = self.event(about, tone, reason, message);
+        self.write(event).await;
+    }
+
+    /// The same once, whoever else tells it too and however often: the event is named after what it says, and one that
+    /// exists was told. It can be told again when the API server has forgotten it, after an hour.
+    pub async fn tell_once(&self, about: ObjectReference, tone: Tone, reason: &str, message: &str) {
+        let mut event = self.event(about, tone, reason, message);
+        let about = &event.involved_object;
+        let uid = about.uid.as_deref().unwrap_or_default();
+        let said = hash(&[uid, reason, event.message.as_deref().unwrap_or_default()]);
+        event.metadata.name = Some(format!("{}.{said:016x}", head(about)));
+        self.write(event).await;
+    }
+
+    async fn write(&self, event: Event) {
         let namespace = event.metadata.namespace.as_deref().unwrap_or(DEFAULT);
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let params = PostParams::default();
         let why = match tokio::time::timeout(self.timeout, events.create(&params, &event)).await {
             Ok(Ok(_)) => return,
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no answer".to_owned(),
         };
         let about = event.involved_object.name.unwrap_or_default();
+        let reason = event.reason.unwrap_or_default();
         tracing::debug!(about, reason, why, "an event was not written");
     }
 
     fn event(&self, about: ObjectReference, tone: Tone, reason: &str, message: &str) -> Event {
         let now = Timestamp::now();
-        let name = about.name.as_deref().unwrap_or_default();
-        let name: String = name.chars().take(NAME).collect();
+        let name = head(&about);
         let mut message = message.to_owned();
         while message.len() > MESSAGE {
             message.pop();
@@ -101,6 +117,20 @@ impl Events {
             ..Event::default()
         }
     }
+}
+
+/// What the name of an event about this object begins with.
+fn head(about: &ObjectReference) -> String {
+    let name = about.name.as_deref().unwrap_or_default();
+    name.chars().take(NAME).collect()
+}
+
+/// FNV-1a, the same in every process and version: the texts, and where each ends.
+fn hash(texts: &[&str]) -> u64 {
+    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// A Node object, to be told about. As the kubelet has it, its name stands for a UID that is not known: `kubectl describe

@@ -20,7 +20,8 @@ impl KubeLedger {
     pub async fn label_given_back(&self, pool: &PoolKey) -> Result<(), LedgerError> {
         match self.wire.get(&POOLS, &pool.name).await? {
             Some(found) if is_empty(&found.object) => {
-                self.relabel(&pool.name, &found.object, json!("true")).await
+                let version = text(&found.object, "resourceVersion");
+                self.relabel(&pool.name, &version, json!("true")).await
             }
             _ => Ok(()),
         }
@@ -29,21 +30,20 @@ impl KubeLedger {
     /// Deletes pools of slices that were given back; how many. One that is published again is nobody's leftover.
     pub async fn delete_given_back(&self) -> Result<usize, LedgerError> {
         let labelled = format!("{GIVEN_BACK}=true");
+        let mut leftovers: Vec<Leftover> = Vec::new();
+        let keep = |object: Value| leftovers.extend(Leftover::of(&object));
+        self.wire.reduce(&POOLS, &labelled, PAGE, keep).await?;
         let mut deleted = 0;
-        for object in self.wire.list(&POOLS, &labelled, PAGE).await? {
-            let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
-            let Some(name) = text("name") else {
-                continue;
-            };
-            if !is_empty(&object) {
-                self.relabel(&name, &object, Value::Null).await?;
+        for one in leftovers {
+            if !one.is_empty {
+                self.relabel(&one.name, &one.version, Value::Null).await?;
                 continue;
             }
             let preconditions = Preconditions {
-                uid: text("uid"),
-                resource_version: text("resourceVersion"),
+                uid: one.uid,
+                resource_version: one.version,
             };
-            match self.wire.delete(&POOLS, &name, preconditions).await {
+            match self.wire.delete(&POOLS, &one.name, preconditions).await {
                 Ok(()) => deleted += 1,
                 // Written meanwhile: looked at the next time.
                 Err(LedgerError::Conflict { .. }) => {}
@@ -53,9 +53,14 @@ impl KubeLedger {
         Ok(deleted)
     }
 
-    async fn relabel(&self, name: &str, seen: &Value, label: Value) -> Result<(), LedgerError> {
+    async fn relabel(
+        &self,
+        name: &str,
+        version: &Option<String>,
+        label: Value,
+    ) -> Result<(), LedgerError> {
         let merge = Patch::Merge(json!({ "metadata": {
-            "resourceVersion": seen["metadata"]["resourceVersion"],
+            "resourceVersion": version,
             "labels": { GIVEN_BACK: label },
         } }));
         match self.wire.patch(&POOLS, name, &merge).await {
@@ -69,6 +74,29 @@ impl KubeLedger {
             Err(failure) => Err(failure.into_error(self.wire.ask(Verb::Patch, &POOLS, name))),
         }
     }
+}
+
+/// What is kept of a labelled pool that a list showed.
+struct Leftover {
+    name: String,
+    uid: Option<String>,
+    version: Option<String>,
+    is_empty: bool,
+}
+
+impl Leftover {
+    fn of(object: &Value) -> Option<Leftover> {
+        Some(Leftover {
+            name: text(object, "name")?,
+            uid: text(object, "uid"),
+            version: text(object, "resourceVersion"),
+            is_empty: is_empty(object),
+        })
+    }
+}
+
+fn text(object: &Value, field: &str) -> Option<String> {
+    object["metadata"][field].as_str().map(str::to_owned)
 }
 
 fn is_empty(object: &Value) -> bool {

@@ -1,6 +1,6 @@
 //! Marks on pool objects: annotations that say what a pool is, written with the old value as precondition.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use berth_api::names;
 use berth_core::Prefix;
@@ -13,9 +13,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::base::{SLICED, annotation};
+use super::file::{FILE, FileMark};
 use super::resource::POOLS;
 use super::status::{Failure, Verb};
-use super::{KubeLedger, PAGE, snapshot};
+use super::unknown::rewritten;
+use super::{KubeLedger, snapshot};
 use crate::{LedgerError, PoolKey, Snapshot};
 
 /// The annotation of a slice's pool that a node publishes: its value is the node.
@@ -82,6 +84,12 @@ impl KubeLedger {
         }
     }
 
+    /// Whether the pool's object is there. Reads its metadata alone.
+    pub async fn exists(&self, pool: &PoolKey) -> Result<bool, LedgerError> {
+        let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
+        Ok(found.is_some())
+    }
+
     /// A pool that does not exist: a commit on it makes it, or fails if it does exist.
     pub fn absent() -> Snapshot {
         snapshot(None)
@@ -117,7 +125,8 @@ impl KubeLedger {
         from: Option<Mark>,
         to: Option<Mark>,
     ) -> Result<bool, LedgerError> {
-        self.write_mark(pool, SLICED, from, to).await
+        self.write_mark(pool, SLICED, from.as_ref(), to.as_ref())
+            .await
     }
 
     /// Closes a plain pool, opens it, or says that it is about to be opened: the same for the other marks.
@@ -131,45 +140,55 @@ impl KubeLedger {
         self.write_mark(pool, annotation(bar), from, to).await
     }
 
-    async fn write_mark<T: Serialize>(
+    /// What a mark says is compared, not its text: a newer version's fields are kept (I7).
+    async fn write_mark<T>(
         &self,
         pool: &PoolKey,
         key: &str,
-        from: Option<T>,
-        to: Option<T>,
-    ) -> Result<bool, LedgerError> {
-        let text = |mark: Option<T>| match mark {
-            Some(mark) => serde_json::to_string(&mark).map(Some),
-            None => Ok(None),
+        from: Option<&T>,
+        to: Option<&T>,
+    ) -> Result<bool, LedgerError>
+    where
+        T: Serialize + DeserializeOwned + PartialEq,
+    {
+        let is_from = |now: Option<&str>| match (now, from) {
+            (None, None) => true,
+            (Some(text), Some(from)) => serde_json::from_str(text).is_ok_and(|now: T| now == *from),
+            _ => false,
         };
-        let unfit = |error: serde_json::Error| LedgerError::Unreadable {
-            target: pool.name.clone(),
-            why: error.to_string(),
-        };
-        let (from, to) = (text(from).map_err(unfit)?, text(to).map_err(unfit)?);
-        self.annotate(pool, key, |now| now == from.as_deref(), to.as_deref())
-            .await
+        let next = |now: Option<&str>| to.and_then(|to| rewritten(now, to).ok());
+        self.annotate(pool, key, is_from, next).await
     }
 
     /// Says on a slice's pool which node publishes it.
     pub async fn publish_as(&self, pool: &PoolKey, node: &str) -> Result<(), LedgerError> {
-        self.annotate(pool, PUBLISHED, |now| now != Some(node), Some(node))
-            .await
-            .map(|_| ())
+        let to_node = |_: Option<&str>| Some(node.to_owned());
+        self.annotate(pool, PUBLISHED, |now| now != Some(node), to_node)
+            .await?;
+        if let Some(file) = self.file.get() {
+            let other = |now: Option<&str>| FileMark::parse(now).as_ref() != Some(file);
+            let to_file = |now: Option<&str>| Some(file.text_after(now));
+            self.annotate(pool, FILE, other, to_file).await?;
+        }
+        self.label_slot(pool).await
     }
 
     /// The pools that nodes publish.
-    pub(super) async fn published(&self) -> Result<BTreeSet<String>, LedgerError> {
-        let objects = self.wire.list(&POOLS, "", PAGE).await?;
-        let marked = objects
-            .iter()
-            .filter(|object| object["metadata"]["annotations"][PUBLISHED].is_string());
-        let name = |object: &Value| Some(object["metadata"]["name"].as_str()?.to_owned());
-        Ok(marked.filter_map(name).collect())
+    pub(super) async fn published(&self) -> Result<BTreeMap<String, String>, LedgerError> {
+        let marked = |metadata: &Value| {
+            let node = metadata["annotations"][PUBLISHED].as_str()?.to_owned();
+            Some((metadata["name"].as_str()?.to_owned(), node))
+        };
+        let marked = self.wire.pick_metadata(&POOLS, "", METADATA_PAGE, marked);
+        Ok(marked.await?.into_iter().collect())
     }
 
-    /// The ranges of a network that are sliced by the nodes themselves, or on their way back. Metadata alone is read.
-    pub async fn sliced_ranges(&self, network: &str) -> Result<Vec<(Prefix, Mark)>, LedgerError> {
+    /// The ranges of a network that are sliced by the nodes themselves, or on their way back; a mark that can't be read hides
+    /// no other. Metadata alone is read.
+    pub async fn sliced_ranges(
+        &self,
+        network: &str,
+    ) -> Result<Vec<(Prefix, Result<Mark, LedgerError>)>, LedgerError> {
         let marked = |metadata: &Value| {
             let text = metadata["annotations"][SLICED].as_str()?.to_owned();
             let name = metadata["name"].as_str()?;
@@ -184,10 +203,10 @@ impl KubeLedger {
             let mark = serde_json::from_str(&text).map_err(|error| LedgerError::Unreadable {
                 target: self.wire.ask(Verb::Get, &POOLS, &name).target(),
                 why: format!("its annotation {SLICED}: {error}"),
-            })?;
-            Ok((range, mark))
+            });
+            (range, mark)
         };
-        found.into_iter().map(mark).collect()
+        Ok(found.into_iter().map(mark).collect())
     }
 
     /// The pools that one node publishes. Metadata alone is read.
@@ -202,12 +221,40 @@ impl KubeLedger {
         Ok(names.into_iter().collect())
     }
 
-    async fn annotate(
+    /// Whether another node publishes entries of a sub-range: pods have addresses of it, whatever its claim says. Reads the
+    /// metadata of all pools.
+    pub async fn is_used_elsewhere(
+        &self,
+        network: &str,
+        range: Prefix,
+        node: &str,
+    ) -> Result<bool, LedgerError> {
+        let theirs = |metadata: &Value| {
+            let publisher = metadata["annotations"][PUBLISHED].as_str()?;
+            let before = match network {
+                "" => publisher.to_owned(),
+                network => format!("{network}-{publisher}"),
+            };
+            let name = metadata["name"].as_str()?;
+            let slice = names::range_of_pool(&before, name)?;
+            let matters = publisher != node && slice.overlaps(range);
+            matters.then(|| PoolKey::of_network(name, slice))
+        };
+        let found = self.wire.pick_metadata(&POOLS, "", METADATA_PAGE, theirs);
+        for pool in found.await? {
+            if self.has_entries(&pool).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    pub(super) async fn annotate(
         &self,
         pool: &PoolKey,
         key: &str,
         applies: impl Fn(Option<&str>) -> bool,
-        to: Option<&str>,
+        to: impl Fn(Option<&str>) -> Option<String>,
     ) -> Result<bool, LedgerError> {
         for _ in 0..TRIES {
             let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
@@ -217,9 +264,10 @@ impl KubeLedger {
             if !applies(now) {
                 return Ok(false);
             }
+            let to = to(now);
             // A sliced range is found by its label among the pools that nodes publish, of which there may be thousands.
             let labels = match key {
-                SLICED => json!({ key: to.map(|_| YES) }),
+                SLICED => json!({ key: to.as_ref().map(|_| YES) }),
                 _ => json!({}),
             };
             let (verb, written) = match &found {
@@ -227,10 +275,16 @@ impl KubeLedger {
                     let Some(range) = pool.network else {
                         return Ok(false);
                     };
+                    let mut metadata = self.store(pool).marks;
+                    metadata["name"] = json!(pool.name);
+                    metadata["annotations"][key] = json!(to);
+                    if key == SLICED {
+                        metadata["labels"][key] = labels[key].clone();
+                    }
                     let object = json!({
                         "apiVersion": POOLS.api_version(),
                         "kind": POOLS.kind,
-                        "metadata": { "name": pool.name, "annotations": { key: to }, "labels": labels },
+                        "metadata": metadata,
                         "spec": { "range": range.to_string(), "allocations": {} },
                     });
                     (Verb::Create, self.wire.create(&POOLS, &object).await)

@@ -5,14 +5,17 @@
 //! resourceVersion, so neither overwrites the other (I1). Unknown fields, entries and annotations stay (I7). An object that would pass what
 //! etcd takes is refused before it is sent, and never taken for written (I2).
 //!
-//! Attributes of a record are not kept: the objects have no place for them.
+//! Of a record's attributes the node is kept, where the object has room for it, and the note of an allocation by hand
+//! (`by_hand`); the objects have no place for the others.
 
 mod base;
+mod by_hand;
 mod calls;
 mod claimants;
 mod claims;
 mod connect;
 pub mod events;
+mod file;
 mod follow;
 mod label;
 mod leftovers;
@@ -25,15 +28,19 @@ mod resting;
 mod seen;
 pub mod slicepools;
 mod slices;
+mod slots;
 pub(crate) mod status;
 mod store;
 mod turns;
+mod unknown;
+mod visit;
 mod watch;
 mod whole;
 mod wire;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use ::kube::api::Preconditions;
@@ -42,18 +49,22 @@ use berth_core::{Change, Pool, Record};
 use futures::stream::BoxStream;
 use serde_json::{Value, json};
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version};
+use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited};
 
-pub use base::UNCHECKED;
+pub use base::{NODE, NODE_ANNOTATION, UNCHECKED};
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
+pub use file::FileMark;
 pub use leftovers::GIVEN_BACK;
 pub use marks::PUBLISHED;
-pub use slices::SliceObject;
+pub use object::pool_of;
+pub use slices::{SliceList, SliceObject, UnreadableSlice};
+pub use slots::SLOT;
 
 use base::Base;
 use object::Object;
 use resource::POOLS;
 use seen::Seen;
+use slots::Slots;
 use status::Verb;
 use store::{Store, Written};
 use turns::Turns;
@@ -69,8 +80,8 @@ pub const ETCD_REQUEST_LIMIT: usize = 1_572_864;
 /// what it was handed by then within this.
 pub(crate) const ETCD_PATIENCE: Duration = Duration::from_secs(8);
 
-/// Pools in one answer of a list: each may have a megabyte.
-const PAGE: u32 = 50;
+/// Pools in one answer of a list. Each may have 1.5 MB: the text of a page stays below 8 MiB.
+const PAGE: u32 = 4;
 
 pub struct KubeLedger {
     wire: Wire,
@@ -80,6 +91,9 @@ pub struct KubeLedger {
     moves: bool,
     /// Labels and annotations of new pools.
     new_pools: Value,
+    /// The node's own file, where this is a node's ledger.
+    file: OnceLock<FileMark>,
+    slots: Slots,
 }
 
 impl fmt::Debug for KubeLedger {
@@ -103,6 +117,8 @@ impl KubeLedger {
             turns: Turns::default(),
             moves: false,
             new_pools: json!({}),
+            file: OnceLock::new(),
+            slots: Slots::default(),
         }
     }
 
@@ -153,13 +169,21 @@ impl KubeLedger {
     }
 
     fn store<'a>(&'a self, pool: &'a PoolKey) -> Store<'a> {
+        let mut marks = self.new_pools.clone();
+        let publishes = marks["annotations"].is_object();
+        if let Some(file) = self.file.get().filter(|_| publishes) {
+            marks["annotations"][file::FILE] = json!(file.text());
+        }
+        if let Some(slot) = self.slots.of(&pool.name).filter(|_| publishes) {
+            marks["labels"][SLOT] = json!(slot);
+        }
         Store {
             wire: &self.wire,
             seen: &self.seen,
             limit: self.limit,
             name: &pool.name,
             network: pool.network,
-            marks: self.new_pools.clone(),
+            marks,
             moves: self.moves,
         }
     }
@@ -273,17 +297,20 @@ impl Ledger for KubeLedger {
         self.store(pool).fits(claims)
     }
 
+    async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        let object = self.store(pool).peek().await?;
+        Ok(snapshot(object.as_ref()))
+    }
+
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
-        let key = |object: &Value| {
-            let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            let range = object["spec"]["range"].as_str().unwrap_or_default();
-            PoolKey {
-                name: name.to_owned(),
-                network: range.parse().ok(),
-            }
-        };
-        let objects = self.wire.list(&POOLS, "", PAGE).await?;
-        Ok(objects.iter().map(key).collect())
+        self.keys().await
+    }
+
+    async fn visit_pools(
+        &self,
+        visit: &mut (dyn FnMut(Visited) + Send),
+    ) -> Result<(), LedgerError> {
+        self.visit(visit).await
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
@@ -308,10 +335,21 @@ impl Ledger for KubeLedger {
     }
 
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.wire.claims(kind).await
+        let mut claims = Vec::new();
+        let keep = |key: ClaimKey, record: Record| claims.push((key, record));
+        self.wire.visit_claims(kind, keep).await?;
+        Ok(claims)
     }
 
-    async fn views(&self) -> Result<BTreeSet<String>, LedgerError> {
+    async fn visit_claims(
+        &self,
+        kind: ClaimKind,
+        visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
+    ) -> Result<(), LedgerError> {
+        self.wire.visit_claims(kind, visit).await
+    }
+
+    async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {
         self.published().await
     }
 }

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use serde_json::{Map, Value, json};
 
-use super::base::Stamp;
+use super::base::{NODE, RESTING, Stamp};
+use super::by_hand;
 use super::resting::Resting;
 use super::wire::Fetched;
 
@@ -38,13 +39,16 @@ fn address(network: Prefix, key: &str) -> Option<Address> {
     network.network().plus(key.parse().ok()?)
 }
 
-/// A new entry, as whereabouts would write it.
+/// A new entry, as whereabouts would write it, and the node.
 pub(super) fn entry(record: &Record) -> Map<String, Value> {
     let mut fields = Map::new();
-    fields.insert("id".into(), json!(record.handle.as_str()));
-    fields.insert("podref".into(), json!(record.owner.subject));
+    fields.insert("id".into(), json!(by_hand::id(record)));
+    fields.insert("podref".into(), json!(by_hand::podref(record)));
     if !record.owner.part.is_empty() {
         fields.insert("ifname".into(), json!(record.owner.part));
+    }
+    if let Some(node) = record.attribute(NODE) {
+        fields.insert(NODE.into(), json!(node));
     }
     fields
 }
@@ -59,10 +63,11 @@ fn record(entry: &Value) -> Result<Record, String> {
         None => Err(format!("{field} is missing")),
         Some(_) => Err(format!("{field} is no text")),
     };
-    Ok(Record::new(
-        Owner::new(text("podref")?, text("ifname")?),
-        Handle::new(text("id")?),
-    ))
+    let record = by_hand::record(text("id")?, text("podref")?, text("ifname")?);
+    Ok(match fields.get(NODE) {
+        Some(Value::String(node)) => record.with(NODE, node),
+        _ => record,
+    })
 }
 
 /// The range that the object's offsets count from. whereabouts counts from the address as it is
@@ -73,11 +78,23 @@ fn range(text: &str) -> Option<Prefix> {
     (Address::parse_lenient(start)? == range.network()).then_some(range)
 }
 
+/// The pool that an IPPool object describes, or why it can't be read.
+pub fn pool_of(object: Value) -> Result<Pool, String> {
+    let fetched = Fetched {
+        object,
+        size: 0,
+        text: None,
+    };
+    let mut pool = Pool::default();
+    Object::read(None, fetched)?.fill(&mut pool);
+    Ok(pool)
+}
+
 impl Object {
     /// Reads an object, or says why it can't be read.
     pub fn read(network: Option<Prefix>, mut fetched: Fetched) -> Result<Self, String> {
         let mut stamp = Stamp::read(&fetched.object)?;
-        let resting = Resting::read(&stamp.notes)?;
+        let resting = Resting::read(&stamp.notes);
         let tracked = fetched.object["metadata"]
             .get("managedFields")
             .map_or(0, |fields| fields.to_string().len());
@@ -161,6 +178,12 @@ impl Object {
                 }
             }
         }
+        if let Resting::Unreadable(why) = &self.resting {
+            pool.restore_stray(berth_core::Stray {
+                key: RESTING.into(),
+                why: why.clone(),
+            });
+        }
         for (address, rest) in self.resting.iter(self.network) {
             // Another program may have given it since, without knowing of the rest.
             if !pool.is_held(address) {
@@ -227,6 +250,7 @@ impl<'a> Draft<'a> {
             } => match self.holding(&plain, *address, expected) {
                 Some((key, mut fields)) => {
                     fields.remove("ifname");
+                    fields.remove(NODE);
                     fields.extend(entry(record));
                     self.next.insert(key, Some(fields));
                     true

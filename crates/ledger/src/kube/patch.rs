@@ -274,16 +274,19 @@ mod tests {
             expected: record.clone(),
             rest: None,
         };
-        let same = Change::Update {
+        let update = |after: Record| Change::Update {
             address: "10.0.0.5".parse().unwrap(),
             expected: record.clone(),
-            record: record.with("node", "n1"),
+            record: after,
         };
+        let same = update(record.clone().with("network", "blue"));
+        let moved = update(record.clone().with("node", "n1"));
         assert!(alters(&[claim("10.0.0.5")]));
         assert!(alters(std::slice::from_ref(&release)));
         assert!(!alters(&[claim("10.0.0.5"), release.clone()]));
         assert!(!alters(&[release, claim("10.0.0.5")]));
-        assert!(!alters(&[same]), "attributes are not kept");
+        assert!(!alters(&[same]), "only the node is kept");
+        assert!(alters(&[moved]));
     }
 
     #[test]

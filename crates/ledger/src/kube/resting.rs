@@ -4,44 +4,80 @@
 //! JSON: offset -> {since, until, owner}, times in milliseconds since 1970. Kubernetes takes 256 KiB
 //! of annotations: past [`MOST`] the rests that end first give way, with a warning, because an
 //! address that could not be released would be worse.
+//!
+//! A text that can't be read is kept as it is (I5) and costs allocations alone: no address of the pool is allocated while it
+//! is there, because any of them might cool down. The pool is read, and addresses are released.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use berth_core::{Address, Change, Moment, Prefix, Rest};
 
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
 use super::base::Notes;
 
 /// Bytes of the annotation. The rest of the 256 KiB is for others.
 const MOST: usize = 192 * 1024;
 
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Resting(BTreeMap<u128, Rest>);
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Resting {
+    Known(BTreeMap<u128, Noted>),
+    /// The annotation is there and can't be read, for this reason.
+    Unreadable(String),
+}
+
+impl Default for Resting {
+    fn default() -> Self {
+        Self::Known(BTreeMap::new())
+    }
+}
+
+/// A rest as the annotation has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Noted {
+    #[serde(flatten)]
+    rest: Rest,
+    /// What a newer version says of it (I7).
+    #[serde(flatten)]
+    unknown: Map<String, Value>,
+}
 
 impl Resting {
-    pub fn read(notes: &Notes) -> Result<Self, String> {
+    pub fn read(notes: &Notes) -> Self {
         let Notes::Resting(text) = notes else {
-            return Ok(Self::default());
+            return Self::default();
         };
-        let unreadable = |why: String| {
-            format!(
-                "its annotation {} is not what Berth writes there ({why}); remove it, or mend it",
+        match read(text) {
+            Ok(rests) => Self::Known(rests),
+            Err(why) => Self::Unreadable(format!(
+                "the pool's annotation {} is not what Berth writes there ({why}), so no address of it is allocated; remove it, or mend it",
                 super::base::RESTING
-            )
-        };
-        let texts: BTreeMap<String, Rest> =
-            serde_json::from_str(text).map_err(|error| unreadable(error.to_string()))?;
-        let read = |(key, rest): (String, Rest)| match key.parse() {
-            Ok(offset) => Ok((offset, rest)),
-            Err(_) => Err(unreadable(format!("{key:?} is no offset"))),
-        };
-        Ok(Self(texts.into_iter().map(read).collect::<Result<_, _>>()?))
+            )),
+        }
+    }
+
+    /// Why none of the changes' addresses may be allocated, where that is so.
+    pub fn bars(&self, changes: &[Change]) -> Option<&str> {
+        let claims = |change: &Change| matches!(change, Change::Claim { .. });
+        match self {
+            Self::Unreadable(why) if changes.iter().any(claims) => Some(why),
+            _ => None,
+        }
     }
 
     pub fn iter(&self, network: Prefix) -> impl Iterator<Item = (Address, &Rest)> {
-        self.0
-            .iter()
-            .filter_map(move |(offset, rest)| Some((network.network().plus(*offset)?, rest)))
+        let known = match self {
+            Self::Known(rests) => Some(rests),
+            Self::Unreadable(_) => None,
+        };
+        known
+            .into_iter()
+            .flatten()
+            .filter_map(move |(offset, noted)| {
+                Some((network.network().plus(*offset)?, &noted.rest))
+            })
     }
 
     /// Whether the change would give an address to somebody else while it rests (I10).
@@ -49,49 +85,62 @@ impl Resting {
         let Change::Claim { address, record } = change else {
             return false;
         };
+        let Self::Known(rests) = self else {
+            return true;
+        };
         address
             .distance_from(network.network())
-            .and_then(|offset| self.0.get(&offset))
-            .is_some_and(|rest| rest.until > now && rest.owner != record.owner)
+            .and_then(|offset| rests.get(&offset))
+            .is_some_and(|noted| noted.rest.until > now && noted.rest.owner != record.owner)
     }
 
-    /// What is left after the changes; `None` if they leave it as it was.
+    /// What is left after the changes; `None` if they leave it as it was. One that can't be read always stays.
     pub fn after(&self, network: Prefix, changes: &[Change], now: Moment) -> Option<Self> {
-        let mut next = self.clone();
+        let Self::Known(rests) = self else {
+            return None;
+        };
+        let mut next = rests.clone();
         for change in changes {
             let Some(offset) = change.address().distance_from(network.network()) else {
                 continue;
             };
             match change {
                 Change::Claim { .. } => {
-                    next.0.remove(&offset);
+                    next.remove(&offset);
                 }
                 Change::Release {
                     rest: Some(rest), ..
                 } => {
-                    next.0.insert(offset, rest.clone());
+                    let noted = Noted {
+                        rest: rest.clone(),
+                        unknown: Map::new(),
+                    };
+                    next.insert(offset, noted);
                 }
                 Change::Release { .. } | Change::Update { .. } => {}
             }
         }
-        if next == *self {
+        if next == *rests {
             return None;
         }
-        next.0.retain(|_, rest| rest.until > now);
-        Some(next)
+        next.retain(|_, noted| noted.rest.until > now);
+        Some(Self::Known(next))
     }
 
     /// The annotation's text; `None` if nothing rests.
     pub fn text(&self) -> Option<String> {
-        if self.0.is_empty() {
+        let Self::Known(rests) = self else {
+            return None;
+        };
+        if rests.is_empty() {
             return None;
         }
-        let text = encode(self.0.iter());
+        let text = encode(rests.iter());
         if text.len() <= MOST {
             return Some(text);
         }
-        let mut latest: Vec<(&u128, &Rest)> = self.0.iter().collect();
-        latest.sort_by_key(|(_, rest)| std::cmp::Reverse(rest.until));
+        let mut latest: Vec<(&u128, &Noted)> = rests.iter().collect();
+        latest.sort_by_key(|(_, noted)| std::cmp::Reverse(noted.rest.until));
         let mut room = MOST;
         let fits = latest
             .iter()
@@ -112,8 +161,18 @@ impl Resting {
     }
 }
 
-fn encode<'a>(rests: impl Iterator<Item = (&'a u128, &'a Rest)>) -> String {
-    let texts: BTreeMap<String, &Rest> = rests
+fn read(text: &str) -> Result<BTreeMap<u128, Noted>, String> {
+    let texts: BTreeMap<String, Noted> =
+        serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let read = |(key, rest): (String, Noted)| match key.parse() {
+        Ok(offset) => Ok((offset, rest)),
+        Err(_) => Err(format!("{key:?} is no offset")),
+    };
+    texts.into_iter().map(read).collect()
+}
+
+fn encode<'a>(rests: impl Iterator<Item = (&'a u128, &'a Noted)>) -> String {
+    let texts: BTreeMap<String, &Noted> = rests
         .map(|(offset, rest)| (offset.to_string(), rest))
         .collect();
     // Strings and numbers under text keys: there is nothing in it that JSON can't hold.
@@ -160,7 +219,7 @@ mod tests {
     }
 
     fn reread(resting: &Resting) -> Resting {
-        Resting::read(&resting.text().map_or(Notes::Bare, Notes::Resting)).unwrap()
+        Resting::read(&resting.text().map_or(Notes::Bare, Notes::Resting))
     }
 
     #[test]
@@ -203,14 +262,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_named() {
+    fn berth_15_24_unknown_fields_of_a_rest_are_kept() {
+        let newer =
+            r#"{"1":{"since":1,"until":90,"owner":{"subject":"a","part":"b"},"why":"moved"}}"#;
+        let resting = Resting::read(&Notes::Resting(newer.into()));
+        let another = [release("10.0.0.2", Some(mk_rest("b", 90)))];
+        let after = resting.after(mk_network(), &another, Moment(5)).unwrap();
+        assert_eq!(reread(&after), after);
+        let text: Value = serde_json::from_str(&after.text().unwrap()).unwrap();
+        assert_eq!(text["1"]["why"], "moved");
+        assert_eq!(text["2"].get("why"), None);
+    }
+
+    #[test]
+    fn what_is_not_ours_is_named_kept_and_allocates_nothing() {
         for bad in [
             "",
             "[]",
             r#"{"x":{"since":1,"until":2,"owner":{"subject":"a"}}}"#,
+            r#"{"1":{"since":1,"until":02,"owner":{"subject":"a"}}}"#,
         ] {
-            let error = Resting::read(&Notes::Resting(bad.into())).unwrap_err();
-            assert!(error.contains("berth.dev/resting"), "{error}");
+            let resting = Resting::read(&Notes::Resting(bad.into()));
+            let claims = [release("10.0.0.8", None), claim("10.0.0.7")];
+            let why = resting.bars(&claims).unwrap();
+            assert!(why.contains("berth.dev/resting"), "{why}");
+            assert!(resting.forbids(mk_network(), &claims[1], Moment(5)));
+            let releases = [release("10.0.0.7", Some(mk_rest("a", 100)))];
+            assert_eq!(resting.bars(&releases), None);
+            assert_eq!(resting.after(mk_network(), &releases, Moment(5)), None);
+            assert_eq!(resting.iter(mk_network()).count(), 0);
         }
     }
 
@@ -228,8 +308,8 @@ mod tests {
             .unwrap();
         let text = resting.text().unwrap();
         assert!(text.len() <= MOST, "{}", text.len());
-        let kept = Resting::read(&Notes::Resting(text)).unwrap();
-        assert!(kept.0.contains_key(&59_999), "the one that ends last");
-        assert!(!kept.0.contains_key(&1), "the one that ends first");
+        let kept = read(&text).unwrap();
+        assert!(kept.contains_key(&59_999), "the one that ends last");
+        assert!(!kept.contains_key(&1), "the one that ends first");
     }
 }

@@ -1,7 +1,7 @@
 //! Objects as this process saw them last: how large each was, and the text of the large ones.
 //!
-//! Both are hints that spare a read before a write. A text is worth something only to whoever writes on exactly the
-//! version that it is of.
+//! Both are hints that spare a read before a write. A text is worth something only to a writer on exactly the version
+//! that it is of. The texts together have at most [`ROOM`] bytes: the least recently used ones are dropped.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,8 +17,18 @@ const LARGE: usize = 128 * 1024;
 /// Writes that go without the text after somebody else has written in between: he may be at it still.
 const STAND_BACK: u32 = 8;
 
+/// What all texts together may have: five pools of the largest size, more than one node writes at a time.
+const ROOM: usize = 8 * 1024 * 1024;
+
 #[derive(Debug, Default)]
-pub(super) struct Seen(Mutex<BTreeMap<String, Sight>>);
+pub(super) struct Seen(Mutex<Sights>);
+
+#[derive(Debug, Default)]
+struct Sights {
+    of: BTreeMap<String, Sight>,
+    /// Counts the uses of texts: the least recently used one has the lowest number.
+    uses: u64,
+}
 
 #[derive(Debug, Default)]
 struct Sight {
@@ -33,46 +43,75 @@ pub(super) struct Text {
     /// The version that it is of.
     version: String,
     pub bytes: Bytes,
+    /// When it was used last, by [`Sights::uses`].
+    used: u64,
     /// The object's metadata, where the text has that of an older version: others may have changed it without a change of
     /// the entries.
     pub metadata: Option<Value>,
 }
 
+impl Sights {
+    fn next_use(&mut self) -> u64 {
+        self.uses += 1;
+        self.uses
+    }
+
+    /// Drops texts until they fit again.
+    fn make_room(&mut self) {
+        let size = |sight: &Sight| sight.text.as_ref().map_or(0, |text| text.bytes.len());
+        let mut held: usize = self.of.values().map(size).sum();
+        while held > ROOM {
+            let texts = self.of.values_mut().filter(|sight| sight.text.is_some());
+            let Some(oldest) = texts.min_by_key(|sight| sight.text.as_ref().map(|text| text.used))
+            else {
+                return;
+            };
+            held = held.saturating_sub(size(oldest));
+            oldest.text = None;
+        }
+    }
+}
+
 impl Seen {
-    fn sights(&self) -> MutexGuard<'_, BTreeMap<String, Sight>> {
+    fn sights(&self) -> MutexGuard<'_, Sights> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn note(&self, name: &str, size: usize) {
-        self.sights().entry(name.to_owned()).or_default().size = size;
+        self.sights().of.entry(name.to_owned()).or_default().size = size;
     }
 
     pub fn size_after(&self, name: &str, growth: i64) -> usize {
-        let size = self.sights().get(name).map_or(0, |sight| sight.size);
+        let size = self.sights().of.get(name).map_or(0, |sight| sight.size);
         size.saturating_add_signed(isize::try_from(growth).unwrap_or(isize::MAX))
     }
 
     /// That is what the object is at that version; its metadata too, unless there is another.
     pub fn keep(&self, name: &str, stamp: &Stamp, bytes: &Bytes, metadata: Option<Value>) {
         let mut sights = self.sights();
-        let sight = sights.entry(name.to_owned()).or_default();
+        let used = sights.next_use();
+        let sight = sights.of.entry(name.to_owned()).or_default();
         sight.text = (bytes.len() >= LARGE).then(|| Text {
             version: stamp.resource_version.clone(),
             bytes: bytes.clone(),
+            used,
             metadata,
         });
+        sights.make_room();
     }
 
     /// The object's text, if that is its version.
     pub fn text(&self, name: &str, stamp: &Stamp) -> Option<Text> {
-        let sights = self.sights();
-        let text = sights.get(name)?.text.as_ref()?;
+        let mut sights = self.sights();
+        let used = sights.next_use();
+        let text = sights.of.get_mut(name)?.text.as_mut()?;
+        text.used = used;
         (text.version == stamp.resource_version).then(|| text.clone())
     }
 
     /// Whether the object may be written whole now.
     pub fn may_replace(&self, name: &str) -> bool {
-        match self.sights().get_mut(name) {
+        match self.sights().of.get_mut(name) {
             Some(sight) if sight.stand_back > 0 => {
                 sight.stand_back -= 1;
                 false
@@ -92,7 +131,9 @@ impl Seen {
     }
 
     fn stand_back(&self, name: &str, writes: u32) {
-        self.sights().entry(name.to_owned()).or_default().stand_back = writes;
+        let mut sights = self.sights();
+        let sight = sights.of.entry(name.to_owned()).or_default();
+        sight.stand_back = writes;
     }
 }
 
@@ -122,6 +163,22 @@ mod tests {
         assert_eq!(text("b", "1"), None);
         seen.keep("a", &mk_stamp("3"), &Bytes::from("{}"), None);
         assert!(!seen.may_replace("a"));
+    }
+
+    #[test]
+    fn berth_15_21_the_texts_of_large_pools_have_a_bound_and_the_last_used_stay() {
+        let seen = Seen::default();
+        let megabyte = Bytes::from(vec![b' '; 1024 * 1024]);
+        for pool in 0..8 {
+            seen.keep(&pool.to_string(), &mk_stamp("1"), &megabyte, None);
+        }
+        assert!(seen.text("0", &mk_stamp("1")).is_some(), "eight have room");
+        for pool in 8..12 {
+            seen.keep(&pool.to_string(), &mk_stamp("1"), &megabyte, None);
+        }
+        let kept = |pool: &i32| seen.text(&pool.to_string(), &mk_stamp("1")).is_some();
+        let kept: Vec<i32> = (0..12).filter(kept).collect();
+        assert_eq!(kept, [0, 5, 6, 7, 8, 9, 10, 11]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::KubeLedger;
+use super::file::{FILE, FileMark};
 use super::label::label;
 use super::resource::SLICES;
 use super::status::{Failure, Verb};
@@ -35,6 +36,11 @@ pub struct SliceObject {
     resource_version: String,
     /// The label of the range that it was claimed of.
     whole: String,
+    /// The file of its node that it is kept in, where that is told.
+    pub file: Option<FileMark>,
+    pub(super) file_text: Option<String>,
+    /// As it was read: what a newer version says beside is kept at every write (I7).
+    spec: SliceClaimSpec,
 }
 
 impl SliceObject {
@@ -50,6 +56,42 @@ impl SliceObject {
     }
 }
 
+/// The claims of a list, and those that can't be read: each is somebody's (I5), and hides no other.
+#[derive(Debug, Default)]
+pub struct SliceList {
+    pub claims: Vec<SliceObject>,
+    pub unreadable: Vec<UnreadableSlice>,
+}
+
+/// A claim that says nothing that this version understands.
+#[derive(Debug)]
+pub struct UnreadableSlice {
+    pub name: String,
+    /// The label of its network.
+    network: String,
+    /// By its name, where that label tells the whole network.
+    pub slice: Option<Prefix>,
+    pub why: LedgerError,
+}
+
+impl SliceList {
+    /// All of them: for those who must know of every claim. One that can't be read is an error.
+    pub fn complete(self) -> Result<Vec<SliceObject>, LedgerError> {
+        match self.unreadable.into_iter().next() {
+            Some(unreadable) => Err(unreadable.why),
+            None => Ok(self.claims),
+        }
+    }
+
+    /// Whether a claim that can't be read may be of an address of that range.
+    pub fn may_hide(&self, network: &str, range: Prefix) -> bool {
+        let network = label(network);
+        let unreadable = self.unreadable.iter();
+        let mut of_network = unreadable.filter(|one| one.network == network);
+        of_network.any(|one| one.slice.is_none_or(|slice| slice.overlaps(range)))
+    }
+}
+
 impl KubeLedger {
     /// The claim of a sub-range, read so that a completed write is seen.
     pub async fn slice(
@@ -58,6 +100,13 @@ impl KubeLedger {
         range: Prefix,
     ) -> Result<Option<SliceObject>, LedgerError> {
         self.slice_named(&names::slice(network, range)).await
+    }
+
+    /// Whether there is one, as it was a moment ago: this costs no read of etcd.
+    pub async fn has_slice(&self, network: &str, range: Prefix) -> Result<bool, LedgerError> {
+        let name = names::slice(network, range);
+        let found = self.wire.get_cached_metadata(&SLICES, &name).await?;
+        Ok(found.is_some())
     }
 
     /// The same by the claim's name.
@@ -74,6 +123,15 @@ impl KubeLedger {
         of_range: Option<(&str, Prefix)>,
         of_node: Option<&NodeName>,
     ) -> Result<Vec<SliceObject>, LedgerError> {
+        self.list_slices(of_range, of_node).await?.complete()
+    }
+
+    /// The same, where one that can't be read hides no other.
+    pub async fn list_slices(
+        &self,
+        of_range: Option<(&str, Prefix)>,
+        of_node: Option<&NodeName>,
+    ) -> Result<SliceList, LedgerError> {
         let range = of_range.map(|(network, range)| (RANGE, names::pool(network, "", range)));
         let node = of_node.map(|node| (NODE, node.to_string()));
         let selector: Vec<String> = range
@@ -89,21 +147,33 @@ impl KubeLedger {
         &self,
         network: &str,
         range: Prefix,
-    ) -> Result<Vec<SliceObject>, LedgerError> {
+    ) -> Result<SliceList, LedgerError> {
         let (network, range) = (label(network), label(&names::pool(network, "", range)));
         self.slices_by(&format!("{NETWORK}={network},{RANGE}!={range}"))
             .await
     }
 
-    async fn slices_by(&self, selector: &str) -> Result<Vec<SliceObject>, LedgerError> {
-        let objects = self.wire.list(&SLICES, selector, PAGE).await?;
-        objects
-            .iter()
-            .map(|object| {
-                let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                self.slice_of(name, object)
-            })
-            .collect()
+    async fn slices_by(&self, selector: &str) -> Result<SliceList, LedgerError> {
+        let mut list = SliceList::default();
+        let keep = |object: Value| {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            match self.slice_of(name, &object) {
+                Ok(claim) => list.claims.push(claim),
+                Err(why) => {
+                    // A long name has another label: then the range is not known.
+                    let network = object["metadata"]["labels"][NETWORK].as_str();
+                    let network = network.unwrap_or_default();
+                    list.unreadable.push(UnreadableSlice {
+                        name: name.to_owned(),
+                        network: network.to_owned(),
+                        slice: names::range_of_pool(network, name),
+                        why,
+                    });
+                }
+            }
+        };
+        self.wire.reduce(&SLICES, selector, PAGE, keep).await?;
+        Ok(list)
     }
 
     /// Makes a claim of a part of `whole`: the CREATE is the claim. None: the name is taken. By whom is not asked: for
@@ -115,7 +185,7 @@ impl KubeLedger {
         claim: &Claimed,
     ) -> Result<Option<SliceObject>, LedgerError> {
         let name = names::slice(network, claim.range);
-        let spec = spec_of(network, claim);
+        let spec = spec_of(network, claim, &SliceClaimSpec::default());
         let ask = self.wire.ask(Verb::Create, &SLICES, &name);
         let mut object = serde_json::to_value(SliceClaim::new(&name, spec))
             .map_err(|error| unreadable(ask.target(), &error.to_string()))?;
@@ -124,6 +194,9 @@ impl KubeLedger {
             RANGE: label(&names::pool(network, "", whole)),
             NETWORK: label(network),
         });
+        if let Some(mark) = self.mark_after(None, &claim.node).get(FILE) {
+            object["metadata"]["annotations"][FILE] = mark.clone();
+        }
         match self.wire.create(&SLICES, &object).await {
             Ok(created) => self.slice_of(&name, &created).map(Some),
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(None),
@@ -166,13 +239,17 @@ impl KubeLedger {
         object: &SliceObject,
         claim: &Claimed,
     ) -> Result<Option<SliceObject>, LedgerError> {
-        let mut merge = spec_of(&object.network, claim).merge();
+        let spec = spec_of(&object.network, claim, &object.spec);
+        let mut merge = spec.merge();
         let metadata = &mut merge["metadata"];
         metadata["resourceVersion"] = json!(object.resource_version);
         metadata["labels"] = json!({ NODE: label(claim.node.as_str()) });
         // Always a change: what was sent before, and may still arrive, finds another version.
         let other = rand::rng().random_range(0..u64::MAX);
         metadata["annotations"][WRITTEN] = json!(format!("{other:x}"));
+        if let Some(mark) = self.mark_after(Some(object), &claim.node).get(FILE) {
+            metadata["annotations"][FILE] = mark.clone();
+        }
         let patched = self
             .wire
             .patch(&SLICES, &object.name, &Patch::Merge(merge))
@@ -186,6 +263,9 @@ impl KubeLedger {
                 Ok(Some(SliceObject {
                     claim: claim.clone(),
                     resource_version: text("resourceVersion"),
+                    file: FileMark::read(&patched["metadata"]),
+                    file_text: file_text(&patched),
+                    spec,
                     ..object.clone()
                 }))
             }
@@ -223,10 +303,23 @@ fn unreadable(target: String, why: &str) -> LedgerError {
     }
 }
 
-fn spec_of(network: &str, claim: &Claimed) -> SliceClaimSpec {
-    let offer = |offer: &Offer| SliceOffer {
-        range: offer.range.to_string(),
-        node: offer.node.to_string(),
+fn file_text(object: &Value) -> Option<String> {
+    let text = object["metadata"]["annotations"][FILE].as_str();
+    text.map(str::to_owned)
+}
+
+/// What a claim says, with what this version does not know of the spec before.
+fn spec_of(network: &str, claim: &Claimed, before: &SliceClaimSpec) -> SliceClaimSpec {
+    let offer = |offer: &Offer| {
+        let (range, node) = (offer.range.to_string(), offer.node.to_string());
+        let mut known = before.offers.iter();
+        let known = known.find(|known| known.range == range && known.node == node);
+        let unknown = known.map(|known| known.unknown.clone());
+        SliceOffer {
+            range,
+            node,
+            unknown: unknown.unwrap_or_default(),
+        }
     };
     SliceClaimSpec {
         network: network.to_owned(),
@@ -237,6 +330,7 @@ fn spec_of(network: &str, claim: &Claimed) -> SliceClaimSpec {
         offers: claim.offers.iter().map(offer).collect(),
         wants: claim.wants.iter().map(NodeName::to_string).collect(),
         recalled: claim.recalled,
+        unknown: before.unknown.clone(),
     }
 }
 
@@ -256,18 +350,21 @@ fn read_slice(name: &str, object: &Value) -> Result<SliceObject, String> {
     let labels = metadata.labels.unwrap_or_default();
     Ok(SliceObject {
         name: name.to_owned(),
-        network: spec.network,
+        network: spec.network.clone(),
         claim: Claimed {
             range: range(&spec.range)?,
-            node: NodeName::new(spec.node),
-            node_uid: spec.node_uid,
+            node: NodeName::new(&spec.node),
+            node_uid: spec.node_uid.clone(),
             epoch: Epoch(spec.epoch.into()),
             offers,
-            wants: spec.wants.into_iter().map(NodeName::new).collect(),
+            wants: spec.wants.iter().map(NodeName::new).collect(),
             recalled: spec.recalled,
         },
         uid: metadata.uid.unwrap_or_default(),
         resource_version: metadata.resource_version.unwrap_or_default(),
         whole: labels.get(RANGE).cloned().unwrap_or_default(),
+        file: FileMark::read(&object["metadata"]),
+        file_text: file_text(object),
+        spec,
     })
 }

@@ -5,11 +5,13 @@
 //! object, checks every precondition itself and writes a merge patch on exactly that
 //! resourceVersion. Both change nothing unless every precondition holds.
 
+use std::borrow::Cow;
+
 use berth_core::{Address, Change, Pool, Prefix};
 use kube::api::Patch;
 use serde_json::{Map, Value, json};
 
-use super::base::{Base, RESTING, Stamp};
+use super::base::{Base, NODE, RESTING, Stamp};
 use super::object::{Draft, Object, entry, key, weight};
 use super::patch::{MOST_OPERATIONS, alters, by_address};
 use super::resource::POOLS;
@@ -68,6 +70,17 @@ impl Store<'_> {
         }
     }
 
+    /// The same without a copy of its text: for readers that will not write it.
+    pub async fn peek(&self) -> Result<Option<Object>, LedgerError> {
+        match self.wire.get(&POOLS, self.name).await? {
+            Some(mut fetched) => {
+                fetched.text = None;
+                self.parse(fetched).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
     pub fn parse(&self, mut fetched: Fetched) -> Result<Object, LedgerError> {
         let text = fetched.text.take();
         let object =
@@ -92,6 +105,7 @@ impl Store<'_> {
     }
 
     pub async fn commit(&self, base: &Base, changes: &[Change]) -> Result<Written, LedgerError> {
+        let changes = &*self.within_room(changes);
         match (base, self.network) {
             (Base::Absent, _) => self.create(changes).await,
             (Base::At(stamp), Some(network)) if !(stamp.odd || stamp.bars(changes)) => {
@@ -106,6 +120,21 @@ impl Store<'_> {
             }
             _ => self.careful(base, changes).await,
         }
+    }
+
+    /// The changes without the nodes of their records, once the object has a third of what it may have: room for 10,000
+    /// addresses counts more.
+    fn within_room<'c>(&self, changes: &'c [Change]) -> Cow<'c, [Change]> {
+        if self.seen.size_after(self.name, 0) <= self.limit / 3 {
+            return Cow::Borrowed(changes);
+        }
+        let mut changes = changes.to_vec();
+        for change in &mut changes {
+            if let Change::Claim { record, .. } | Change::Update { record, .. } = change {
+                record.attributes.remove(NODE);
+            }
+        }
+        Cow::Owned(changes)
     }
 
     /// The CREATE of the object is the first commit: an empty pool costs one write.
@@ -166,12 +195,11 @@ impl Store<'_> {
         network: Prefix,
         changes: &[Change],
     ) -> Result<Written, Hitch> {
-        let resting = Resting::read(&stamp.notes).map_err(|why| {
-            Hitch::Error(LedgerError::Unreadable {
-                target: self.target(),
-                why,
-            })
-        })?;
+        let resting = Resting::read(&stamp.notes);
+        // The annotation may have been mended since.
+        if resting.bars(changes).is_some() {
+            return Err(Hitch::Look);
+        }
         let rests = resting.after(network, changes, now());
         let patch = by_address(network, stamp, rests.as_ref(), changes)
             .map_err(|address| Hitch::Error(self.outside(network, address)))?;
@@ -224,6 +252,10 @@ impl Store<'_> {
                 return Err(LedgerError::Moved {
                     pool: self.name.to_owned(),
                 });
+            }
+            // Invalid: a desk that writes for several then carries out what is no allocation.
+            if let Some(why) = object.resting.bars(changes) {
+                return Err(self.unfit(why.to_owned()));
             }
             let draft = Draft::of(&object, changes).map_err(|violated| self.conflict(violated))?;
             let resting: Vec<Address> = changes

@@ -104,6 +104,9 @@ impl Store<'_> {
             text: None,
         };
         let object = Object::read(self.network, fetched).ok()?;
+        if object.resting.bars(changes).is_some() {
+            return None;
+        }
         let rests = object.resting.after(object.network, changes, now());
         let draft = Draft::of(&object, changes).ok()?;
         let size = draft.size() + ENVELOPE;

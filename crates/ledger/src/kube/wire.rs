@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use berth_api::names::is_path_segment;
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, HeaderValue, RETRY_AFTER};
 use kube::api::{
@@ -15,7 +16,10 @@ use kube::api::{
 use kube::client::Body;
 use kube::core::DynamicResourceScope;
 use kube::{Client, core};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::resource::Resource;
 use super::status::{Ask, Failure, Refusal, Verb};
@@ -29,6 +33,17 @@ fn limited(uri: &str, timeout: Duration) -> String {
     let separator = if uri.contains('?') { "&" } else { "?" };
     let seconds = timeout.as_secs().max(1);
     format!("{uri}{separator}timeout={seconds}s&fieldValidation=Ignore")
+}
+
+/// Refuses to write to a name that would lead to another object's path.
+fn fit(name: &str) -> Result<(), Failure> {
+    match is_path_segment(name) {
+        true => Ok(()),
+        false => Err(Failure::Unfit(Rejection::Invalid {
+            code: 422,
+            message: format!("{name:?} is not a name that an object can have"),
+        })),
+    }
 }
 
 /// An answer with the object's metadata alone.
@@ -117,6 +132,10 @@ impl Wire {
         name: &str,
         request: Request,
     ) -> Result<Option<Fetched>, LedgerError> {
+        if !is_path_segment(name) {
+            // No object can have that name: the server refuses to create it.
+            return Ok(None);
+        }
         match self.send(request).await {
             Ok(fetched) => Ok(Some(fetched)),
             Err(Failure::Refused(refusal)) if refusal.is_absence_of(name) => Ok(None),
@@ -141,6 +160,7 @@ impl Wire {
         name: &str,
         patch: &Patch<Value>,
     ) -> Result<Value, Failure> {
+        fit(name)?;
         let request = self
             .request(resource)
             .patch_metadata(name, &PatchParams::default(), patch);
@@ -154,6 +174,7 @@ impl Wire {
         name: &str,
         text: &Bytes,
     ) -> Result<Value, Failure> {
+        fit(name)?;
         let request = self.request(resource);
         let mut request = request.replace(name, &PostParams::default(), text.to_vec());
         if let Ok(request) = &mut request {
@@ -171,6 +192,9 @@ impl Wire {
         name: &str,
         preconditions: Preconditions,
     ) -> Result<(), LedgerError> {
+        if !is_path_segment(name) {
+            return Ok(());
+        }
         let params = DeleteParams::default().preconditions(preconditions);
         let request = self.request(resource).delete(name, &params);
         match self.send(request).await {
@@ -180,33 +204,62 @@ impl Wire {
         }
     }
 
-    /// All objects of a kind, some at a time.
-    pub async fn list(
+    /// Shows every object of a kind to `visit`, page by page, and drops it. Of a page only the text is held beside the one
+    /// object that is shown: a list of whole objects would need ten times its size.
+    pub async fn reduce<T: DeserializeOwned>(
         &self,
         resource: &'static Resource,
         labels: &str,
         page: u32,
-    ) -> Result<Vec<Value>, LedgerError> {
+        mut visit: impl FnMut(T),
+    ) -> Result<(), LedgerError> {
         let mut params = ListParams::default().limit(page);
         if !labels.is_empty() {
             params = params.labels(labels);
         }
-        let mut all = Vec::new();
         loop {
-            let sent = self.send(self.request(resource).list(&params)).await;
-            let mut list = match sent {
-                Ok(fetched) => fetched.object,
-                Err(failure) => {
-                    return Err(failure.into_error(self.ask(Verb::List, resource, "")));
-                }
-            };
-            if let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) {
-                all.extend(items);
+            let failed = |failure: Failure| failure.into_error(self.ask(Verb::List, resource, ""));
+            let sent = self.send_text(self.request(resource).list(&params)).await;
+            let text = sent.map_err(failed)?;
+            let page: TextPage<'_> = parse(&text).map_err(failed)?;
+            for item in page.items.unwrap_or_default() {
+                visit(parse(item.get().as_bytes()).map_err(failed)?);
             }
-            match list["metadata"]["continue"].as_str() {
-                Some(token) if !token.is_empty() => params.continue_token = Some(token.to_owned()),
-                _ => return Ok(all),
+            match page.metadata.continues {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                _ => return Ok(()),
             }
+        }
+    }
+
+    /// The same with the objects' metadata alone.
+    pub async fn page_of_metadata(
+        &self,
+        resource: &'static Resource,
+        params: &ListParams,
+    ) -> Result<Value, LedgerError> {
+        match self
+            .send(self.request(resource).list_metadata(params))
+            .await
+        {
+            Ok(fetched) => Ok(fetched.object),
+            Err(failure) => Err(failure.into_error(self.ask(Verb::List, resource, ""))),
+        }
+    }
+
+    /// One page of the metadata of all objects of a kind, in whichever namespace.
+    pub async fn page_everywhere(
+        &self,
+        resource: &'static Resource,
+        params: &ListParams,
+    ) -> Result<Value, LedgerError> {
+        let path = format!("/apis/{}/{}", resource.api_version(), resource.plural);
+        match self
+            .send(core::Request::new(path).list_metadata(params))
+            .await
+        {
+            Ok(fetched) => Ok(fetched.object),
+            Err(failure) => Err(failure.into_error(self.ask(Verb::List, resource, ""))),
         }
     }
 
@@ -237,7 +290,35 @@ impl Wire {
         }
     }
 
+    /// The same of all objects with these labels as they were a moment ago, in one answer: this costs no read of etcd.
+    pub async fn pick_cached_metadata<T>(
+        &self,
+        resource: &'static Resource,
+        labels: &str,
+        pick: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, LedgerError> {
+        let params = ListParams::default().labels(labels).match_any();
+        let request = self.request(resource).list_metadata(&params);
+        let list = self.send(request).await;
+        let list =
+            list.map_err(|failure| failure.into_error(self.ask(Verb::List, resource, "")))?;
+        let objects = list.object["items"].as_array().into_iter().flatten();
+        Ok(objects
+            .filter_map(|object| pick(&object["metadata"]))
+            .collect())
+    }
+
     async fn send(&self, request: Request) -> Result<Fetched, Failure> {
+        let text = self.send_text(request).await?;
+        Ok(Fetched {
+            object: parse(&text)?,
+            size: text.len(),
+            text: Some(text),
+        })
+    }
+
+    /// The answer as it came.
+    async fn send_text(&self, request: Request) -> Result<Bytes, Failure> {
         let unfit = |error: &dyn std::error::Error| {
             let message = chain(error);
             Failure::Unfit(Rejection::Invalid { code: 400, message })
@@ -256,7 +337,7 @@ impl Wire {
         }
     }
 
-    async fn exchange(&self, request: hyper::Request<Vec<u8>>) -> Result<Fetched, Failure> {
+    async fn exchange(&self, request: hyper::Request<Vec<u8>>) -> Result<Bytes, Failure> {
         let sent = self.client.send(request.map(Body::from)).await;
         let response = sent.map_err(Failure::of)?;
         let status = response.status();
@@ -273,16 +354,28 @@ impl Wire {
             let refusal = Refusal::read(status.as_u16(), retry_after, &body);
             return Err(Failure::Refused(refusal));
         }
-        match serde_json::from_slice(&body) {
-            Ok(object) => Ok(Fetched {
-                object,
-                size: body.len(),
-                text: Some(body),
-            }),
-            Err(error) => Err(Failure::Lost(format!(
-                "the answer is no JSON ({} bytes): {error}",
-                body.len()
-            ))),
-        }
+        Ok(body)
     }
+}
+
+/// A page of a list whose objects are not parsed yet.
+#[derive(Deserialize)]
+struct TextPage<'a> {
+    #[serde(default)]
+    metadata: PageMetadata,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+struct PageMetadata {
+    #[serde(default, rename = "continue")]
+    continues: Option<String>,
+}
+
+fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_slice(text).map_err(|error| {
+        let length = text.len();
+        Failure::Lost(format!("the answer is no JSON ({length} bytes): {error}"))
+    })
 }

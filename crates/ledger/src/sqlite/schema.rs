@@ -162,9 +162,7 @@ fn check_integrity(path: &Path, connection: &Connection) -> Result<(), LedgerErr
     }
     Err(LedgerError::Unreadable {
         target: path.display().to_string(),
-        why: format!(
-            "integrity check: {verdict}; restore it from a copy, or move it away to begin anew"
-        ),
+        why: format!("integrity check: {verdict}; {}", super::fault::DAMAGED),
     })
 }
 

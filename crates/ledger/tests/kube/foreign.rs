@@ -227,15 +227,35 @@ async fn an_object_of_another_range_is_refused_and_stays() {
     }
 }
 
+/// One annotation that can't be read costs the pool's allocations, and nothing else: addresses are read and released.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strange_annotation_of_ours_is_refused_and_stays() {
+async fn a_strange_annotation_of_ours_holds_allocations_alone_and_stays() {
     let bed = Bed::new("annotation").await;
-    bed.write(&[claim(1, "a")]).await.unwrap();
-    let strange = json!({ "metadata": { "annotations": { "berth.dev/resting": "soon" } } });
-    bed.merge(strange).await;
-    let error = bed.write(&[claim(2, "b")]).await.unwrap_err();
-    assert!(matches!(error, LedgerError::Unreadable { .. }), "{error}");
+    bed.write(&[claim(1, "a"), claim(2, "b"), claim(3, "c")])
+        .await
+        .unwrap();
+    let annotated = |text| json!({ "metadata": { "annotations": { "berth.dev/resting": text } } });
+    bed.merge(annotated(json!("soon"))).await;
+    let error = bed.write(&[claim(4, "d")]).await.unwrap_err();
+    // A desk halves what is not valid: releases that came together with an allocation are carried out.
+    let invalid = |error: &LedgerError| {
+        matches!(error, LedgerError::Rejected { rejection, .. }
+            if matches!(rejection, berth_ledger::Rejection::Invalid { .. }))
+    };
+    assert!(invalid(&error), "{error}");
     assert!(error.to_string().contains("berth.dev/resting"), "{error}");
+    let stale = berth_ledger::Version::default();
+    let (pool, claims) = (mk_pool(), [claim(4, "d")]);
+    let careful = bed.ledger.commit(&pool, &stale, &claims);
+    let error = careful.await.unwrap_err();
+    assert!(invalid(&error), "{error}");
+    bed.write(&[release(2, "b")]).await.unwrap();
+    let seen = bed.ledger.load(&mk_pool()).await.unwrap();
+    assert_eq!(held(&bed.ledger, &mk_pool()).await.len(), 2);
+    assert_eq!(seen.pool.strays()[0].key, "berth.dev/resting");
     let now = bed.raw().await;
     assert_eq!(now["metadata"]["annotations"]["berth.dev/resting"], "soon");
+    // Without it, everything is as before.
+    bed.merge(annotated(Value::Null)).await;
+    bed.write(&[claim(4, "d")]).await.unwrap();
 }

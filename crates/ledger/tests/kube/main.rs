@@ -26,6 +26,7 @@ mod faults;
 mod foreign;
 mod limits;
 mod marks;
+mod nodes;
 mod refusals;
 mod slicepools;
 mod slices;

@@ -66,3 +66,73 @@ async fn each_mark_bars_whom_it_says() {
     assert!(!ledger.set_mark(&pool, other, None).await.unwrap());
     assert!(ledger.set_mark(&pool, sliced, None).await.unwrap());
 }
+
+/// A newer version's fields do not keep this one from changing a mark, and stay (I7).
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_24_unknown_fields_of_marks_are_kept() {
+    let bed = Bed::new("newer-marks").await;
+    let (ledger, pool) = (&bed.ledger, mk_pool());
+    let sliced = Mark::sliced(24);
+    assert!(ledger.set_mark(&pool, None, Some(sliced)).await.unwrap());
+    let closed = Closed::by(None, "blue").unwrap();
+    let bar = Bar::Assigned;
+    assert!(
+        ledger
+            .set_closed(&pool, bar, None, Some(&closed))
+            .await
+            .unwrap()
+    );
+    let client = cluster().await.client().await.unwrap();
+    let pools: Api<IPPool> = Api::namespaced(client, &bed.namespace);
+    let annotations = async || {
+        let now = pools.get(&pool.name).await.unwrap();
+        now.metadata.annotations.unwrap()
+    };
+    let mut planted = serde_json::Map::new();
+    for (key, text) in annotations().await {
+        if let Ok(Value::Object(mut mark)) = serde_json::from_str(&text) {
+            mark.insert("newer".into(), json!({ "n": 7 }));
+            planted.insert(key, json!(Value::Object(mark).to_string()));
+        }
+    }
+    assert_eq!(planted.len(), 2, "{planted:?}");
+    let patch = Patch::Merge(json!({ "metadata": { "annotations": planted } }));
+    let params = PatchParams::default();
+    pools.patch(&pool.name, &params, &patch).await.unwrap();
+    let unreserved = sliced.for_network(false);
+    let told = ledger.set_mark(&pool, Some(sliced), Some(unreserved)).await;
+    assert!(told.unwrap(), "the mark is what was read");
+    let both = Closed::by(Some(&closed), "red").unwrap();
+    let told = ledger.set_closed(&pool, bar, Some(&closed), Some(&both));
+    assert!(told.await.unwrap(), "so is this");
+    let now = annotations().await;
+    for key in planted.keys() {
+        let mark: Value = serde_json::from_str(&now[key]).unwrap();
+        assert_eq!(mark["newer"]["n"], 7, "{key}: {mark}");
+    }
+    assert_eq!(ledger.mark(&pool).await.unwrap(), Some(unreserved));
+}
+
+/// One mark that can't be read hides no other range (I5).
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_24_one_unreadable_mark_hides_no_other() {
+    let bed = Bed::new("odd-marks").await;
+    let ledger = &bed.ledger;
+    let key = |text: &str| {
+        let range = text.parse().unwrap();
+        PoolKey::of_network(berth_api::names::pool("", "", range), range)
+    };
+    for range in ["10.0.0.0/24", "10.0.1.0/24"] {
+        let mark = Some(Mark::sliced(26));
+        assert!(ledger.set_mark(&key(range), None, mark).await.unwrap());
+    }
+    let client = cluster().await.client().await.unwrap();
+    let pools: Api<IPPool> = Api::namespaced(client, &bed.namespace);
+    let broken = json!({ "metadata": { "annotations": { "berth.dev/sliced": "{" } } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(broken));
+    let name = key("10.0.0.0/24").name;
+    pools.patch(&name, &params, &patch).await.unwrap();
+    let found = ledger.sliced_ranges("").await.unwrap();
+    let readable = found.iter().filter(|(_, mark)| mark.is_ok()).count();
+    assert_eq!((found.len(), readable), (2, 1), "{found:?}");
+}

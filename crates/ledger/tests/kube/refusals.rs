@@ -146,3 +146,35 @@ async fn what_the_server_finds_invalid_is_refused_for_good() {
     write(&bed.ledger, &named, &[claim(2, "b")]).await.unwrap();
     assert_eq!(held(&bed.ledger, &named).await.len(), 2);
 }
+
+/// A network's name is part of its pool's, and its author writes it: it must not lead to another object.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_16_1_a_pool_s_name_leads_to_no_other_object() {
+    let bed = Bed::new("names").await;
+    let spec = json!({ "range": "10.0.0.0/16", "allocations": {
+        "7": { "id": "c", "podref": "ns/p", "ifname": "net1" } } });
+    bed.plant("victim", json!({}), spec).await;
+    for name in [
+        "victim?x=y",
+        "victim#",
+        "../ippools/victim",
+        "victim%3Fx",
+        "a/../victim",
+    ] {
+        let pool = PoolKey::of_network(name, "10.0.0.0/16".parse().unwrap());
+        let snapshot = bed.ledger.load(&pool).await.unwrap();
+        assert_eq!(snapshot.pool.records().count(), 0, "{name}");
+        let claim = Change::Claim {
+            address: "10.0.0.9".parse().unwrap(),
+            record: Record::new(Owner::new("ns/q", "net1"), Handle::new("d")),
+        };
+        let refused = bed.ledger.commit(&pool, &snapshot.version, &[claim]).await;
+        assert!(refused.is_err(), "{name}");
+    }
+    let victim = bed.pools.get("victim").await.unwrap();
+    let entries = victim.data["spec"]["allocations"]
+        .as_object()
+        .unwrap()
+        .len();
+    assert_eq!(entries, 1);
+}

@@ -1,12 +1,12 @@
 //! Claims of slices: what they are found by, and Leases under their names that are none.
 
 use berth_api::claim::{self, SLICE};
-use berth_core::slice::elastic::Claimed;
+use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::slice::{Epoch, NodeName};
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::conformance::mk_record;
@@ -41,7 +41,10 @@ async fn a_slice_is_claimed_with_what_it_is_looked_for_by() {
     let of_range = Some(("blue", whole));
     assert_eq!(ledger.slices(of_range, None).await.unwrap(), all);
     assert_eq!(ledger.slices(None, Some(&claim.node)).await.unwrap(), all);
-    let beside = async |network, range| ledger.slices_beside(network, range).await.unwrap();
+    let beside = async |network, range| {
+        let list = ledger.slices_beside(network, range).await.unwrap();
+        list.complete().unwrap()
+    };
     assert_eq!(beside("blue", other).await, all);
     assert_eq!(beside("blue", whole).await, []);
     assert_eq!(beside("red", other).await, []);
@@ -100,4 +103,76 @@ async fn a_lease_that_says_nothing_of_a_slice_is_named_and_stays() {
         assert!(text.contains(&name) && text.contains(told), "{text}");
         assert_eq!(leases.get(&name).await.unwrap(), before);
     }
+}
+
+/// What a newer version says on a claim is there after every write of this one (I7).
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_24_unknown_fields_of_claims_are_kept() {
+    let bed = Bed::new("newer-claims").await;
+    let (mut claim, ledger) = (mk_claimed("uid-7"), &bed.ledger);
+    let whole = "10.0.0.0/16".parse().unwrap();
+    claim.offers.push(Offer {
+        range: "10.0.4.32/27".parse().unwrap(),
+        node: NodeName::new("node-8"),
+    });
+    let made = ledger.claim_slice("blue", whole, &claim).await.unwrap();
+    let name = made.unwrap().name;
+    let client = cluster().await.client().await.unwrap();
+    let leases: Api<Lease> = Api::namespaced(client, &claim::namespace(&bed.namespace));
+    let words = async || {
+        let annotations = leases.get(&name).await.unwrap().metadata.annotations;
+        let text = annotations.unwrap()[SLICE].clone();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+    };
+    let mut newer = words().await;
+    newer["yields"] = json!(["10.0.4.0/28"]);
+    newer["offers"][0]["since"] = json!(7);
+    let patch = json!({ "metadata": { "annotations": { SLICE: newer.to_string() } } });
+    let params = PatchParams::default();
+    let patch = Patch::Merge(patch);
+    leases.patch(&name, &params, &patch).await.unwrap();
+    let object = ledger.slice_named(&name).await.unwrap().unwrap();
+    claim.wants.push(NodeName::new("node-9"));
+    let object = ledger.amend_slice(&object, &claim).await.unwrap().unwrap();
+    claim.recalled = true;
+    let amended = ledger.amend_slice(&object, &claim).await.unwrap();
+    assert_eq!(amended.unwrap().claim, claim);
+    let now = words().await;
+    assert_eq!(now["yields"], newer["yields"], "{now}");
+    assert_eq!(now["offers"][0]["since"], 7, "{now}");
+    assert_eq!(
+        (&now["wants"][0], &now["recalled"]),
+        (&json!("node-9"), &json!(true))
+    );
+}
+
+/// A Lease that can't be read hides no other of its node, and nobody forgets it (I5).
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_24_one_unreadable_lease_hides_no_other() {
+    let bed = Bed::new("one-odd-slice").await;
+    let (claim, ledger) = (mk_claimed("uid-7"), &bed.ledger);
+    let whole = "10.0.0.0/16".parse().unwrap();
+    let odd = Claimed {
+        range: "10.0.8.0/26".parse().unwrap(),
+        ..claim.clone()
+    };
+    for one in [&claim, &odd] {
+        let made = ledger.claim_slice("blue", whole, one).await.unwrap();
+        assert!(made.is_some());
+    }
+    let client = cluster().await.client().await.unwrap();
+    let leases: Api<Lease> = Api::namespaced(client, &claim::namespace(&bed.namespace));
+    let patch = Patch::Merge(json!({ "metadata": { "annotations": { SLICE: "{}" } } }));
+    let name = berth_api::names::slice("blue", odd.range);
+    let params = PatchParams::default();
+    leases.patch(&name, &params, &patch).await.unwrap();
+    let list = ledger.list_slices(None, Some(&claim.node)).await.unwrap();
+    assert_eq!(list.claims.len(), 1);
+    assert_eq!(list.claims[0].claim, claim);
+    assert_eq!(list.unreadable[0].slice, Some(odd.range));
+    assert!(list.may_hide("blue", odd.range) && !list.may_hide("blue", claim.range));
+    assert!(
+        list.complete().is_err(),
+        "those who need all of them are told"
+    );
 }

@@ -21,13 +21,8 @@ fn runtime() -> &'static Runtime {
     RUNTIME.get_or_init(|| Runtime::new().unwrap())
 }
 
-/// What the agent needs: pools and reservations, nothing else.
+/// What the agent of node-1 has: its shipped rights, nothing else.
 pub fn home() -> Home {
-    home_with(json!([]))
-}
-
-/// The same for an account that may do more.
-pub fn home_with(more: Value) -> Home {
     static DEFINED: OnceLock<()> = OnceLock::new();
     DEFINED.get_or_init(|| {
         runtime().block_on(async {
@@ -40,19 +35,7 @@ pub fn home_with(more: Value) -> Home {
     runtime().block_on(async {
         let cluster = Cluster::shared().await;
         let namespace = cluster.namespace("pods").await.unwrap();
-        let rules = json!([{
-            "apiGroups": ["whereabouts.cni.cncf.io"],
-            "resources": ["ippools", "overlappingrangeipreservations"],
-            "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-        }]);
-        let rules: Vec<Value> = [rules, more]
-            .iter()
-            .flat_map(|list| list.as_array().cloned().unwrap_or_default())
-            .collect();
-        let account = cluster
-            .service_account(&namespace, &format!("berth-{namespace}"), json!(rules))
-            .await
-            .unwrap();
+        let account = cluster.agent(&namespace, "node-1").await.unwrap();
         Home {
             kubeconfig: account.kubeconfig().to_owned(),
             namespace,
@@ -61,6 +44,17 @@ pub fn home_with(more: Value) -> Home {
 }
 
 impl Home {
+    /// A kubeconfig of the real whereabouts, with its own rights.
+    pub fn of_whereabouts(&self) -> PathBuf {
+        let rules = berth_testkit::Whereabouts::rules();
+        let name = format!("whereabouts-{}", self.namespace);
+        runtime().block_on(async {
+            let cluster = Cluster::shared().await;
+            let account = cluster.service_account(&self.namespace, &name, rules);
+            account.await.unwrap().kubeconfig().to_owned()
+        })
+    }
+
     pub fn node(&self) -> TestNode {
         TestNode::with_defaults(json!({"kubernetes": {"kubeconfig": self.kubeconfig}}))
     }

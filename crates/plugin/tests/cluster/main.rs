@@ -17,7 +17,7 @@ mod node;
 mod outage;
 mod status;
 
-use home::{home, home_with};
+use home::home;
 use node::{TestNode, pod};
 use serde_json::json;
 
@@ -33,7 +33,8 @@ fn objects_are_those_of_whereabouts() {
     let node = home.node();
     let ipam = json!({"range": "10.0.0.5/24", "network_name": "blue", "ipRanges": [{"range": "fd00::/64"}]});
     node.add(&pod("a"), ipam.clone()).result();
-    let entry = json!({"id": "a-container", "podref": "ns/a", "ifname": "net1"});
+    // The node is Berth's addition: whereabouts passes over it.
+    let entry = json!({"id": "a-container", "podref": "ns/a", "ifname": "net1", "node": "node-1"});
     assert_eq!(
         home.specs("IPPool"),
         [
@@ -143,7 +144,7 @@ fn a_call_without_a_pod_is_refused() {
 /// There was no table at all, and the plugin panicked at the first ADD.
 #[test]
 fn whereabouts_518_a_node_without_a_table_is_told_what_it_waits_for() {
-    let node = home_with(json!([{"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["nodeslicepools"], "verbs": ["get"]}])).node();
+    let node = home().node();
     let (code, message) = node
         .add(
             &pod("a"),

@@ -26,12 +26,7 @@ async fn a_killed_api_server_costs_time_and_nothing_else() {
         cluster.apply_object(crd).await.unwrap();
     }
     let namespace = cluster.namespace("outage").await.unwrap();
-    let rules = json!([{"apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"]}]);
-    let account = cluster
-        .service_account(&namespace, "berth", rules)
-        .await
-        .unwrap();
+    let account = cluster.agent(&namespace, "node-1").await.unwrap();
     let kubeconfig = account.kubeconfig().to_owned();
 
     let node = std::sync::Arc::new(TestNode::with_defaults(

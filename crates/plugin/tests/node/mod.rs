@@ -148,6 +148,9 @@ impl TestNode {
             cluster: None,
             listen: None,
             flat_places: Some(Vec::new()),
+            // Tests name their clusters in the network.
+            installed: None,
+            definition_paths: Some(vec!["/".into()]),
             garbage: Default::default(),
             gather: None,
             slices: Default::default(),

@@ -76,14 +76,21 @@ fn build(
     }
     for entry in &written.exclude {
         let block = Block::parse("exclude", entry).map_err(ConfigError::Exclude)?;
-        if block.family() == spec.prefix.family() {
-            spec.exclude.push(block);
-        } else {
-            warnings.push(Warning {
+        let range = spec.prefix.block();
+        let apart = match block.family() == range.family() {
+            true if block.first() > range.last() || block.last() < range.first() => {
+                Some("has no address of it")
+            }
+            true => None,
+            false => Some("is of the other family"),
+        };
+        match apart {
+            None => spec.exclude.push(block),
+            Some(apart) => warnings.push(Warning {
                 field: "exclude",
                 value: entry.clone(),
-                why: format!("{} is of the other family", spec.prefix),
-            });
+                why: format!("{} {apart}", spec.prefix),
+            }),
         }
     }
     let gateway = match address("gateway", &written.gateway)? {

@@ -1,10 +1,8 @@
 //! Settings beside the ranges: Berth's own, and those that whereabouts has and Berth accepts.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use berth_cni::NetConf;
-use berth_cni::fields::Path;
 
 use super::ConfigError;
 use super::source::Source;
@@ -16,7 +14,7 @@ pub struct Settings {
     pub exclude_gateway: bool,
     /// `enable_l3`, default false: /31, /32, /127 and /128 give all their addresses.
     pub tiny_networks: bool,
-    /// `cooldown_seconds`, default 0: how long a freed address rests before another owner gets it.
+    /// `cooldown_seconds`, default 0, at most 86,400: how long a released address cools down before another owner gets it.
     pub cooldown: Duration,
     /// `sticky_statefulset`, default false: a StatefulSet's pod keeps its addresses while it is made again.
     pub sticky_statefulset: bool,
@@ -48,13 +46,23 @@ pub struct Compatible {
     pub reconciler_cron_expression: String,
 }
 
-pub(super) fn read(source: &Source<'_>, conf: &NetConf) -> Result<Settings, ConfigError> {
-    let cooldown = source.integer("cooldown_seconds")?.unwrap_or(0);
-    let cooldown = u64::try_from(cooldown).map_err(|_| ConfigError::Value {
-        field: "cooldown_seconds".to_owned(),
-        value: cooldown.to_string(),
-        expected: "a number of seconds, 0 or more",
-    })?;
+/// The longest cooldown, a day: a longer one takes addresses from everybody who shares the range.
+const LONGEST_COOLDOWN: u64 = 86_400;
+
+pub(super) fn read(
+    source: &Source<'_>,
+    conf: &NetConf,
+    faults: &mut Vec<ConfigError>,
+) -> Result<Settings, ConfigError> {
+    let said = source.integer("cooldown_seconds")?.unwrap_or(0);
+    let cooldown = u64::try_from(said).unwrap_or(0).min(LONGEST_COOLDOWN);
+    if i64::try_from(cooldown) != Ok(said) {
+        faults.push(ConfigError::Value {
+            field: "cooldown_seconds".to_owned(),
+            value: said.to_string(),
+            expected: "a number of seconds from 0 to 86400",
+        });
+    }
     Ok(Settings {
         exclude_gateway: source.flag("exclude_gateway")?.unwrap_or(true),
         tiny_networks: source.flag("enable_l3")?.unwrap_or(false),
@@ -110,10 +118,4 @@ fn length(source: &Source<'_>, field: &str) -> Result<Option<u8>, ConfigError> {
             expected: "a prefix length such as /26",
         }),
     }
-}
-
-pub(super) fn kubeconfig(source: &Source<'_>) -> Result<Option<PathBuf>, ConfigError> {
-    let path = Path::Root("kubernetes");
-    let text = source.inner(&path, "kubernetes")?.text("kubeconfig")?;
-    Ok((!text.is_empty()).then(|| PathBuf::from(text)))
 }

@@ -30,12 +30,11 @@ fn read_with(
         path: "/etc/flat.conf".into(),
         object,
     });
-    PodNetwork::read(
-        &conf,
-        &Args::parse(args).unwrap(),
-        "whereabouts",
-        flat.as_ref(),
-    )
+    let found = Found {
+        flat,
+        ..Found::default()
+    };
+    PodNetwork::read(&conf, &Args::parse(args).unwrap(), "whereabouts", found)
 }
 
 fn spans(network: &PodNetwork) -> Vec<String> {
@@ -200,12 +199,6 @@ fn what_is_refused_is_refused_in_known_words() {
             json!({"ipRanges": ["10.0.0.0/8"]}),
             "ipRanges[0] must be an object",
             Code::Decode,
-        ),
-        (
-            "cooldown",
-            json!({"cooldown_seconds": -1}),
-            "cooldown_seconds",
-            Code::Config,
         ),
     ];
     for (case, ipam, words, code) in table {
@@ -467,7 +460,6 @@ fn the_flat_file_fills_only_what_is_empty() {
     let network = read_with(
         json!({
             "range": "10.0.0.0/24", "range_start": "unreadable", "log_level": "",
-            "kubernetes": {"kubeconfig": ""},
             "dns": {"nameservers": ["10.0.0.53"]},
             "enable_overlapping_ranges": true, "exclude": [],
         }),
@@ -476,7 +468,6 @@ fn the_flat_file_fills_only_what_is_empty() {
         Some(json!({
             "range": "172.16.0.0/16", "range_start": "10.0.0.20", "log_level": "error",
             "exclude": ["10.0.0.20"],
-            "kubernetes": {"kubeconfig": "/etc/kubeconfig"},
             "dns": {"nameservers": ["1.1.1.1"], "domain": "example.org"},
             "enable_overlapping_ranges": false, "exclude_gateway": false,
             "routes": [{"dst": "0.0.0.0/0"}],
@@ -484,10 +475,6 @@ fn the_flat_file_fills_only_what_is_empty() {
     )
     .unwrap();
     assert_eq!(spans(&network), ["10.0.0.21-10.0.0.254 of 10.0.0.0/24"]);
-    assert_eq!(
-        network.kubeconfig.as_deref(),
-        Some(std::path::Path::new("/etc/kubeconfig"))
-    );
     assert_eq!(network.dns.nameservers, ["10.0.0.53"]);
     assert_eq!(network.dns.domain, "example.org");
     assert!(
@@ -502,33 +489,26 @@ fn the_flat_file_fills_only_what_is_empty() {
 #[test]
 fn flat_files_are_found_in_order_and_none_is_needed() {
     let dir = tempfile::tempdir().unwrap();
-    let conf = |path: &str| {
-        let ipam = json!({"type": "whereabouts", "configuration_path": path});
-        NetConf::parse(&json!({"name": "net", "ipam": ipam}).to_string()).unwrap()
-    };
     let second = dir.path().join("second.conf");
     std::fs::write(&second, r#"{"range": "10.0.0.0/8"}"#).unwrap();
-    let places = [dir.path().join("first.conf"), second.clone()];
-    assert_eq!(flat::find(&conf(""), &places[..1]).unwrap(), None);
-    assert_eq!(
-        flat::find(&conf(""), &places).unwrap().unwrap().path,
-        second
-    );
+    let places = vec![dir.path().join("first.conf"), second.clone()];
+    let flat = |places: &[std::path::PathBuf]| {
+        NodeFiles::new(places.to_vec(), vec![dir.path().to_owned()]).flat()
+    };
+    assert_eq!(flat(&places[..1]).unwrap(), None);
+    assert_eq!(flat(&places).unwrap().unwrap().path, second);
 
+    // The directory's own file is meant as well as the directory; a path with nothing at it is told of.
     let own = dir.path().join("own");
     std::fs::create_dir(&own).unwrap();
     std::fs::write(own.join("whereabouts.conf"), "{}").unwrap();
-    let found = flat::find(&conf(own.to_str().unwrap()), &places)
-        .unwrap()
-        .unwrap();
-    assert_eq!(found.path, own.join("whereabouts.conf"));
-
-    // The directory's own file is meant as well as the directory; a path with nothing at it is told of.
-    let args = Args::parse("").unwrap();
     let told = |path: &std::path::Path| {
-        let conf = conf(path.to_str().unwrap());
-        let flat = flat::find(&conf, &places).unwrap();
-        let network = PodNetwork::read(&conf, &args, "whereabouts", flat.as_ref()).unwrap();
+        let ipam = json!({"type": "whereabouts", "configuration_path": path});
+        let conf = json!({"name": "net", "ipam": ipam}).to_string();
+        let conf = NetConf::parse(&conf).unwrap();
+        let files = NodeFiles::new(places.clone(), vec![dir.path().to_owned()]);
+        let found = files.find(&NamedPaths::of(&conf).unwrap()).unwrap();
+        let network = PodNetwork::read(&conf, &Args::default(), "whereabouts", found).unwrap();
         let told = network.warnings.iter().map(ToString::to_string);
         told.collect::<Vec<String>>()
     };
@@ -541,8 +521,40 @@ fn flat_files_are_found_in_order_and_none_is_needed() {
     }
 
     std::fs::write(&second, "{").unwrap();
-    let broken = flat::find(&conf(""), &places).unwrap_err();
+    let broken = flat(&places).unwrap_err();
     assert!(broken.to_string().contains("second.conf"), "{broken}");
+}
+
+#[test]
+fn what_would_burn_addresses_is_refused_and_released_all_the_same() {
+    for (seconds, used, faults) in [
+        (json!(86_400), 86_400, 0),
+        (json!(86_401), 86_400, 1),
+        (json!(i64::MAX), 86_400, 1),
+        (json!(-1), 0, 1),
+    ] {
+        let network = read(json!({"range": "10.0.0.0/28", "cooldown_seconds": seconds})).unwrap();
+        assert_eq!(network.settings.cooldown.as_secs(), used, "{seconds}");
+        assert_eq!(network.faults.len(), faults, "{seconds}");
+    }
+    let many: Vec<Value> = (0..65)
+        .map(|n| json!({"range": format!("10.{n}.0.0/24")}))
+        .collect();
+    let network = read(json!({ "ipRanges": many })).unwrap();
+    assert!(
+        network.faults[0].msg.contains("65"),
+        "{}",
+        network.faults[0]
+    );
+}
+
+#[test]
+fn an_exclude_without_an_address_of_the_range_is_told() {
+    let network =
+        read(json!({"range": "10.0.0.0/24", "exclude": ["10.0.1.0/28", "10.0.0.7"]})).unwrap();
+    let told: Vec<String> = network.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("10.0.1.0/28"), "{told:?}");
 }
 
 proptest! {

@@ -8,9 +8,11 @@ use berth_ledger::kube::events::{Events, Tone};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 
+use super::duplicates::Duplicate;
 use super::facts::PodRef;
 
 const COLLECTED: &str = "IPAddressGarbageCollected";
+const DUPLICATE: &str = "IPAddressDuplicate";
 const FAILED: &str = "IPAddressGarbageCollectionFailed";
 
 #[derive(Clone, Debug)]
@@ -31,6 +33,13 @@ impl Recorder {
         let message =
             format!("successful cleanup of IP address [{address}] from network {network}");
         self.record(pod, uid, Tone::Normal, COLLECTED, &message)
+            .await;
+    }
+
+    /// Told to each pod that shares its address with another.
+    pub async fn duplicate(&self, pod: &PodRef, uid: Option<&str>, duplicate: &Duplicate) {
+        let message = format!("{duplicate}; delete all but one of them");
+        self.record(pod, uid, Tone::Warning, DUPLICATE, &message)
             .await;
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Free:    look for the pod (quorum) -> gone still? -> release, naming the holder -> end its reservations
-//!   End:     look for the pod (quorum) -> gone still? -> remove, naming the holder
+//!   End:     look for the pod and its node (quorum) -> gone still? -> remove, naming the holder
 //!   Reserve: look at the entry and its pod (quorum) -> both there still? -> create
 //! ```
 //! The entry goes before its reservation: its release tells whether the judged holder is still the holder. A pod of the
@@ -11,7 +11,7 @@
 //!
 //! Goes on past every failure: one pool's trouble does not keep the addresses of another.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use berth_core::plan::Selector;
@@ -21,12 +21,13 @@ use berth_ledger::{ClaimKey, LedgerError, SharedLedger};
 use futures::StreamExt;
 
 use super::events::Recorder;
-use super::facts::{Held, Note, PodRef, Reservation, Sight};
-use super::judge::{Verdict, judge};
+use super::facts::{Held, Note, PodRef, Reservation, Sandbox, Sight};
+use super::judge::{Verdict, judge, may_run, may_run_reserved};
 use super::metrics::GarbageMetrics;
 use super::plan::Step;
+use super::sandbox;
 use super::terms::Terms;
-use super::witness::{Blind, Witness};
+use super::witness::{Blind, NodeSight, Witness};
 use crate::reserve::end;
 use crate::sticky::Sticky;
 
@@ -35,6 +36,9 @@ const AT_ONCE: usize = 16;
 
 /// Between the tries of a step that fails.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+
+/// The policies on whose entries an agent may change; the API server names the one that denies a write.
+const POLICY: &str = "berth-agents-";
 
 /// What became of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,15 +62,34 @@ enum Trouble {
     Ledger(#[from] LedgerError),
 }
 
+impl Trouble {
+    /// The entry is of another node, and this account may not free it: the controller does (docs/security.md).
+    fn is_policy(&self) -> bool {
+        let error = match self {
+            Trouble::Desk(error) => error.ledger(),
+            Trouble::Ledger(error) => Some(error),
+            Trouble::Blind(_) => None,
+        };
+        let Some(LedgerError::Rejected { rejection, .. }) = error else {
+            return false;
+        };
+        rejection.to_string().contains(POLICY)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Hands {
     pub witness: Witness,
     pub ledger: SharedLedger,
-    /// Desks of the collector's own: they hold no copies of pools that this node does not use.
+    /// Desks of the collector's own: they hold no copies of pools that this node does not use. [`Hands::close_desks`] closes
+    /// them.
     pub desks: Desks,
     pub recorder: Recorder,
     pub sticky: Sticky,
     pub metrics: GarbageMetrics,
+    /// The node that this is, and its boot.
+    pub node: String,
+    pub boot: String,
 }
 
 /// A holder that was looked for once more.
@@ -104,6 +127,21 @@ impl Hands {
         done
     }
 
+    /// Closes the desks of pools in which nothing was released lately, for ever: each has a copy of its pool.
+    pub async fn close_desks(&self, every: Duration) {
+        loop {
+            tokio::time::sleep(every).await;
+            self.count_desks();
+        }
+    }
+
+    fn count_desks(&self) {
+        let open = self.desks.close_idle();
+        self.metrics
+            .desks
+            .set(i64::try_from(open).unwrap_or(i64::MAX));
+    }
+
     async fn carry_out(&self, steps: Vec<Step>, terms: &Terms) -> Vec<(Step, Outcome)> {
         let deeds = steps.into_iter().map(|step| async {
             let outcome = match &step {
@@ -114,16 +152,20 @@ impl Hands {
                 Step::Reserve { held, key } => self.reserve(held, key).await,
             };
             let outcome = outcome.unwrap_or_else(|trouble| {
+                if trouble.is_policy() {
+                    tracing::debug!(subject = subject(&step), %trouble, "left to the controller");
+                    return Outcome::Spared;
+                }
                 tracing::warn!(subject = subject(&step), %trouble, "not collected; it is tried again");
                 Outcome::Failed
             });
             self.count(outcome);
             (step, outcome)
         });
-        futures::stream::iter(deeds)
-            .buffered(AT_ONCE)
-            .collect()
-            .await
+        let done = futures::stream::iter(deeds).buffered(AT_ONCE).collect();
+        let done = done.await;
+        self.count_desks();
+        done
     }
 
     /// Tells the pods' owners that their addresses stay held for now.
@@ -148,6 +190,9 @@ impl Hands {
         let Verdict::Gone(reason) = last.verdict else {
             return Ok(Outcome::Spared);
         };
+        if reason.is_of_the_object() && self.may_run(held).await? {
+            return Ok(Outcome::Spared);
+        }
         let of_pool = terms.of(&held.pool.name);
         if let (Some(terms), Some(pod)) = (of_pool, PodRef::parse(&owner.subject))
             && self
@@ -199,12 +244,40 @@ impl Hands {
         Ok(Outcome::Done)
     }
 
+    /// Whether the container may run although its pod object is gone, as its node and its sandbox are now.
+    async fn may_run(&self, held: &Held) -> Result<bool, Blind> {
+        let mut now = held.clone();
+        if held.note.sandbox != Sandbox::Unknown {
+            now.note.sandbox = sandbox::of(&held.record, &self.boot);
+        }
+        let lost = self.lost(held.node()).await?;
+        Ok(may_run(&now, &self.node, &lost))
+    }
+
+    /// That other node, if it is lost.
+    async fn lost(&self, node: Option<&str>) -> Result<HashSet<String>, Blind> {
+        let mut lost = HashSet::new();
+        if let Some(node) = node.filter(|node| *node != self.node)
+            && self.witness.node_sight(node).await?.is_lost()
+        {
+            lost.insert(node.to_owned());
+        }
+        Ok(lost)
+    }
+
     async fn end(&self, reservation: &Reservation) -> Result<Outcome, Trouble> {
         let subject = &reservation.record.owner.subject;
         let last = self.look(subject, &Note::default()).await?;
         let Verdict::Gone(reason) = last.verdict else {
             return Ok(Outcome::Spared);
         };
+        if reason.is_of_the_object() {
+            // What this node's journal has was left out of the plan.
+            let (lost, none) = (self.lost(reservation.node()).await?, HashSet::new());
+            if may_run_reserved(reservation, &self.node, &lost, &none) {
+                return Ok(Outcome::Spared);
+            }
+        }
         if !self.remove(reservation).await? {
             return Ok(Outcome::Outrun);
         }
@@ -236,7 +309,7 @@ impl Hands {
             return Ok(Outcome::Outrun);
         }
         let last = self.look(&held.record.owner.subject, &held.note).await?;
-        if last.verdict != Verdict::Alive {
+        if last.verdict != Verdict::Alive && !held.record.is_by_hand() {
             return Ok(Outcome::Spared);
         }
         match self.ledger.create(key, &held.record).await {
@@ -267,7 +340,8 @@ impl Hands {
         if let Sight::There(found) = &sight {
             uid = uid.or_else(|| found.uids.first().cloned());
             if let Some(node) = &found.node {
-                nodes.insert(node.clone(), self.witness.node(node).await?);
+                let sight = self.witness.node_sight(node).await?;
+                nodes.insert(node.clone(), sight != NodeSight::Absent);
             }
         }
         let pods = HashMap::from([(pod, sight)]);

@@ -5,11 +5,15 @@
 //!   a pod of that name and UID, not finished, its node there -> Alive
 //!   absent | another UID under the name | Succeeded or Failed | its node deleted -> Gone
 //! ```
+//! A pod object that is absent proves nothing about its container: a forced deletion removes the object at once, whatever
+//! runs. Where the entry or its reservation names its node, the node has to be lost, or has to show that the sandbox is gone ([`may_run`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use super::facts::{Note, Phase, Pod, PodRef, Sight};
+use berth_core::Owner;
+
+use super::facts::{Held, Note, Phase, Pod, PodRef, Reservation, Sandbox, Sight};
 
 /// Why a holder is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +26,13 @@ pub enum Reason {
     Finished(Phase),
     /// The pod is bound to a node that is no longer part of the cluster.
     NodeGone(String),
+}
+
+impl Reason {
+    /// Whether only the pod object is known to be gone, and nobody said that its containers have stopped.
+    pub fn is_of_the_object(&self) -> bool {
+        matches!(self, Reason::Absent | Reason::Replaced)
+    }
 }
 
 impl fmt::Display for Reason {
@@ -42,6 +53,8 @@ pub enum Verdict {
     Gone(Reason),
     /// The pod is gone, and its address waits for the next of its name or its claim.
     Kept,
+    /// The pod object is gone, and its container may still run: its node has not released the address.
+    Unreleased,
     /// No proof either way: it stays.
     Unjudged,
 }
@@ -70,6 +83,35 @@ pub fn judge(
             _ => Verdict::Alive,
         },
     }
+}
+
+/// Whether the container of an entry may run although its pod object is gone. An entry of which no node is known is judged by
+/// the pod alone: whereabouts wrote it.
+pub fn may_run(held: &Held, here: &str, lost: &HashSet<String>) -> bool {
+    match held.note.sandbox {
+        _ if held.note.rebooted => false,
+        Sandbox::There => true,
+        Sandbox::Gone => false,
+        Sandbox::Unknown => held.node().is_some_and(|node| is_up(node, here, lost)),
+    }
+}
+
+/// The same of a reservation without an entry: its node may have the entry in a slice that it has not published.
+pub fn may_run_reserved(
+    reservation: &Reservation,
+    here: &str,
+    lost: &HashSet<String>,
+    journalled: &HashSet<Owner>,
+) -> bool {
+    let node = reservation.node();
+    let is_here = node == Some(here);
+    is_here && journalled.contains(&reservation.record.owner)
+        || node.is_some_and(|node| is_up(node, here, lost))
+}
+
+/// Whether another node's containers may run.
+fn is_up(node: &str, here: &str, lost: &HashSet<String>) -> bool {
+    node != here && !lost.contains(node)
 }
 
 /// Only a known UID can tell: entries that whereabouts wrote have none, and are judged by name alone.

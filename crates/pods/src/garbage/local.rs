@@ -15,12 +15,15 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::clock::Clock;
 use super::facts::{Held, Note, Observed, PodRef, Reservation};
 use super::hands::{Hands, Outcome};
+use super::judge::Verdict;
 use super::pairing::expected_name;
-use super::plan::{Memory, Patience, Step, plan};
+use super::plan::{Memory, Patience, Step, plan, verdict};
+use super::sandbox;
 use super::terms::read_terms;
 use super::watch::NodePods;
 use crate::attachment::attribute;
 use crate::journal::Journal;
+use crate::policy::Policies;
 
 /// Pods go in groups: what happens within this time is looked at together.
 const GATHER: Duration = Duration::from_millis(200);
@@ -33,9 +36,11 @@ pub(super) struct Local {
     pub patience: Patience,
     /// A look without any reason, in case one was missed.
     pub interval: Duration,
+    pub node: String,
     /// The boot that this node is in.
     pub boot: String,
     pub flat_places: Vec<PathBuf>,
+    pub policies: Arc<Policies>,
     pub clock: Clock,
 }
 
@@ -72,12 +77,19 @@ impl Local {
         let observed = Observed {
             held,
             pods,
+            here: self.node.clone(),
             ..Observed::default()
         };
-        let planned = plan(&observed, memory, &self.patience, self.clock.now());
+        let now = self.clock.now();
+        let planned = plan(&observed, memory, &self.patience, now);
         *memory = planned.memory;
         self.carry_out(planned.steps).await;
-        Ok(planned.next.map(|due| self.clock.instant(due)))
+        // No event tells that a sandbox is gone.
+        let unreleased = |held: &Held| verdict(held, &observed) == Verdict::Unreleased;
+        let again = observed.held.iter().any(unreleased);
+        let again = again.then(|| now.plus(self.patience.grace));
+        let due = planned.next.into_iter().chain(again).min();
+        Ok(due.map(|due| self.clock.instant(due)))
     }
 
     /// The journal's entries, as far as they are of pods.
@@ -85,19 +97,23 @@ impl Local {
         let mut held = Vec::new();
         let of_slices = self.journal.of_slices().await?;
         for (network, entry) in self.journal.all().await?.into_iter().chain(of_slices) {
-            let boot = entry.record.attribute(attribute::BOOT);
+            let mut record = entry.record;
+            if record.attribute(attribute::NODE) != Some(&self.node) {
+                // Taken in from a pool of all nodes: judged by its pod alone.
+                record.attributes.remove(attribute::NODE);
+                record.attributes.remove(attribute::NETNS);
+            }
             let note = Note {
                 network: Some(network),
-                pod_uid: entry
-                    .record
-                    .attribute(attribute::POD_UID)
-                    .map(str::to_owned),
-                rebooted: boot.is_some_and(|boot| boot != self.boot),
+                pod_uid: record.attribute(attribute::POD_UID).map(str::to_owned),
+                node: None,
+                rebooted: sandbox::is_of_older_boot(&record, &self.boot),
+                sandbox: sandbox::of(&record, &self.boot),
             };
             held.push(Held {
                 pool: entry.pool,
                 address: entry.address,
-                record: entry.record,
+                record,
                 note,
             });
         }
@@ -108,7 +124,8 @@ impl Local {
         if steps.is_empty() {
             return;
         }
-        let terms = match read_terms(&self.hands.witness, &self.flat_places).await {
+        let read = read_terms(&self.hands.witness, Some(&self.policies), &self.flat_places);
+        let terms = match read.await {
             Ok(terms) => terms,
             Err(blind) => {
                 tracing::debug!(%blind, "nothing is collected before the networks can be read");

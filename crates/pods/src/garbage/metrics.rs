@@ -27,6 +27,7 @@ pub struct GarbageMetrics {
     pub(super) reserved: Counter,
     pub(super) suspects: Gauge,
     pub(super) disputes: Gauge,
+    pub(super) desks: Gauge,
     sweeps: Counter,
     seconds: Histogram,
 }
@@ -42,6 +43,7 @@ impl Default for GarbageMetrics {
             reserved: Counter::default(),
             suspects: Gauge::default(),
             disputes: Gauge::default(),
+            desks: Gauge::default(),
             sweeps: Counter::default(),
             // From ten milliseconds to five minutes.
             seconds: Histogram::new(exponential_buckets(0.01, 2.0, 16)),
@@ -95,8 +97,13 @@ impl GarbageMetrics {
         );
         registry.register(
             "disputes",
-            "Addresses that two living pods hold in pools that overlap",
+            "Addresses with several living holders: in pools that overlap, by reservation, or by their pods' network-status",
             self.disputes.clone(),
+        );
+        registry.register(
+            "desks",
+            "Pools of which the collector holds a copy, because it released something lately",
+            self.desks.clone(),
         );
         registry.register(
             "sweep_seconds",

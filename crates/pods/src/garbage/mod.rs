@@ -14,24 +14,32 @@
 //! | [`plan`] | what a look leads to |
 //! | `pairing` | which reservation belongs to which entry |
 //! | [`witness`], `watch`, `terms` | what the API server says of pods, nodes and networks |
+//! | `sandbox` | whether a container's sandbox is still on this node |
 //! | `local` | looks at this node's pods, on events |
 //! | `sweep`, [`turn`] | looks at all pools, one agent at a time |
+//! | `survey`, `reserved` | what a sweep reads, and how little of it is held |
+//! | [`duplicates`], [`index`] | addresses that several owners have |
 //! | `unheld` | what claims record and no pool holds |
 //! | [`reboot`] | what a machine by itself does at its start |
 //! | `hands`, `events` | the last look, the deed, the news of it |
 
 mod clock;
+pub mod duplicates;
 mod events;
 pub mod facts;
 mod hands;
+pub mod index;
 pub mod judge;
 mod local;
 mod metrics;
 pub(crate) mod pairing;
 pub mod plan;
 pub mod reboot;
+mod reserved;
+pub(crate) mod sandbox;
+mod survey;
 mod sweep;
-mod terms;
+pub mod terms;
 pub mod turn;
 mod unheld;
 mod watch;
@@ -51,13 +59,14 @@ pub use plan::Patience;
 
 use crate::config::flat;
 use crate::journal::Journal;
+use crate::policy::Policies;
 use crate::sticky::Sticky;
 use clock::Clock;
 use events::Recorder;
 use hands::Hands;
 use local::Local;
 use sweep::Sweep;
-use turn::Turn;
+use turn::{Leads, Turn};
 use watch::NodePods;
 use witness::Witness;
 
@@ -89,6 +98,7 @@ pub struct Collector {
     node: String,
     boot: String,
     journal: Option<Arc<Journal>>,
+    leads: Option<Leads>,
     settings: GarbageSettings,
     metrics: GarbageMetrics,
 }
@@ -109,6 +119,7 @@ impl Collector {
             node: node.into(),
             boot: boot.into(),
             journal: None,
+            leads: None,
             settings,
             metrics,
         }
@@ -121,8 +132,17 @@ impl Collector {
         self
     }
 
+    /// Sweeps whenever this process leads, instead of taking turns with the agents: for a controller, which may free what
+    /// lost nodes left where agents may not.
+    #[must_use]
+    pub fn led(mut self, leads: impl Fn() -> bool + Send + Sync + 'static) -> Collector {
+        self.leads = Some(Leads::new(leads));
+        self
+    }
+
     /// Collects until `shutdown` completes. Nothing is left half done that the next collector would not find.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let policies = Arc::new(Policies::new(&self.connection));
         let Connection {
             client,
             namespace,
@@ -142,24 +162,34 @@ impl Collector {
                 SharedLedger::clone(&self.ledger),
                 settings,
                 DeskMetrics::default(),
-            ),
+            )
+            .with_idle(patience.grace),
             ledger: SharedLedger::clone(&self.ledger),
             recorder: Recorder::new(client.clone(), &self.node, timeout),
             sticky: sticky.clone(),
             metrics: self.metrics.clone(),
+            node: self.node.clone(),
+            boot: self.boot.clone(),
         });
         let clock = Clock::start();
+        let turn = Turn::new(client.clone(), &namespace, &self.node, interval, timeout);
         let sweep = Sweep {
             ledger: self.ledger,
             witness,
             sticky,
             hands: Arc::clone(&hands),
-            turn: Turn::new(client.clone(), &namespace, &self.node, interval, timeout),
+            turn: match self.leads {
+                Some(leads) => turn.led(leads),
+                None => turn,
+            },
             patience,
             interval,
             flat_places: flat_places.clone(),
+            policies: Arc::clone(&policies),
             metrics: self.metrics,
             clock,
+            node: self.node.clone(),
+            journal: self.journal.clone(),
         };
         let pods = Arc::new(NodePods::default());
         let (node, boot) = (self.node, self.boot);
@@ -170,11 +200,13 @@ impl Collector {
             let local = Local {
                 journal,
                 pods: Arc::clone(&pods),
-                hands,
+                hands: Arc::clone(&hands),
                 patience,
                 interval,
+                node: node.clone(),
                 boot,
                 flat_places,
+                policies,
                 clock,
             };
             tokio::join!(pods.follow(client, &node), local.run());
@@ -183,6 +215,7 @@ impl Collector {
             () = shutdown => {}
             () = sweep.run() => {}
             () = local => {}
+            () = hands.close_desks(patience.grace) => {}
         }
     }
 }

@@ -8,7 +8,6 @@
 use std::collections::{HashMap, HashSet};
 
 use berth_api::names;
-use berth_core::Owner;
 use berth_ledger::PoolKey;
 use berth_slices::sliced;
 
@@ -78,23 +77,25 @@ impl<'a> Pairing<'a> {
 }
 
 fn belong(reservation: &Reservation, held: &Held) -> bool {
-    let name = &reservation.key.name;
-    if !names::reserves(name, held.address) {
-        return false;
-    }
-    let (theirs, ours) = (&reservation.record.owner, &held.record.owner);
-    expected_name(held).as_ref() == Some(name) && same_owner(theirs, ours)
-        || !ours.part.is_empty() && theirs == ours
+    let owner = &reservation.record.owner;
+    belongs(&reservation.key.name, &owner.subject, &owner.part, held)
 }
 
-/// Writers of old did not name the interface.
-fn same_owner(a: &Owner, b: &Owner) -> bool {
-    a.subject == b.subject && (a.part == b.part || a.part.is_empty() || b.part.is_empty())
+/// Whether the reservation of that name and owner is an entry's.
+pub(super) fn belongs(name: &str, subject: &str, part: &str, held: &Held) -> bool {
+    let ours = &held.record.owner;
+    if ours.subject != subject || !names::reserves(name, held.address) {
+        return false;
+    }
+    // Writers of old did not name the interface.
+    let same_part = ours.part == part || ours.part.is_empty() || part.is_empty();
+    same_part && expected_name(held).as_deref() == Some(name)
+        || !ours.part.is_empty() && ours.part == part
 }
 
 /// The name that an entry's reservation has, unless the pool is a node's slice. None for a pool whose name was not made
 /// from its range.
-pub(super) fn expected_name(held: &Held) -> Option<String> {
+pub(crate) fn expected_name(held: &Held) -> Option<String> {
     let network = network_name(&held.pool)?;
     Some(names::reservation(network, held.address))
 }
@@ -110,7 +111,7 @@ pub(crate) fn network_name(pool: &PoolKey) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use berth_core::{Handle, Record};
+    use berth_core::{Handle, Owner, Record};
     use berth_ledger::{ClaimKey, ClaimKind};
 
     use super::super::facts::Note;

@@ -9,13 +9,14 @@
 //! the holder that was judged (I4, I6). A look that lasted long, or lies far back, can therefore do no harm.
 
 use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use berth_core::{Address, Handle, Moment, Owner};
+use berth_core::{Address, Moment, Owner};
 use berth_ledger::{ClaimKey, ClaimKind};
 
 use super::facts::{Held, Note, Observed, Reservation};
-use super::judge::{Reason, Verdict, judge};
+use super::judge::{Reason, Verdict, judge, may_run, may_run_reserved};
 use super::pairing::{Pairing, expected_name};
 
 /// How long a holder must have been gone.
@@ -62,7 +63,7 @@ pub struct Dispute {
     pub other: Owner,
 }
 
-/// Suspicions of earlier looks.
+/// Suspicions of earlier looks. Of each a number is kept: all entries of a cluster may be suspected at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory(BTreeMap<Suspect, Moment>);
 
@@ -74,29 +75,16 @@ impl Memory {
     pub fn len(&self) -> usize {
         self.0.len()
     }
+
+    /// Takes in what another part of the same look suspects.
+    pub fn absorb(&mut self, other: Memory) {
+        self.0.extend(other.0);
+    }
 }
 
-/// Who or what is suspected: exactly that holder, so that another one begins anew.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Suspect {
-    Entry {
-        pool: String,
-        address: Address,
-        owner: Owner,
-        handle: Handle,
-    },
-    Unreserved {
-        pool: String,
-        address: Address,
-        owner: Owner,
-        handle: Handle,
-    },
-    Reservation {
-        name: String,
-        owner: Owner,
-        handle: Handle,
-    },
-}
+/// What is suspected: exactly that holder, so that another one begins anew. A digest of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Suspect(u64, u64);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -124,6 +112,7 @@ pub fn plan(observed: &Observed, memory: &Memory, patience: &Patience, now: Mome
                     // No container outlives its kernel: only the pod's own end had to be shown.
                     _ if held.note.rebooted => Duration::ZERO,
                     Reason::NodeGone(_) => patience.node_grace,
+                    _ if names_lost_node(held, observed) => patience.node_grace,
                     _ => patience.grace,
                 };
                 if planning.is_due(Suspect::entry(held), grace) {
@@ -133,12 +122,21 @@ pub fn plan(observed: &Observed, memory: &Memory, patience: &Patience, now: Mome
             Verdict::Alive if observed.overlap_checked.contains(&held.pool.name) => {
                 planning.see_to_reservation(held, &pairing, observed, patience.grace);
             }
-            Verdict::Alive | Verdict::Kept | Verdict::Unjudged => {}
+            // whereabouts' reconciler deletes reservations that name no pod.
+            Verdict::Unjudged
+                if held.record.is_by_hand()
+                    && observed.overlap_checked.contains(&held.pool.name) =>
+            {
+                planning.see_to_reservation(held, &pairing, observed, patience.grace);
+            }
+            Verdict::Alive | Verdict::Kept | Verdict::Unreleased | Verdict::Unjudged => {}
         }
     }
     let gone: HashSet<usize> = freed.iter().map(|(place, _)| *place).collect();
     for (place, reason) in freed {
-        let reservations = pairing.left_without(place, &gone);
+        let mut reservations = pairing.left_without(place, &gone);
+        let entered = |one: &&Reservation| observed.entered_elsewhere.contains(&one.key.name);
+        reservations.retain(|one| !entered(one));
         planning.plan.steps.push(Step::Free {
             held: observed.held[place].clone(),
             reason,
@@ -159,9 +157,18 @@ pub fn verdict(held: &Held, observed: &Observed) -> Verdict {
     let verdict = judge(subject, &held.note, &observed.pods, &observed.nodes);
     let place = (held.pool.name.clone(), held.address);
     match verdict {
+        Verdict::Gone(reason)
+            if reason.is_of_the_object() && may_run(held, &observed.here, &observed.lost) =>
+        {
+            Verdict::Unreleased
+        }
         Verdict::Gone(_) if observed.kept.contains(&place) => Verdict::Kept,
         verdict => verdict,
     }
+}
+
+fn names_lost_node(held: &Held, observed: &Observed) -> bool {
+    held.node().is_some_and(|node| observed.lost.contains(node))
 }
 
 struct Planning<'a> {
@@ -244,8 +251,19 @@ impl Planning<'_> {
         let Verdict::Gone(reason) = verdict else {
             return;
         };
+        let Observed {
+            here,
+            lost,
+            journalled,
+            ..
+        } = observed;
+        if reason.is_of_the_object() && may_run_reserved(reservation, here, lost, journalled) {
+            return;
+        }
+        let names_lost = reservation.node().is_some_and(|node| lost.contains(node));
         let grace = match reason {
             Reason::NodeGone(_) => patience.node_grace,
+            _ if names_lost => patience.node_grace,
             _ => patience.grace,
         };
         if self.is_due(Suspect::reservation(reservation), grace) {
@@ -260,29 +278,33 @@ impl Planning<'_> {
 
 impl Suspect {
     fn entry(held: &Held) -> Suspect {
-        Suspect::Entry {
-            pool: held.pool.name.clone(),
-            address: held.address,
-            owner: held.record.owner.clone(),
-            handle: held.record.handle.clone(),
-        }
+        let (pool, record) = (&held.pool.name, &held.record);
+        Suspect::of(("entry", pool, held.address, &record.owner, &record.handle))
     }
 
     fn unreserved(held: &Held) -> Suspect {
-        Suspect::Unreserved {
-            pool: held.pool.name.clone(),
-            address: held.address,
-            owner: held.record.owner.clone(),
-            handle: held.record.handle.clone(),
-        }
+        let (pool, record) = (&held.pool.name, &held.record);
+        Suspect::of((
+            "unreserved",
+            pool,
+            held.address,
+            &record.owner,
+            &record.handle,
+        ))
     }
 
     fn reservation(reservation: &Reservation) -> Suspect {
-        Suspect::Reservation {
-            name: reservation.key.name.clone(),
-            owner: reservation.record.owner.clone(),
-            handle: reservation.record.handle.clone(),
-        }
+        let (name, record) = (&reservation.key.name, &reservation.record);
+        Suspect::of(("reservation", name, &record.owner, &record.handle))
+    }
+
+    fn of(what: impl Hash) -> Suspect {
+        let half = |salt: u8| {
+            let mut hasher = DefaultHasher::new();
+            (salt, &what).hash(&mut hasher);
+            hasher.finish()
+        };
+        Suspect(half(0), half(1))
     }
 }
 

@@ -5,14 +5,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use berth_cni::conf::LONGEST_CONFIGURATION;
+use berth_core::{Address, Space};
 use berth_ledger::PoolKey;
 use serde::Deserialize;
 
 use super::witness::{Blind, Witness};
+use crate::config::PodNetwork;
 use crate::definitions;
 use crate::layout::Layout;
+use crate::policy::{Policies, Policy};
 use crate::sticky::Wishes;
 
 /// What is to be minded when an entry of a pool is freed.
@@ -30,6 +35,8 @@ pub struct PoolTerms {
     pub cooldown: Duration,
     /// Which addresses outlive their pods.
     pub wishes: Wishes,
+    /// What the pool's networks may allocate of it.
+    pub usable: Option<Arc<Space>>,
 }
 
 impl PoolTerms {
@@ -58,47 +65,104 @@ impl Terms {
     }
 
     /// Takes in one definition; what is no network of ours, or can't be read, changes nothing.
-    fn add(&mut self, definition: &Definition, flat_places: &[PathBuf]) {
+    fn add(&mut self, definition: &Definition, flat_places: &[PathBuf], policy: &Policy) {
         let Definition { metadata, spec } = definition;
         let defined = definitions::read(&metadata.name, &spec.config, flat_places);
         let networks = defined.networks.into_iter();
         for network in networks.filter_map(|defined| defined.network.ok()) {
-            for pool in Layout::of(&network).pools {
-                let terms = self.0.entry(pool.key.name.clone()).or_default();
-                for name in [&definition.metadata.name, &network.name] {
-                    let namespace = definition.metadata.namespace.clone();
-                    terms.names.insert((namespace, name.clone()));
-                }
-                terms.pool = Some(pool.key);
-                // Networks may share a pool: the stricter wish holds.
-                if terms.network.is_empty() {
-                    terms.network.clone_from(&metadata.name);
-                }
-                terms.overlap_checks |= network.overlap_checks;
-                terms.cooldown = terms.cooldown.max(network.settings.cooldown);
-                terms.wishes = terms.wishes.or(Wishes::from(&network.settings));
+            // A definition that may not use the range has no say in how its addresses cool down.
+            if policy.allow(&metadata.namespace, &network).is_err() {
+                continue;
+            }
+            self.add_network(&metadata.namespace, &metadata.name, &network);
+        }
+    }
+
+    /// Takes in the network of the definition `name`.
+    pub fn add_network(&mut self, namespace: &str, name: &str, network: &PodNetwork) {
+        for pool in Layout::of(network).pools {
+            let terms = self.0.entry(pool.key.name.clone()).or_default();
+            for name in [name, &network.name] {
+                terms.names.insert((namespace.to_owned(), name.to_owned()));
+            }
+            terms.pool = Some(pool.key);
+            // Networks may share a pool: the stricter wish holds.
+            if terms.network.is_empty() {
+                name.clone_into(&mut terms.network);
+            }
+            terms.overlap_checks |= network.overlap_checks;
+            terms.cooldown = terms.cooldown.max(network.settings.cooldown);
+            terms.wishes = terms.wishes.or(Wishes::from(&network.settings));
+            if let Some(range) = pool.sliced.or(pool.plain) {
+                terms.usable = Some(match terms.usable.take() {
+                    Some(all) if !all.covers(&range.usable) => Arc::new(all.joined(&range.usable)),
+                    Some(all) => all,
+                    None => Arc::clone(&range.usable),
+                });
             }
         }
     }
+
+    /// The pool of a definition's network that an address is of.
+    pub fn pool_of(&self, network: &(String, String), address: Address) -> Option<&PoolKey> {
+        let pools = self
+            .0
+            .values()
+            .filter(|terms| terms.names.contains(network));
+        pools.filter_map(|terms| terms.pool.as_ref()).find(|pool| {
+            let range = pool.network;
+            range.is_some_and(|range| range.contains(address))
+        })
+    }
 }
 
-/// Reads all definitions. A cluster without the kind has none, and whoever may not read them knows none.
-pub(super) async fn read_terms(witness: &Witness, flat_places: &[PathBuf]) -> Result<Terms, Blind> {
-    let path = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
-    let definitions = match witness.list::<Definition>(path).await {
-        Ok(definitions) => definitions,
-        Err(blind) if blind.code == Some(404) => Vec::new(),
-        Err(blind) if blind.code == Some(403) => {
-            tracing::warn!(%blind, "networks are unknown: no rest, no reservation is repaired");
-            Vec::new()
-        }
-        Err(blind) => return Err(blind),
+const PATH: &str = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
+
+/// Reads all definitions, a few at a time. A cluster without the kind has none, and whoever may not read them knows none.
+/// Those that `policies` does not allow are left out.
+pub async fn read_terms(
+    witness: &Witness,
+    policies: Option<&Policies>,
+    flat_places: &[PathBuf],
+) -> Result<Terms, Blind> {
+    let policy = match policies {
+        Some(policies) => policies.read().await.map_err(|why| Blind {
+            target: "RangePolicy".to_owned(),
+            why,
+            code: None,
+        })?,
+        None => Arc::default(),
     };
     let mut terms = Terms::default();
-    for definition in definitions {
-        terms.add(&definition, flat_places);
+    let mut token = None;
+    loop {
+        let (definitions, more) = match witness.large_page::<Definition>(PATH, token).await {
+            Ok(page) => page,
+            Err(blind) if blind.code == Some(404) => return Ok(terms),
+            Err(blind) if blind.code == Some(403) => {
+                tracing::warn!(%blind, "networks are unknown: no rest, no reservation is repaired");
+                return Ok(terms);
+            }
+            Err(blind) => return Err(blind),
+        };
+        let (flat_places, policy) = (flat_places.to_vec(), Arc::clone(&policy));
+        let read = move || {
+            for definition in definitions {
+                terms.add(&definition, &flat_places, &policy);
+            }
+            terms
+        };
+        let read = tokio::task::spawn_blocking(read).await;
+        terms = read.map_err(|error| Blind {
+            target: PATH.to_owned(),
+            why: error.to_string(),
+            code: None,
+        })?;
+        match more {
+            Some(_) => token = more,
+            None => return Ok(terms),
+        }
     }
-    Ok(terms)
 }
 
 #[derive(Deserialize)]
@@ -117,8 +181,17 @@ struct Metadata {
 
 #[derive(Default, Deserialize)]
 struct Spec {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bounded")]
     config: String,
+}
+
+/// What is too long to be a configuration is not kept: only that it is too long.
+fn bounded<'de, D: serde::Deserializer<'de>>(source: D) -> Result<String, D::Error> {
+    let mut config = String::deserialize(source)?;
+    if config.len() > LONGEST_CONFIGURATION {
+        config = String::new();
+    }
+    Ok(config)
 }
 
 #[cfg(test)]
@@ -137,7 +210,7 @@ mod tests {
                     config: (*config).to_owned(),
                 },
             };
-            terms.add(&definition, &[]);
+            terms.add(&definition, &[], &Policy::default());
         }
         terms
     }

@@ -9,8 +9,9 @@ use std::collections::HashSet;
 use berth_core::{Address, Change, Handle, Owner, Record};
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedLedger};
 
-use super::facts::{Held, Note, Observed};
+use super::facts::{Held, Note};
 use super::pairing::expected_name;
+use super::survey::Survey;
 use super::terms::{PoolTerms, Terms};
 use super::witness::Blind;
 use crate::reserve::make;
@@ -25,24 +26,47 @@ pub(super) struct Unheld {
     overlap_checks: bool,
 }
 
+/// What is held in the pools of networks that mind claims.
+#[derive(Debug, Default)]
+pub(super) struct ClaimHeld {
+    pools: HashSet<String>,
+    held: HashSet<(String, Address)>,
+}
+
+impl ClaimHeld {
+    /// Takes in the pool that the survey has turned to.
+    pub fn add(&mut self, pool: &PoolKey, survey: &Survey) {
+        let of_pool = survey.terms.of(&pool.name);
+        if of_pool.is_some_and(|terms| terms.wishes.claims) {
+            self.add_held(pool, &survey.observed.held);
+        }
+    }
+
+    /// Takes in a pool without entries.
+    pub fn add_empty(&mut self, pool: &PoolKey) {
+        self.pools.insert(pool.name.clone());
+    }
+
+    fn add_held(&mut self, pool: &PoolKey, held: &[Held]) {
+        let held = held.iter().map(|one| (pool.name.clone(), one.address));
+        self.held.extend(held);
+        self.pools.insert(pool.name.clone());
+    }
+}
+
 /// What claims record, of the pools of networks that mind them.
 pub(super) async fn find(
     sticky: &Sticky,
-    observed: &Observed,
+    held: &ClaimHeld,
     terms: &Terms,
 ) -> Result<Vec<Unheld>, Blind> {
     if !terms.pools().any(|terms| terms.wishes.claims) {
         return Ok(Vec::new());
     }
-    Ok(missing(&sticky.all_claims().await?, observed, terms))
+    Ok(missing(&sticky.all_claims().await?, held, terms))
 }
 
-fn missing(claims: &[Claim], observed: &Observed, terms: &Terms) -> Vec<Unheld> {
-    let held: HashSet<(&str, Address)> = observed
-        .held
-        .iter()
-        .map(|held| (held.pool.name.as_str(), held.address))
-        .collect();
+fn missing(claims: &[Claim], held: &ClaimHeld, terms: &Terms) -> Vec<Unheld> {
     let mut missing = Vec::new();
     for claim in claims {
         for address in claim.addresses() {
@@ -50,8 +74,8 @@ fn missing(claims: &[Claim], observed: &Observed, terms: &Terms) -> Vec<Unheld> 
                 continue;
             };
             // A pool that nobody has made yet has lost nothing.
-            let is_there = observed.pools.contains(&pool.name);
-            if is_there && !held.contains(&(pool.name.as_str(), address)) {
+            let is_there = held.pools.contains(&pool.name);
+            if is_there && !held.held.contains(&(pool.name.clone(), address)) {
                 let owner = Owner::new(claim.holder(), claim.interface());
                 missing.push(Unheld {
                     pool,

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
+use berth_api::names::is_path_segment;
+use berth_core::{Address, Owner};
 use futures::{StreamExt, TryStreamExt};
 use kube::Client;
 use kube::api::{GetParams, ListParams};
@@ -21,6 +23,8 @@ use super::facts::{Phase, Pod, PodRef, Sight};
 const LIST_FROM: usize = 20;
 /// Objects in one answer of a list.
 const PAGE: u32 = 500;
+/// The same of network definitions: each may have 1.5 MB, whoever wrote it.
+const LARGE_PAGE: u32 = 16;
 /// Questions at a time.
 const AT_ONCE: usize = 8;
 
@@ -58,11 +62,6 @@ impl Witness {
         Ok(found.map_or(Sight::Absent, |pod| Sight::There(pod.into())))
     }
 
-    pub async fn node(&self, name: &str) -> Result<bool, Blind> {
-        let found: Option<Lean> = self.get("/api/v1/nodes", "nodes", name).await?;
-        Ok(found.is_some())
-    }
-
     /// Looks for each of the pods.
     pub async fn pods(&self, pods: BTreeSet<PodRef>) -> Result<HashMap<PodRef, Sight>, Blind> {
         let mut by_namespace: BTreeMap<String, Vec<PodRef>> = BTreeMap::new();
@@ -75,7 +74,7 @@ impl Witness {
             .partition(|(_, pods)| pods.len() >= LIST_FROM);
         let mut sights = HashMap::new();
         for (namespace, pods) in crowded {
-            let mut found = self.pods_of(&namespace).await?;
+            let mut found = self.pods_of(&namespace, &pods).await?;
             for pod in pods {
                 let sight = found.remove(&pod.name);
                 sights.insert(pod, sight.map_or(Sight::Absent, Sight::There));
@@ -92,23 +91,27 @@ impl Witness {
     }
 
     /// Looks for each of the nodes.
-    pub async fn nodes(&self, names: BTreeSet<String>) -> Result<HashMap<String, bool>, Blind> {
+    pub async fn nodes(
+        &self,
+        names: BTreeSet<String>,
+    ) -> Result<HashMap<String, NodeSight>, Blind> {
         if names.len() >= LIST_FROM {
-            let found: HashSet<String> = self
-                .list::<Lean>("/api/v1/nodes")
-                .await?
-                .into_iter()
-                .map(|node| node.metadata.name)
-                .collect();
+            let mut found: HashMap<String, NodeSight> = HashMap::new();
+            let keep = |node: LeanNode| {
+                let sight = node.sight();
+                found.insert(node.metadata.name, sight);
+            };
+            let all = ListParams::default();
+            self.reduce("/api/v1/nodes", all, keep).await?;
             let seen = names.into_iter().map(|name| {
-                let there = found.contains(&name);
-                (name, there)
+                let sight = found.remove(&name).unwrap_or(NodeSight::Absent);
+                (name, sight)
             });
             return Ok(seen.collect());
         }
         let asked = names
             .into_iter()
-            .map(|name| async move { Ok((name.clone(), self.node(&name).await?)) });
+            .map(|name| async move { Ok((name.clone(), self.node_sight(&name).await?)) });
         futures::stream::iter(asked)
             .buffer_unordered(AT_ONCE)
             .try_collect()
@@ -118,13 +121,7 @@ impl Witness {
     /// The node, and whether somebody has sworn that it is off: Kubernetes takes its pods and volumes from it then.
     pub async fn node_sight(&self, name: &str) -> Result<NodeSight, Blind> {
         let found: Option<LeanNode> = self.get("/api/v1/nodes", "nodes", name).await?;
-        Ok(found.map_or(NodeSight::Absent, |node| NodeSight::There {
-            out_of_service: node
-                .spec
-                .taints
-                .iter()
-                .any(|taint| taint.key == OUT_OF_SERVICE),
-        }))
+        Ok(found.map_or(NodeSight::Absent, |node| node.sight()))
     }
 
     /// Whether the node's kubelet says that it is well, and was heard of lately: what it says of its pods is of now.
@@ -139,43 +136,68 @@ impl Witness {
     /// All pods that are bound to one of the nodes, whatever has become of them.
     pub async fn bound_pods(&self, nodes: &BTreeSet<String>) -> Result<Vec<BoundPod>, Blind> {
         let path = "/api/v1/pods";
-        let pods: Vec<LeanPod> = if nodes.len() >= LIST_FROM {
-            self.list(path).await?
-        } else {
-            let mut lists = Vec::new();
-            for node in nodes {
-                let selector = ListParams::default().fields(&format!("spec.nodeName={node}"));
-                lists.push(self.list_by::<LeanPod>(path, selector));
-            }
-            let lists: Vec<Vec<LeanPod>> = futures::stream::iter(lists)
-                .buffer_unordered(AT_ONCE)
-                .try_collect()
-                .await?;
-            lists.into_iter().flatten().collect()
+        let mut bound = Vec::new();
+        let mut keep = |pod: LeanPod| {
+            let pod = BoundPod::read(pod).filter(|pod| nodes.contains(&pod.node));
+            bound.extend(pod);
         };
-        let bound = pods.into_iter().filter_map(BoundPod::read);
-        Ok(bound.filter(|pod| nodes.contains(&pod.node)).collect())
+        if nodes.len() >= LIST_FROM {
+            self.reduce(path, ListParams::default(), keep).await?;
+            return Ok(bound);
+        }
+        for node in nodes {
+            let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+            self.reduce(path, of_node, &mut keep).await?;
+        }
+        Ok(bound)
     }
 
-    /// All objects of a collection, some at a time.
-    pub(crate) async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, Blind> {
-        self.list_by(path, ListParams::default()).await
-    }
-
-    async fn list_by<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        params: ListParams,
-    ) -> Result<Vec<T>, Blind> {
-        let mut params = params.limit(PAGE);
-        let mut all = Vec::new();
+    /// Whether any pod of the cluster that may run asks for one of the networks, by the names of their definitions. Only
+    /// metadata is read, page by page.
+    pub async fn asks_any_pod(&self, definitions: &[String]) -> Result<bool, Blind> {
+        let path = "/api/v1/pods";
+        let open = "status.phase!=Succeeded,status.phase!=Failed";
+        let mut params = ListParams::default().fields(open).limit(PAGE);
         loop {
-            let request = Request::new(path).list(&params);
-            let page: Page<T> = match self.send(request).await {
+            let request = Request::new(path).list_metadata(&params);
+            let page: Page<LeanPod> = match self.send(request).await {
                 Ok(page) => page,
                 Err(error) => return Err(blind(path.to_owned(), error)),
             };
-            all.extend(page.items);
+            let asks = |pod: &LeanPod| {
+                let annotations = pod.metadata.annotations.as_ref();
+                let mut names = definitions.iter();
+                annotations.is_some_and(|all| {
+                    names.any(|name| {
+                        all.networks.contains(name) || all.default_network.contains(name)
+                    })
+                })
+            };
+            if page.items.iter().any(asks) {
+                return Ok(true);
+            }
+            match page.metadata.continues {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                _ => return Ok(false),
+            }
+        }
+    }
+
+    /// What all pods that run, and are not being deleted, say of their secondary addresses, as far as `keep` wants it. Only
+    /// metadata is read, page by page.
+    pub async fn attached(&self, keep: impl Fn(&Attached) -> bool) -> Result<Vec<Attached>, Blind> {
+        let path = "/api/v1/pods";
+        let open = "status.phase!=Succeeded,status.phase!=Failed";
+        let mut params = ListParams::default().fields(open).limit(PAGE);
+        let mut all = Vec::new();
+        loop {
+            let request = Request::new(path).list_metadata(&params);
+            let page: Page<LeanPod> = match self.send(request).await {
+                Ok(page) => page,
+                Err(error) => return Err(blind(path.to_owned(), error)),
+            };
+            let page_of = page.items.into_iter().flat_map(Attached::read);
+            all.extend(page_of.filter(&keep));
             match page.metadata.continues {
                 Some(token) if !token.is_empty() => params.continue_token = Some(token),
                 _ => return Ok(all),
@@ -183,13 +205,68 @@ impl Witness {
         }
     }
 
-    async fn pods_of(&self, namespace: &str) -> Result<HashMap<String, Pod>, Blind> {
+    /// Some large objects of a collection, after those that `token` stands for, and the token for the next ones. Whoever
+    /// reads them keeps what it needs of each answer.
+    pub(crate) async fn large_page<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        token: Option<String>,
+    ) -> Result<(Vec<T>, Option<String>), Blind> {
+        let mut params = ListParams::default().limit(LARGE_PAGE);
+        params.continue_token = token;
+        self.page(path, &params).await
+    }
+
+    /// Shows every object of a collection to `visit`, page by page: a caller keeps what it needs of each, and never has a list
+    /// of them all.
+    pub(crate) async fn reduce<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        params: ListParams,
+        mut visit: impl FnMut(T),
+    ) -> Result<(), Blind> {
+        let mut params = params.limit(PAGE);
+        loop {
+            let (items, more) = self.page(path, &params).await?;
+            items.into_iter().for_each(&mut visit);
+            match more {
+                Some(token) => params.continue_token = Some(token),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// One answer of a list, and by which token the next one is asked for.
+    async fn page<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        params: &ListParams,
+    ) -> Result<(Vec<T>, Option<String>), Blind> {
+        let request = Request::new(path).list(params);
+        let page: Page<T> = match self.send(request).await {
+            Ok(page) => page,
+            Err(error) => return Err(blind(path.to_owned(), error)),
+        };
+        let more = page.metadata.continues.filter(|token| !token.is_empty());
+        Ok((page.items, more))
+    }
+
+    /// Those pods of a namespace that are there, by name.
+    async fn pods_of(
+        &self,
+        namespace: &str,
+        wanted: &[PodRef],
+    ) -> Result<HashMap<String, Pod>, Blind> {
         let path = format!("/api/v1/namespaces/{namespace}/pods");
-        let pods = self.list::<LeanPod>(&path).await?;
-        let named = pods
-            .into_iter()
-            .map(|pod| (pod.metadata.name.clone(), pod.into()));
-        Ok(named.collect())
+        let wanted: HashSet<&str> = wanted.iter().map(|pod| pod.name.as_str()).collect();
+        let mut found = HashMap::new();
+        let keep = |pod: LeanPod| {
+            if wanted.contains(pod.metadata.name.as_str()) {
+                found.insert(pod.metadata.name.clone(), pod.into());
+            }
+        };
+        self.reduce(&path, ListParams::default(), keep).await?;
+        Ok(found)
     }
 
     /// The object; none only if the server says that this very object does not exist.
@@ -199,6 +276,10 @@ impl Witness {
         kind: &str,
         name: &str,
     ) -> Result<Option<T>, Blind> {
+        if !is_path_segment(name) {
+            // The server has refused to create it: a name that a pod's annotation or a record gives may be anything.
+            return Ok(None);
+        }
         let request = Request::new(path).get(name, &GetParams::default());
         match self.send(request).await {
             Ok(found) => Ok(Some(found)),
@@ -255,6 +336,15 @@ pub enum NodeSight {
     There { out_of_service: bool },
 }
 
+impl NodeSight {
+    /// Whether nothing runs there any more, as far as Kubernetes can know: what it hands on to other nodes too.
+    pub fn is_lost(self) -> bool {
+        self != NodeSight::There {
+            out_of_service: false,
+        }
+    }
+}
+
 /// A pod of a node, and which networks it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundPod {
@@ -267,11 +357,76 @@ pub struct BoundPod {
     pub connected: bool,
 }
 
+/// An address that a pod has, as Multus wrote it on the pod (network-status).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    pub owner: Owner,
+    pub uid: String,
+    /// The definition's namespace and name.
+    pub network: (String, String),
+    pub address: Address,
+}
+
 #[derive(Deserialize)]
+struct Interface {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    interface: String,
+    #[serde(default)]
+    ips: Vec<String>,
+    #[serde(default)]
+    default: bool,
+}
+
+impl Attached {
+    fn read(pod: LeanPod) -> Vec<Attached> {
+        let LeanMetadata {
+            name,
+            namespace,
+            uid,
+            annotations,
+            deletion_timestamp,
+        } = pod.metadata;
+        let text = annotations.unwrap_or_default().network_status;
+        if deletion_timestamp.is_some() || text.is_empty() {
+            return Vec::new();
+        }
+        // A text that can't be read says nothing.
+        let interfaces: Vec<Interface> = serde_json::from_str(&text).unwrap_or_default();
+        let mut all = Vec::new();
+        for one in interfaces.into_iter().filter(|one| !one.default) {
+            let Some((of, network)) = one.name.split_once('/') else {
+                continue;
+            };
+            let addresses = one.ips.iter().filter_map(|ip| ip.parse::<Address>().ok());
+            all.extend(addresses.map(|address| Attached {
+                owner: Owner::new(format!("{namespace}/{name}"), &one.interface),
+                uid: uid.clone(),
+                network: (of.to_owned(), network.to_owned()),
+                address,
+            }));
+        }
+        all
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "T: Deserialize<'de>"))]
 struct Page<T> {
     #[serde(default)]
     metadata: PageMetadata,
+    /// The API server writes `null` for an empty list of metadata.
+    #[serde(default = "Vec::new", deserialize_with = "list_or_null")]
     items: Vec<T>,
+}
+
+fn list_or_null<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 #[derive(Default, Deserialize)]
@@ -280,18 +435,22 @@ struct PageMetadata {
     continues: Option<String>,
 }
 
-/// An object's name and nothing else.
-#[derive(Deserialize)]
-struct Lean {
-    metadata: LeanMetadata,
-}
-
 #[derive(Deserialize)]
 struct LeanNode {
+    metadata: LeanMetadata,
     #[serde(default)]
     spec: LeanNodeSpec,
     #[serde(default)]
     status: LeanNodeStatus,
+}
+
+impl LeanNode {
+    fn sight(&self) -> NodeSight {
+        let mut taints = self.spec.taints.iter();
+        NodeSight::There {
+            out_of_service: taints.any(|taint| taint.key == OUT_OF_SERVICE),
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -329,6 +488,8 @@ struct LeanMetadata {
     uid: String,
     #[serde(default)]
     annotations: Option<LeanAnnotations>,
+    #[serde(default, rename = "deletionTimestamp")]
+    deletion_timestamp: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -401,31 +562,4 @@ impl From<LeanPod> for Pod {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn a_pod_is_connected_unless_all_there_is_to_be_seen_says_that_it_waits() {
-        let connected = |metadata: Value, status: Value| {
-            let pod =
-                json!({ "metadata": metadata, "spec": { "nodeName": "n" }, "status": status });
-            let pod: LeanPod = serde_json::from_value(pod).unwrap();
-            BoundPod::read(pod).unwrap().connected
-        };
-        let bare = || json!({ "name": "p", "namespace": "ns" });
-        let told =
-            json!({ "name": "p", "annotations": { "k8s.v1.cni.cncf.io/network-status": "[]" } });
-        assert!(!connected(bare(), json!({})));
-        assert!(!connected(bare(), json!({ "phase": "Pending" })));
-        assert!(connected(
-            bare(),
-            json!({ "phase": "Pending", "podIP": "10.244.0.9" })
-        ));
-        for phase in ["Running", "Unknown", "Hibernating"] {
-            assert!(connected(bare(), json!({ "phase": phase })), "{phase}");
-        }
-        assert!(connected(told, json!({ "phase": "Pending" })));
-    }
-}
+mod tests;

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use berth_core::Address;
 use kube::Client;
+use kube::api::ListParams;
 
 pub use adoption::{Adoption, adopt, settle};
 pub use claim::Claim;
@@ -118,9 +119,12 @@ impl Sticky {
 
     /// A cluster without the kind has none.
     async fn list(&self, path: &str) -> Result<Vec<Claim>, Blind> {
-        match self.witness.list::<Claim>(path).await {
+        let mut claims = Vec::new();
+        let keep = |claim: Claim| claims.push(claim);
+        let listed = self.witness.reduce(path, ListParams::default(), keep);
+        match listed.await {
             Err(blind) if blind.code == Some(404) => Ok(Vec::new()),
-            claims => claims,
+            listed => listed.map(|()| claims),
         }
     }
 }

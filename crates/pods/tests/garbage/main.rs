@@ -7,6 +7,7 @@
 )]
 
 mod away;
+mod forced;
 mod sticky;
 mod world;
 
@@ -381,5 +382,73 @@ async fn a_failure_to_collect_is_told_on_the_pod() {
         .await;
     set_range("10.0.0.0/24").await;
     world.until_held_by(&[]).await;
+    running.stop().await;
+}
+
+/// Two pods with one address, in pools whose ranges overlap: found, counted, and told to both of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_4_an_address_with_several_holders_is_reported() {
+    let world = World::new("duplicate").await;
+    let agent = world.agent("n1").await;
+    let name = world.namespace.clone();
+    for (network, range, pod) in [
+        ("small", "10.0.0.0/29", "one"),
+        ("large", "10.0.0.0/27", "two"),
+    ] {
+        let config = json!({
+            "cniVersion": "1.0.0", "name": network, "type": "macvlan",
+            "ipam": { "type": "whereabouts", "range": range, "network_name": name,
+                "enable_overlapping_ranges": false },
+        });
+        world.put_network(network, &config).await;
+        world.run_pod(&agent, pod).await;
+        world
+            .apply(json!({
+                "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+                "metadata": { "name": format!("{name}-{}", range.replace('/', "-")), "namespace": name },
+                "spec": { "range": range, "allocations": {
+                    "3": { "id": pod, "podref": format!("{name}/{pod}"), "ifname": "net1" },
+                } },
+            }))
+            .await;
+    }
+    let running = agent.sweep();
+    world
+        .until("counted", async || running.gauge("disputes") == 1.0)
+        .await;
+    for pod in ["one", "two"] {
+        world
+            .until("told", async || {
+                let events = world.events(pod).await;
+                let told = |(reason, message): &(String, String)| {
+                    reason == "IPAddressDuplicate" && message.contains("10.0.0.3 has 2 holders")
+                };
+                events.len() == 1 && events.iter().all(told)
+            })
+            .await;
+    }
+    // One of them goes: the address has one holder again.
+    world.delete_pod("two").await;
+    world
+        .until("over", async || running.gauge("disputes") == 0.0)
+        .await;
+    running.stop().await;
+}
+
+/// A collector's desk kept its copy of a pool until another pool was opened, which may be never.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_23_no_copy_of_a_pool_is_left_after_its_addresses_were_freed() {
+    let world = World::new("copies").await;
+    let agent = world.agent("n1").await;
+    world.put_entry("5", "c1", "gone").await;
+    let running = agent.sweep();
+    running.until_count("freed", 1.0).await;
+    // The steps of that sweep are done, and their desk was counted.
+    running
+        .until_count("sweeps", running.count("sweeps") + 1.0)
+        .await;
+    world
+        .until("no copy is left", async || running.gauge("desks") == 0.0)
+        .await;
     running.stop().await;
 }

@@ -11,18 +11,21 @@ use berth_api::whereabouts::{IPPool, IPPoolSpec, OverlappingRangeIPReservation};
 use berth_cni::Environment;
 use berth_cni::wire::Request;
 use berth_desk::DeskMetrics;
-use berth_ledger::kube::{Connect, Connection};
+use berth_ledger::kube::{Connect, Connection, ETCD_REQUEST_LIMIT};
 use berth_ledger::{KubeLedger, MemoryLedger, SharedLedger};
 use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings, Patience};
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{Front, Store};
-use berth_testkit::{Account, Cluster, Served};
+use berth_testkit::{Agents, Cluster, Served};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+};
 use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 pub const POOL: &str = "10.0.0.0-24";
@@ -32,39 +35,13 @@ const INTERVAL: Duration = Duration::from_millis(1500);
 /// Two cores, many tests: waiting long enough is not slow, it only fails slowly.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What an agent that collects may do: the least that works.
-fn rules() -> Value {
-    let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": verbs });
-    json!([
-        rule(
-            "whereabouts.cni.cncf.io",
-            &["ippools", "overlappingrangeipreservations"],
-            &["get", "list", "watch", "create", "patch", "delete"]
-        ),
-        rule("", &["pods"], &["get", "list", "watch"]),
-        rule("", &["nodes"], &["get", "list"]),
-        rule("", &["events"], &["create"]),
-        rule(
-            "coordination.k8s.io",
-            &["leases"],
-            &["get", "create", "update"]
-        ),
-        rule(
-            "k8s.cni.cncf.io",
-            &["network-attachment-definitions"],
-            &["list"]
-        ),
-        rule("apps", &["statefulsets"], &["get"]),
-        rule("k8s.cni.cncf.io", &["ipamclaims"], &["get", "list"]),
-        rule("k8s.cni.cncf.io", &["ipamclaims/status"], &["patch"]),
-    ])
-}
-
 pub struct World {
     pub cluster: &'static Cluster,
     pub namespace: String,
     client: Client,
-    account: Account,
+    agents: Agents,
+    /// Where the network namespaces of containers would be.
+    netns: TempDir,
 }
 
 /// A node's agent, as far as it matters here.
@@ -100,16 +77,22 @@ impl World {
             define().await;
         }
         let namespace = cluster.namespace(name).await.unwrap();
-        let account = cluster
-            .service_account(&namespace, "berth", rules())
-            .await
-            .unwrap();
         World {
             cluster,
             client: cluster.client().await.unwrap(),
+            agents: cluster.agents(&namespace).await.unwrap(),
             namespace,
-            account,
+            netns: tempfile::tempdir().unwrap(),
         }
+    }
+
+    /// From now on that container's sandbox is there.
+    pub fn start_sandbox(&self, container: &str) {
+        std::fs::write(self.netns.path().join(container), "").unwrap();
+    }
+
+    pub fn stop_sandbox(&self, container: &str) {
+        std::fs::remove_file(self.netns.path().join(container)).unwrap();
     }
 
     /// An agent on a node of its own, which is made.
@@ -119,15 +102,29 @@ impl World {
     }
 
     pub async fn agent_in(&self, name: &str, boot: &str, local: SharedLedger) -> Agent {
+        self.agent_within(name, boot, local, ETCD_REQUEST_LIMIT)
+            .await
+    }
+
+    /// One whose pools may have so many bytes.
+    pub async fn agent_within(
+        &self,
+        name: &str,
+        boot: &str,
+        local: SharedLedger,
+        limit: usize,
+    ) -> Agent {
         let node = format!("{name}-{}", self.namespace);
         self.put_node(&node).await;
+        let account = self.agents.on(&node).await.unwrap();
         let connect = Connect {
-            kubeconfig: Some(self.account.kubeconfig().to_owned()),
+            kubeconfig: Some(account.kubeconfig().to_owned()),
             timeout: Duration::from_secs(20),
             ..Connect::default()
         };
         let connection = connect.open().await.unwrap();
-        let ledger: SharedLedger = Arc::new(KubeLedger::new(connection.clone()));
+        let ledger = KubeLedger::new(connection.clone()).with_limit(limit);
+        let ledger: SharedLedger = Arc::new(ledger);
         let journal = Arc::new(Journal::new(local));
         let store = Store::cluster(SharedLedger::clone(&ledger), DeskMetrics::default())
             .with_journal(Arc::clone(&journal))
@@ -155,6 +152,16 @@ impl World {
                 made.unwrap();
             }
         }
+    }
+
+    /// As an administrator does who knows that the machine is off.
+    pub async fn take_out_of_service(&self, node: &str) {
+        let taint = json!({ "key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute" });
+        let patch = Patch::Merge(json!({ "spec": { "taints": [taint] } }));
+        Api::<Node>::all(self.client.clone())
+            .patch(node, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
     }
 
     pub async fn delete_node(&self, node: &str) {
@@ -224,10 +231,14 @@ impl World {
     }
 
     pub async fn put_reservation(&self, name: &str, pod: &str) {
+        self.put_reservation_with(name, pod, json!({})).await;
+    }
+
+    pub async fn put_reservation_with(&self, name: &str, pod: &str, annotations: Value) {
         let object = json!({
             "apiVersion": "whereabouts.cni.cncf.io/v1alpha1",
             "kind": "OverlappingRangeIPReservation",
-            "metadata": { "name": name },
+            "metadata": { "name": name, "annotations": annotations },
             "spec": { "podref": format!("{}/{pod}", self.namespace), "ifname": "net1" },
         });
         self.api::<OverlappingRangeIPReservation>()
@@ -317,6 +328,12 @@ impl World {
         }
     }
 
+    /// Pools with every field that their objects have.
+    pub fn dynamic_pools(&self) -> Api<DynamicObject> {
+        let kind = ApiResource::erase::<IPPool>(&());
+        Api::namespaced_with(self.client.clone(), &self.namespace, &kind)
+    }
+
     pub async fn apply(&self, object: Value) {
         self.cluster.apply_object(object).await.unwrap();
     }
@@ -384,7 +401,7 @@ impl Agent {
         let environment = Environment {
             command: command.to_owned(),
             container_id: container.to_owned(),
-            netns: "/var/run/netns/none".to_owned(),
+            netns: world.netns.path().join(container).display().to_string(),
             ifname: "net1".to_owned(),
             args: format!(
                 "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={pod};K8S_POD_UID={uid}",
@@ -451,12 +468,17 @@ impl Running {
 
     /// A counter's value.
     pub fn count(&self, name: &str) -> f64 {
+        self.gauge(&format!("{name}_total"))
+    }
+
+    /// A gauge's value.
+    pub fn gauge(&self, name: &str) -> f64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
         let of = |line: &str| {
             let (found, value) = line.rsplit_once(' ')?;
             let bare = found.split('{').next()?;
-            (bare == format!("berth_garbage_{name}_total")).then(|| value.parse::<f64>().ok())?
+            (bare == format!("berth_garbage_{name}")).then(|| value.parse::<f64>().ok())?
         };
         text.lines().filter_map(of).sum()
     }

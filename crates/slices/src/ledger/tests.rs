@@ -138,6 +138,7 @@ impl Process {
                 timeout: Duration::from_secs(1),
             },
             local: Arc::new(file),
+            database: dir.path().join("berth.db"),
             node: "a".into(),
             boot: "b".into(),
             settings: SliceSettings::default(),

@@ -63,6 +63,10 @@ pub struct Cluster {
     options: Options,
     plan: Plan,
     counter: AtomicU32,
+    /// The policies on agents are in force.
+    pub(crate) policed: OnceCell<()>,
+    /// The same of the policies that ship with the controller.
+    pub(crate) controlled: OnceCell<()>,
     _forward: Option<Forward>,
     // Last: the directory goes when the processes that write to it are gone.
     scratch: Scratch,
@@ -160,6 +164,8 @@ impl Cluster {
             options,
             plan,
             counter: AtomicU32::new(0),
+            policed: OnceCell::new(),
+            controlled: OnceCell::new(),
             _forward: forward,
             scratch,
         };
@@ -210,6 +216,11 @@ impl Cluster {
             .args(arguments)
             .output()
             .context("run kubectl")
+    }
+
+    /// The program that [`Cluster::kubectl`] runs.
+    pub fn kubectl_file(&self) -> PathBuf {
+        self.parts.kubectl()
     }
 
     /// Where the API server is.

@@ -10,6 +10,7 @@ use berth_core::{
 use proptest::prelude::*;
 
 use super::*;
+use crate::configmap::repair::repair;
 
 fn address(ip: &str) -> Address {
     ip.parse().unwrap()
@@ -111,6 +112,55 @@ fn changed_settings_keep_what_is_in_use() {
     .unwrap();
     assert_eq!(document.available, ["192.168.1.13", "192.168.1.14"]);
     assert!(document.allocated.is_empty());
+}
+
+#[test]
+fn berth_15_9_an_address_in_another_form_is_the_same_vm() {
+    let pool_ips = members(&["10.9.0.2", "10.9.0.3"]);
+    let mut document = mk_document(&["a@::ffff:10.9.0.2"], &["10.9.0.2", "010.9.0.3"]);
+    let found = pool(&document, &pool_ips);
+    assert!(found.is_held(address("10.9.0.2")));
+    assert_eq!(free(&found), ["10.9.0.3"]);
+    let twice = apply(&mut document, &pool_ips, &[claim("b", "10.9.0.2")], now());
+    assert_eq!(twice, Err(Obstacle::Mismatch(address("10.9.0.2"))));
+    apply(&mut document, &pool_ips, &[claim("b", "10.9.0.3")], now()).unwrap();
+    apply(&mut document, &pool_ips, &[release("a", "10.9.0.2")], now()).unwrap();
+    assert_eq!(document.available, ["10.9.0.2"]);
+}
+
+#[test]
+fn a_change_names_the_stage_that_it_ends() {
+    let mut document = mk_document(&["a@10.0.0.1"], &[]);
+    let stage = |name: &str| record_of("a").with(berth_core::STAGE, name);
+    let update = |expected: Record, record: Record| Change::Update {
+        address: address("10.0.0.1"),
+        expected,
+        record,
+    };
+    apply(
+        &mut document,
+        &None,
+        &[update(record_of("a"), stage("one"))],
+        now(),
+    )
+    .unwrap();
+    let refused = [
+        update(record_of("a"), stage("two")),
+        update(stage("two"), record_of("a")),
+        release("a", "10.0.0.1"),
+    ];
+    for change in refused {
+        let made = apply(&mut document, &None, &[change], now());
+        assert_eq!(made, Err(Obstacle::Mismatch(address("10.0.0.1"))));
+    }
+    apply(
+        &mut document,
+        &None,
+        &[update(stage("one"), record_of("a"))],
+        now(),
+    )
+    .unwrap();
+    assert_eq!(document.allocated["a"].others.get("stage"), None);
 }
 
 #[test]

@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::label::label;
 use super::super::resource::SLICE_POOLS;
+use super::super::unknown::rewritten;
 use super::{Marks, SlicePool, StoredSlicePool};
 
 /// Above so many epochs, those of slices that no longer exist are forgotten: annotations have room for 256 KiB.
@@ -383,7 +384,9 @@ pub fn render(
             annotations.insert(RECALLED, json!(recalled).to_string());
         }
         if number == 0 {
-            annotations.extend(told(&pool.marks));
+            let first = before.and_then(|before| before.pages.get(&0));
+            let text = first.and_then(|page| page.rows.annotations.get(CONDITIONS));
+            annotations.extend(told(&pool.marks, text.map(String::as_str)));
         }
         if count > 1 {
             annotations.insert(SLICE_POOL, name.to_owned());
@@ -422,11 +425,25 @@ fn epochs(table: &Assignments, count: u128) -> BTreeMap<u128, BTreeMap<String, u
     by_page
 }
 
-fn told(marks: &Marks) -> impl Iterator<Item = (&'static str, String)> {
+/// Conditions as text. What a newer version says of one of them is kept (I7).
+fn conditions(known: &[Condition], before: Option<&str>) -> String {
+    let before = before.and_then(|text| serde_json::from_str(text).ok());
+    let before: Vec<Value> = before.unwrap_or_default();
+    let text = |condition: &Condition| {
+        let mut all = before.iter();
+        let same = all.find(|one| one["type"].as_str() == Some(&condition.kind));
+        let same = same.map(Value::to_string);
+        rewritten(same.as_deref(), condition).unwrap_or_default()
+    };
+    let texts: Vec<String> = known.iter().map(text).collect();
+    format!("[{}]", texts.join(","))
+}
+
+fn told(marks: &Marks, before: Option<&str>) -> impl Iterator<Item = (&'static str, String)> {
     let yes = |name, is: bool| is.then(|| (name, "true".to_owned()));
     let networks = (!marks.networks.is_empty()).then(|| (NETWORKS, marks.networks.join(",")));
     let conditions =
-        (!marks.conditions.is_empty()).then(|| (CONDITIONS, json!(marks.conditions).to_string()));
+        (!marks.conditions.is_empty()).then(|| (CONDITIONS, conditions(&marks.conditions, before)));
     [
         yes(MANAGED, marks.managed),
         yes(DISJOINT, marks.disjoint),

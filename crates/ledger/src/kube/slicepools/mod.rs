@@ -150,13 +150,23 @@ impl SlicePools {
         let mut pages = BTreeMap::from([(0, first)]);
         if document::page_count(cut) > 1 {
             let selector = document::selector(name);
-            for object in self.wire.list(&SLICE_POOLS, &selector, LISTED).await? {
+            let mut unread = None;
+            let keep = |object: Value| {
                 let Some(number) = document::page_in(&object, name).filter(|page| *page > 0) else {
-                    continue;
+                    return;
                 };
+                match Page::read(object) {
+                    Ok(page) => {
+                        pages.insert(number, page);
+                    }
+                    Err(why) => unread = Some((number, why)),
+                }
+            };
+            let listed = self.wire.reduce(&SLICE_POOLS, &selector, LISTED, keep);
+            listed.await?;
+            if let Some((number, why)) = unread {
                 let target = berth_api::slices::slice_page(name, number);
-                let page = Page::read(object).map_err(|why| unreadable(&target, why))?;
-                pages.insert(number, page);
+                return Err(unreadable(&target, why));
             }
         }
         document::assemble(name, cut, pages)

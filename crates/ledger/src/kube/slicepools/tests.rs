@@ -142,6 +142,29 @@ fn epochs_and_marks_survive_and_go_when_they_are_no_longer_true() {
 }
 
 #[test]
+fn berth_15_24_unknown_fields_of_conditions_are_kept() {
+    let mut pool = mk_pool("10.0.0.0/24", 26, &["a"]);
+    pool.marks.conditions = vec![Condition {
+        kind: "Refused".into(),
+        ..Condition::default()
+    }];
+    let mut object = render("net", &pool, None)[&0].object("net");
+    let text = object["metadata"]["annotations"][CONDITIONS].as_str();
+    let mut newer: Value = serde_json::from_str(text.unwrap()).unwrap();
+    newer[0]["severity"] = json!("high");
+    object["metadata"]["annotations"][CONDITIONS] = json!(newer.to_string());
+    let before = read(stored(object));
+    pool.marks.conditions[0].message = "changed".into();
+    let page = &render("net", &pool, Some(&before))[&0];
+    let text = &page.annotations[CONDITIONS];
+    let now: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(
+        (&now[0]["severity"], &now[0]["message"]),
+        (&json!("high"), &json!("changed"))
+    );
+}
+
+#[test]
 fn a_large_range_lists_what_is_assigned_on_the_page_of_its_slice() {
     let names: Vec<String> = (0..9_000).map(|n| format!("node-{n:05}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();

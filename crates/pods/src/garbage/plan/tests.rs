@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use berth_core::Record;
+use berth_core::{Handle, Record};
 use berth_ledger::PoolKey;
 
 use super::super::facts::{Phase, Pod, PodRef, Sight};

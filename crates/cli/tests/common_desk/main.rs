@@ -7,14 +7,19 @@
     clippy::indexing_slicing
 )]
 
+mod hostile;
+
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use berth_cni::http;
 use berth_cni::wire::Request;
 use berth_cni::{Environment, http::ClientError};
-use berth_testkit::{Account, Agent, Attachment, Cluster, Process, Whereabouts, guarded};
+use berth_testkit::{
+    Account, Agent, Agents, Attachment, Cluster, Process, Whereabouts, guarded, no_machine_files,
+};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use serde_json::{Value, json};
@@ -25,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Site {
     cluster: Cluster,
     namespace: String,
-    agent: Account,
+    agents: Agents,
     controller: Account,
     dir: tempfile::TempDir,
 }
@@ -47,6 +52,13 @@ impl Site {
             cluster.apply_object(crd).await.unwrap();
         }
         let namespace = cluster.namespace("desk").await.unwrap();
+        // The leader opens a desk for a pool that is there.
+        let pool = json!({
+            "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+            "metadata": { "name": "10.9.0.0-16", "namespace": namespace },
+            "spec": { "range": "10.9.0.0/16", "allocations": {} },
+        });
+        cluster.apply_object(pool).await.unwrap();
         let all = &[
             "get", "list", "watch", "create", "update", "patch", "delete",
         ];
@@ -69,48 +81,72 @@ impl Site {
             &["subjectaccessreviews"],
             &["create"],
         ));
-        let agent = cluster.service_account(&namespace, "agent", json!(shared));
-        let agent = agent.await.unwrap();
+        let agents = cluster.agents_beside_a_controller(&namespace).await;
+        let agents = agents.unwrap();
         let controller = cluster.service_account(&namespace, "controller", json!(reviews));
         let controller = controller.await.unwrap();
         Site {
             cluster,
             namespace,
-            agent,
+            agents,
             controller,
             dir: tempfile::tempdir().unwrap(),
         }
     }
 
     fn controller(&self, name: &str) -> Process {
+        self.controller_with(name, 3, &[])
+    }
+
+    fn controller_with(&self, name: &str, lease: u32, more: &[String]) -> Process {
         let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
         command
             .env_clear()
-            .args(["controller", "--identity", name, "--lease-duration", "3"])
+            .envs(no_machine_files())
+            .args(["controller", "--identity", name])
+            .args(["--lease-duration", &lease.to_string()])
             .args(["--desk-listen", "127.0.0.1:0", "--log-format", "json"])
+            .args(more)
             .env("BERTH_KUBECONFIG", self.controller.kubeconfig());
         Process::start(name, command, self.dir.path()).unwrap()
     }
 
     async fn node(&self, name: &str) -> Node {
-        let token = self.cluster.pod_token(&self.agent, name, AUDIENCE).await;
+        self.node_with(name, &[]).await
+    }
+
+    async fn node_with(&self, name: &str, more: &[String]) -> Node {
+        let account = self.agents.on(name).await.unwrap();
+        let token = self.cluster.pod_token(&account, name, AUDIENCE).await;
         let token_file = self.dir.path().join(format!("{name}.token"));
         std::fs::write(&token_file, token.unwrap()).unwrap();
         let berth = env!("CARGO_BIN_EXE_berth");
         let agent = Agent::start(berth, self.dir.path(), name, |command| {
             command
                 .args(["--node", name, "--log-format", "json"])
-                .env("BERTH_KUBECONFIG", self.agent.kubeconfig())
+                .args(more)
+                .env("BERTH_KUBECONFIG", account.kubeconfig())
                 .env("BERTH_DESK_TOKEN_FILE", &token_file);
         });
         Node(agent.unwrap())
     }
 
-    /// Who leads, as everybody can see.
-    async fn leader(&self) -> Option<String> {
+    async fn lease(&self) -> Option<Lease> {
         let leases: Api<Lease> =
             Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
-        let lease = leases.get_opt("berth-controller").await.unwrap()?;
+        leases.get_opt("berth-controller").await.unwrap()
+    }
+
+    /// Where the leader's desk listens.
+    async fn desk(&self) -> SocketAddr {
+        let lease = self.lease().await.unwrap();
+        let notice = berth_gather::Notice::read(&lease, jiff::Timestamp::now()).unwrap();
+        notice.address.parse().unwrap()
+    }
+
+    /// Who leads, as everybody can see.
+    async fn leader(&self) -> Option<String> {
+        let lease = self.lease().await?;
         let holder = lease.spec?.holder_identity?;
         (!holder.is_empty()).then_some(holder)
     }
@@ -293,7 +329,12 @@ async fn the_leaders_desk_and_whereabouts_give_from_one_pool() {
     let _first = site.controller("first");
     until("it leads", async || site.leader().await.is_some()).await;
     let nodes = [site.node("n0").await, site.node("n1").await];
-    let whereabouts = Whereabouts::new(site.agent.kubeconfig(), "n2").unwrap();
+    let rules = Whereabouts::rules();
+    let account = site
+        .cluster
+        .service_account(&site.namespace, "whereabouts", rules);
+    let account = account.await.unwrap();
+    let whereabouts = Whereabouts::new(account.kubeconfig(), "n2").unwrap();
     let held: Mutex<BTreeMap<String, String>> = Mutex::default();
     let gain = |address: String, pod: &str| {
         let before = held

@@ -1,0 +1,240 @@
+//! What is wrong with definitions that no slices depend on: told as events, once per change. Pure.
+
+use std::collections::BTreeMap;
+
+use berth_core::Prefix;
+use berth_pods::PodNetwork;
+use berth_pods::policy::Policy;
+
+use crate::networks::{Defined, Trouble, reason};
+
+/// Told of one definition at most: it may have thousands.
+const MOST: usize = 16;
+
+/// What the administrator's policy has against the definition.
+pub fn refusal(policy: &Policy, defined: &Defined) -> Option<Trouble> {
+    let (namespace, _) = defined.key.split_once('/')?;
+    let networks = defined.definition.networks.iter();
+    let mut networks = networks.filter_map(|network| network.network.as_ref().ok());
+    let message = networks.find_map(|network| policy.allow(namespace, network).err())?;
+    Some(Trouble {
+        definition: defined.key.clone(),
+        reason: reason::NOT_ALLOWED,
+        message,
+    })
+}
+
+/// What the author of the definition should mend.
+pub fn troubles(defined: &Defined) -> Vec<Trouble> {
+    let mut found = Vec::new();
+    let read = &defined.definition;
+    if let Some(why) = read.unknown.as_ref().filter(|_| read.may_be_ours) {
+        found.push((reason::DEFINITION_INVALID, why.clone()));
+    }
+    for network in &read.networks {
+        match &network.network {
+            Ok(network) => found.extend(of_network(network)),
+            // Of a sliced network it is told already.
+            Err(_) if !network.slice_size.is_empty() => {}
+            Err(error) => found.push((reason::DEFINITION_INVALID, error.to_string())),
+        }
+    }
+    let trouble = |(reason, message)| Trouble {
+        definition: defined.key.clone(),
+        reason,
+        message,
+    };
+    found.into_iter().take(MOST).map(trouble).collect()
+}
+
+fn of_network(network: &PodNetwork) -> Vec<(&'static str, String)> {
+    let faults = network.faults.iter();
+    let faults = faults.map(|fault| (reason::DEFINITION_INVALID, fault.to_string()));
+    let unknown = network.unknown_keys.iter();
+    let unknown = unknown.map(|key| (reason::UNKNOWN_KEY, key.to_string()));
+    let ignored = network.warnings.iter();
+    let ignored = ignored.map(|warning| (reason::VALUE_IGNORED, warning.to_string()));
+    faults.chain(unknown).chain(ignored).collect()
+}
+
+/// A range of one definition.
+struct Extent<'a> {
+    network_name: &'a str,
+    range: Prefix,
+    checked: bool,
+    definition: &'a str,
+}
+
+/// Ranges of one network name that overlap without being equal have pools of their own. Where one of them has its overlap
+/// checks off, both may allocate one address.
+pub fn overlaps<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Vec<Trouble> {
+    let mut extents: Vec<Extent<'_>> = Vec::new();
+    for defined in definitions {
+        let networks = defined.definition.networks.iter();
+        for network in networks.filter_map(|network| network.network.as_ref().ok()) {
+            extents.extend(network.ranges.iter().map(|range| Extent {
+                network_name: &network.network_name,
+                range: range.spec.prefix,
+                checked: network.overlap_checks,
+                definition: &defined.key,
+            }));
+        }
+    }
+    extents.sort_by_key(|extent| (extent.network_name, extent.range));
+    let mut found: BTreeMap<&str, Trouble> = BTreeMap::new();
+    // Prefixes nest or are apart: those that cover the next one are on the stack. One that covers it is told of.
+    let mut open: Vec<&Extent<'_>> = Vec::new();
+    for extent in &extents {
+        let covers = |one: &&Extent<'_>| {
+            one.network_name == extent.network_name && one.range.covers(extent.range)
+        };
+        while open.last().is_some_and(|last| !covers(last)) {
+            open.pop();
+        }
+        let other = open
+            .iter()
+            .rev()
+            .find(|other| other.range != extent.range && !(other.checked && extent.checked));
+        if let Some(other) = other {
+            for (one, other) in [(extent, *other), (*other, extent)] {
+                let trouble = || one.overlaps(other);
+                found.entry(one.definition).or_insert_with(trouble);
+            }
+        }
+        // One of each range and kind is enough: definitions of one pool may be many.
+        let known = |one: &&Extent<'_>| one.range == extent.range && one.checked == extent.checked;
+        if !open.iter().any(known) {
+            open.push(extent);
+        }
+    }
+    found.into_values().collect()
+}
+
+impl Extent<'_> {
+    fn overlaps(&self, other: &Extent<'_>) -> Trouble {
+        Trouble {
+            definition: self.definition.to_owned(),
+            reason: reason::OVERLAP,
+            message: format!(
+                "range {} overlaps {} of {}, and enable_overlapping_ranges is false in one of them: both may allocate the same \
+                 address; switch the check on in both, use one range, or give them network_names",
+                self.range, other.range, other.definition
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn defined(key: &str, ipam: &str) -> Defined {
+        Defined {
+            key: key.to_owned(),
+            uid: String::new(),
+            created: String::new(),
+            definition: berth_pods::definitions::read("a", &conf(ipam), &[]),
+        }
+    }
+
+    #[test]
+    fn ranges_that_overlap_unchecked_are_told_to_both() {
+        const UNCHECKED: &str = r#","enable_overlapping_ranges":false"#;
+        let wide = defined("ns/wide", r#""range":"10.88.1.0/27""#);
+        let narrow = defined(
+            "ns/narrow",
+            &format!(r#""range":"10.88.1.0/28"{UNCHECKED}"#),
+        );
+        let same = defined("ns/same", &format!(r#""range":"10.88.1.0/28"{UNCHECKED}"#));
+        let told = overlaps([&wide, &narrow]);
+        let about: Vec<&str> = told.iter().map(|one| one.definition.as_str()).collect();
+        assert_eq!(about, ["ns/narrow", "ns/wide"]);
+        assert!(
+            told[0].message.contains("10.88.1.0/27 of ns/wide"),
+            "{told:?}"
+        );
+        assert_eq!(overlaps([&narrow, &same]), []);
+        let checked = defined("ns/checked", r#""range":"10.88.1.0/28""#);
+        assert_eq!(overlaps([&wide, &checked]), []);
+        let named = format!(r#""range":"10.88.1.0/28","network_name":"blue"{UNCHECKED}"#);
+        assert_eq!(overlaps([&wide, &defined("ns/named", &named)]), []);
+    }
+
+    fn told(config: &str) -> Vec<(&'static str, String)> {
+        let defined = Defined {
+            key: "ns/a".to_owned(),
+            uid: String::new(),
+            created: String::new(),
+            definition: berth_pods::definitions::read("a", config, &[]),
+        };
+        let told = troubles(&defined).into_iter();
+        told.map(|trouble| (trouble.reason, trouble.message))
+            .collect()
+    }
+
+    fn conf(ipam: &str) -> String {
+        format!(
+            r#"{{"cniVersion":"0.3.1","name":"cni","type":"macvlan","ipam":{{"type":"whereabouts",{ipam}}}}}"#
+        )
+    }
+
+    #[test]
+    fn typing_errors_and_wrong_bounds_are_told() {
+        for (ipam, reason, words) in [
+            (
+                r#""rnage":"10.0.0.0/24""#,
+                reason::UNKNOWN_KEY,
+                ["rnage", "range"],
+            ),
+            (
+                r#""range":"10.0.0.0/24","fast_ipma":true"#,
+                reason::UNKNOWN_KEY,
+                ["fast_ipma", "fast_ipam"],
+            ),
+            (
+                r#""range":"10.0.0.0/24","range_start":"10.1.0.9""#,
+                reason::VALUE_IGNORED,
+                ["range_start", "10.1.0.9"],
+            ),
+            (
+                r#""range":"10.0.0.0/24","range_start":"10.0.0.9","range_end":"10.0.0.5""#,
+                reason::VALUE_IGNORED,
+                ["range_end", "10.0.0.5"],
+            ),
+            (
+                r#""range":"10.0.0.0/24","kubernetes":{"kubeconfig":"/tmp/theirs"}"#,
+                reason::VALUE_IGNORED,
+                ["kubernetes.kubeconfig", "/tmp/theirs"],
+            ),
+            (
+                r#""range":"10.0.0.0/24","cooldown_seconds":9223372036854775807"#,
+                reason::DEFINITION_INVALID,
+                ["cooldown_seconds", "86400"],
+            ),
+            (
+                r#""range":"nonsense""#,
+                reason::DEFINITION_INVALID,
+                ["range", "nonsense"],
+            ),
+        ] {
+            let told = told(&conf(ipam));
+            assert_eq!(told.len(), 1, "{ipam}: {told:?}");
+            assert_eq!(told[0].0, reason, "{ipam}");
+            assert!(
+                words.iter().all(|word| told[0].1.contains(word)),
+                "{told:?}"
+            );
+        }
+        assert_eq!(told(&conf(r#""range":"10.0.0.0/24""#)), []);
+    }
+
+    #[test]
+    fn what_is_too_long_is_told_if_it_is_ours() {
+        let long = conf(&format!(
+            r#""range":"10.0.0.0/24","x":[{}1]"#,
+            "1,".repeat(700_000)
+        ));
+        assert_eq!(told(&long)[0].0, reason::DEFINITION_INVALID);
+        assert_eq!(told(&long.replace("whereabouts", "host-local")), []);
+    }
+}

@@ -1,0 +1,241 @@
+//! What a batch may contain: numbers and lengths of everything in it, so that no sender makes the leader keep or write
+//! something of its choice without end; and that it speaks of its own node.
+
+use std::time::Duration;
+
+use berth_api::names::is_path_segment;
+use berth_core::plan::Selector;
+use berth_core::{Claim, NODE, Owner, Record, Request};
+use thiserror::Error;
+
+use crate::wire::Batch;
+
+/// Requests of one batch: as many as a desk commits at once.
+const REQUESTS: usize = 1_024;
+/// Addresses of one claim: the ranges of a network.
+const WANTS: usize = 64;
+/// Addresses that a want names as taken elsewhere.
+const AVOIDED: usize = 4_096;
+/// A released address cools down for a day at most.
+const REST: Duration = Duration::from_secs(86_400);
+/// Bytes of a container id, an interface, an attribute.
+const TEXT: usize = 256;
+/// Bytes of `namespace/pod`.
+const SUBJECT: usize = 320;
+/// Bytes of the name of an object.
+const NAME: usize = 253;
+const ATTRIBUTES: usize = 16;
+
+/// What is too much, or not the sender's.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Unfit {
+    #[error("{what}: {found}, where {most} is the most")]
+    Excess {
+        what: &'static str,
+        found: u128,
+        most: u128,
+    },
+    #[error("a record of node {named} in a request of node {node}")]
+    OtherNode { named: String, node: String },
+    #[error("{named:?} names no pod: an owner is namespace/pod, as Kubernetes names them")]
+    NoPod { named: String },
+}
+
+/// Checks a batch.
+pub(crate) fn fit(batch: &Batch) -> Result<(), Unfit> {
+    within("bytes of the node's name", batch.node.len(), NAME)?;
+    within("bytes of the pool's name", batch.pool.name.len(), NAME)?;
+    within("requests", batch.requests.len(), REQUESTS)?;
+    let node = batch.node.as_str();
+    for request in &batch.requests {
+        match request {
+            Request::Claim(claim) => claim_fits(claim, node)?,
+            Request::Exchange {
+                expected, claim, ..
+            } => {
+                record_fits(expected)?;
+                claim_fits(claim, node)?;
+            }
+            Request::Release(release) => {
+                let (rest, most) = (release.rest.as_secs(), REST.as_secs());
+                if release.rest > REST {
+                    return Err(excess("seconds of cooldown", rest.into(), most.into()));
+                }
+                match &release.selector {
+                    Selector::Handle { handle, part } => {
+                        text("handle", handle.as_str())?;
+                        text("interface", part.as_deref().unwrap_or_default())?;
+                    }
+                    Selector::Owner(owner) => owner_fits(owner)?,
+                    Selector::Address { holder, .. } => record_fits(holder)?,
+                }
+            }
+            Request::Reown {
+                expected, record, ..
+            } => {
+                record_fits(expected)?;
+                own(record, node)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn claim_fits(claim: &Claim, node: &str) -> Result<(), Unfit> {
+    within("addresses of a claim", claim.wants.len(), WANTS)?;
+    for want in &claim.wants {
+        within("addresses to avoid", want.avoid.len(), AVOIDED)?;
+    }
+    own(&claim.record, node)
+}
+
+/// A record that is to be written is of no other node than the sender's.
+fn own(record: &Record, node: &str) -> Result<(), Unfit> {
+    record_fits(record)?;
+    let subject = &record.owner.subject;
+    if !record.is_by_hand() && !subject.split('/').all(is_path_segment) {
+        return Err(Unfit::NoPod {
+            named: subject.clone(),
+        });
+    }
+    match record.attribute(NODE) {
+        Some(named) if named != node => Err(Unfit::OtherNode {
+            named: named.to_owned(),
+            node: node.to_owned(),
+        }),
+        // One without a node is judged by its pod alone: its node may have a reason to leave it out.
+        _ => Ok(()),
+    }
+}
+
+fn record_fits(record: &Record) -> Result<(), Unfit> {
+    owner_fits(&record.owner)?;
+    text("handle", record.handle.as_str())?;
+    within("attributes", record.attributes.len(), ATTRIBUTES)?;
+    for (key, value) in &record.attributes {
+        text("attribute", key)?;
+        text("attribute", value)?;
+    }
+    Ok(())
+}
+
+fn owner_fits(owner: &Owner) -> Result<(), Unfit> {
+    within("bytes of the owner", owner.subject.len(), SUBJECT)?;
+    text("interface", &owner.part)
+}
+
+fn text(what: &'static str, text: &str) -> Result<(), Unfit> {
+    within(what, text.len(), TEXT)
+}
+
+fn within(what: &'static str, found: usize, most: usize) -> Result<(), Unfit> {
+    match found > most {
+        true => Err(excess(what, found as u128, most as u128)),
+        false => Ok(()),
+    }
+}
+
+fn excess(what: &'static str, found: u128, most: u128) -> Unfit {
+    Unfit::Excess { what, found, most }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use berth_core::dialect::WHEREABOUTS;
+    use berth_core::{Handle, RangeSpec, Release, Space, Want};
+    use berth_ledger::PoolKey;
+
+    use super::*;
+
+    fn record(handle: &str) -> Record {
+        Record::new(Owner::new("ns/p", "net1"), Handle::new(handle))
+    }
+
+    fn claim(record: Record) -> Request {
+        let spec = RangeSpec::parse("10.0.0.0/24").unwrap();
+        let space = Arc::new(Space::build(&spec, WHEREABOUTS).unwrap().0);
+        let wants = vec![Want::any(space)];
+        Request::Claim(Claim { record, wants })
+    }
+
+    fn batch(requests: Vec<Request>) -> Batch {
+        Batch {
+            node: "node-a".into(),
+            pool: PoolKey::named("10.0.0.0-24"),
+            limit_ms: 1_000,
+            requests,
+        }
+    }
+
+    fn refused(request: Request) -> String {
+        fit(&batch(vec![request])).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn no_record_to_be_written_names_another_node() {
+        for record in [record("c"), record("c").with(NODE, "node-a")] {
+            fit(&batch(vec![claim(record)])).unwrap();
+        }
+        let theirs = claim(record("c").with(NODE, "node-b"));
+        assert!(refused(theirs).contains("node-b"));
+        let reown = Request::Reown {
+            address: "10.0.0.1".parse().unwrap(),
+            expected: record("c").with(NODE, "node-b"),
+            record: record("d").with(NODE, "node-b"),
+        };
+        assert!(refused(reown).contains("node-b"));
+    }
+
+    #[test]
+    fn an_owner_that_is_written_leads_to_no_other_object() {
+        let owned = |subject: &str| {
+            let owner = Owner::new(subject, "net1");
+            claim(Record::new(owner, Handle::new("c")))
+        };
+        for bad in [
+            "ns/../../secrets/x",
+            "ns/p?watch=1",
+            "ns/",
+            "/p",
+            "..",
+            "ns/p%2Fq",
+        ] {
+            assert!(refused(owned(bad)).contains("names no pod"), "{bad}");
+        }
+        fit(&batch(vec![owned("kube-system/pod-1.x")])).unwrap();
+        let by_hand = Record::by_hand("default/printer", "net1", None).unwrap();
+        fit(&batch(vec![claim(by_hand)])).unwrap();
+    }
+
+    #[test]
+    fn numbers_and_lengths_have_an_end() {
+        let release = |rest: Duration| {
+            Request::Release(Release {
+                selector: Selector::Owner(Owner::new("ns/p", "net1")),
+                rest,
+            })
+        };
+        assert!(refused(release(Duration::from_secs(u64::MAX))).contains("cooldown"));
+        fit(&batch(vec![release(REST)])).unwrap();
+        assert!(refused(claim(record(&"x".repeat(257)))).contains("handle"));
+        assert!(refused(claim(record("c").with("note", "x".repeat(257)))).contains("attribute"));
+        let mut greedy = claim(record("c"));
+        if let Request::Claim(claim) = &mut greedy {
+            claim.wants = vec![claim.wants[0].clone(); WANTS + 1];
+        }
+        assert!(refused(greedy).contains("addresses of a claim"));
+        let mut wary = claim(record("c"));
+        if let Request::Claim(claim) = &mut wary {
+            claim.wants[0].avoid = vec!["10.0.0.1".parse().unwrap(); AVOIDED + 1];
+        }
+        assert!(refused(wary).contains("avoid"));
+        let many = vec![claim(record("c")); REQUESTS + 1];
+        let many = fit(&batch(many)).unwrap_err().to_string();
+        assert!(many.contains("requests"), "{many}");
+        let mut named = batch(Vec::new());
+        named.pool.name = "p".repeat(254);
+        assert!(fit(&named).is_err());
+    }
+}

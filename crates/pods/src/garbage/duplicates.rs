@@ -1,0 +1,207 @@
+//! Addresses that several owners have: in pools whose ranges overlap, by a reservation, by what pods say of themselves.
+//!
+//! Promises: only looks (core's `examine` has the rule). Networks with different names are apart, as their pools and
+//! reservations are. An owner that is known to be gone is no holder: the collector sees to what it left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use berth_api::names;
+use berth_core::examine::{Sighting, same_owner, shared};
+use berth_core::{Address, Owner};
+use berth_ledger::PoolKey;
+
+use super::facts::{Held, Note, Observed, PodRef, Reservation};
+use super::judge::{Verdict, judge};
+use super::pairing::network_name;
+use super::terms::Terms;
+use super::witness::Attached;
+
+/// One address with several owners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Duplicate {
+    pub address: Address,
+    /// The first place of each owner.
+    pub holders: Vec<Holder>,
+}
+
+/// Who has it, and by what that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub owner: Owner,
+    pub place: Place,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Pool(PoolKey),
+    Reservation(String),
+    /// The pod's own network-status; its UID.
+    Pod(String),
+}
+
+impl fmt::Display for Duplicate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} has {} holders: ", self.address, self.holders.len())?;
+        for (number, holder) in self.holders.iter().enumerate() {
+            let comma = if number == 0 { "" } else { ", " };
+            write!(f, "{comma}{}", holder.owner)?;
+            match &holder.place {
+                Place::Pool(pool) => write!(f, " in pool {pool}")?,
+                Place::Reservation(name) => write!(f, " by reservation {name}")?,
+                Place::Pod(_) => f.write_str(" by its network-status")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources<'a> {
+    pub held: &'a [Held],
+    pub reservations: &'a [Reservation],
+    pub attached: &'a [Attached],
+    /// Pools that nodes publish, and the nodes.
+    pub views: &'a BTreeMap<String, String>,
+    pub terms: &'a Terms,
+    /// The names of all networks that have pools.
+    pub networks: &'a [String],
+}
+
+/// One place among all that are compared.
+enum At<'a> {
+    Held(&'a Held),
+    Reservation(&'a Reservation),
+    Attached(&'a Attached),
+}
+
+impl<'a> Sources<'a> {
+    /// All addresses that have several owners.
+    pub fn duplicates(&self) -> Vec<Duplicate> {
+        let reserved = self.reserved();
+        let address = |place: usize| match self.at(place) {
+            At::Held(held) => Some(held.address),
+            At::Attached(attached) => Some(attached.address),
+            At::Reservation(_) => {
+                let named = reserved.get(place.checked_sub(self.held.len())?)?;
+                named.map(|(_, address)| address)
+            }
+        };
+        let said = |place: usize| {
+            let network = match self.at(place) {
+                At::Held(held) => {
+                    let publisher = self.views.get(&held.pool.name);
+                    network_of(&held.pool, publisher.map(String::as_str))?
+                }
+                At::Attached(attached) => {
+                    let pool = self.terms.pool_of(&attached.network, attached.address)?;
+                    network_name(pool)?
+                }
+                At::Reservation(_) => {
+                    let named = reserved.get(place.checked_sub(self.held.len())?)?;
+                    named.map(|(network, _)| network)?
+                }
+            };
+            let owner = self.owner(place);
+            Some(Sighting { network, owner })
+        };
+        let count = self.held.len() + self.reservations.len() + self.attached.len();
+        let groups = shared(count, address, said);
+        let duplicate = |group: Vec<usize>| {
+            let address = address(*group.first()?)?;
+            let mut holders: Vec<Holder> = Vec::new();
+            for place in group {
+                let holder = self.holder(place);
+                let known = |one: &Holder| same_owner(&one.owner, &holder.owner);
+                if !holders.iter().any(known) {
+                    holders.push(holder);
+                }
+            }
+            Some(Duplicate { address, holders })
+        };
+        groups.into_iter().filter_map(duplicate).collect()
+    }
+
+    /// The network and address of each reservation.
+    fn reserved(&self) -> Vec<Option<(&'a str, Address)>> {
+        let known: BTreeSet<&str> = self.networks.iter().map(String::as_str).collect();
+        let named = |reservation: &'a Reservation| {
+            let name = reservation.key.name.as_str();
+            names::reserved(name, known.iter().copied())
+        };
+        self.reservations.iter().map(named).collect()
+    }
+
+    fn at(&self, place: usize) -> At<'a> {
+        let reservations = place.checked_sub(self.held.len());
+        let attached = reservations.and_then(|place| place.checked_sub(self.reservations.len()));
+        match (reservations, attached) {
+            (None, _) => At::Held(&self.held[place]),
+            (Some(place), None) => At::Reservation(&self.reservations[place]),
+            (_, Some(place)) => At::Attached(&self.attached[place]),
+        }
+    }
+
+    fn owner(&self, place: usize) -> &'a Owner {
+        match self.at(place) {
+            At::Held(held) => &held.record.owner,
+            At::Reservation(reservation) => &reservation.record.owner,
+            At::Attached(attached) => &attached.owner,
+        }
+    }
+
+    fn holder(&self, place: usize) -> Holder {
+        let found = match self.at(place) {
+            At::Held(held) => Place::Pool(held.pool.clone()),
+            At::Reservation(reservation) => Place::Reservation(reservation.key.name.clone()),
+            At::Attached(attached) => Place::Pod(attached.uid.clone()),
+        };
+        Holder {
+            owner: self.owner(place).clone(),
+            place: found,
+        }
+    }
+}
+
+/// The network of a pool; none for one whose name was not made from its range.
+pub(super) fn network_of<'a>(pool: &'a PoolKey, publisher: Option<&str>) -> Option<&'a str> {
+    let network = network_name(pool)?;
+    match publisher {
+        None => Some(network),
+        Some(node) => match network.strip_suffix(node)? {
+            "" => Some(""),
+            named => named.strip_suffix('-'),
+        },
+    }
+}
+
+impl Duplicate {
+    /// The same without owners that are gone; none if fewer than two are left.
+    pub fn living(mut self, observed: &Observed) -> Option<Duplicate> {
+        self.holders.retain(|holder| {
+            let by_status = matches!(holder.place, Place::Pod(_));
+            by_status || !is_gone(&holder.owner, observed)
+        });
+        (self.holders.len() > 1).then_some(self)
+    }
+
+    /// The pods among its holders.
+    pub fn pods(&self) -> impl Iterator<Item = PodRef> {
+        let subjects = self.holders.iter().map(|holder| &holder.owner.subject);
+        subjects.filter_map(|subject| PodRef::parse(subject))
+    }
+}
+
+fn is_gone(owner: &Owner, observed: &Observed) -> bool {
+    let verdict = judge(
+        &owner.subject,
+        &Note::default(),
+        &observed.pods,
+        &observed.nodes,
+    );
+    matches!(verdict, Verdict::Gone(_))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! Accounts of agents as deploy/ grants them: the shipped roles, the shipped policies, and a token that is bound to a node.
+//!
+//! Promises: when an account is handed out its rights are in force, and so are the policies. Every agent of the test suite
+//! has such an account, so a write that the policies should allow and do not fails a test.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
+use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, PostParams};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::account::{self, granted};
+use crate::kubeconfig::{self, Credential};
+use crate::{Account, Cluster};
+
+/// The service account's name; the policies know agents by it.
+const NAME: &str = "berth-agent";
+/// The namespace in the manifests.
+const HOME: &str = "kube-system";
+
+const POLICIES: &str = include_str!("../../../deploy/agent/policies.yaml");
+const CONTROLLER_POLICIES: &str = include_str!("../../../deploy/controller/policies.yaml");
+const RIGHTS: [&str; 3] = [
+    include_str!("../../../deploy/agent/rbac.yaml"),
+    include_str!("../../../deploy/slices/rbac.yaml"),
+    include_str!("../../../deploy/agent/leases.yaml"),
+];
+
+/// The agents of one namespace. Outlives the [`Cluster`] value that made it: it has its own way there.
+#[derive(Clone, Debug)]
+pub struct Agents {
+    namespace: String,
+    /// The administrator's.
+    admin: PathBuf,
+    url: String,
+    authority: String,
+    dir: PathBuf,
+}
+
+impl Cluster {
+    /// Applies the manifests of agents to a namespace, as a kustomization with that namespace would, and waits until
+    /// they are in force.
+    pub async fn agents(&self, namespace: &str) -> Result<Agents> {
+        let mut rules = Vec::new();
+        for document in documents(&RIGHTS)? {
+            let Some(document) = moved(document, namespace) else {
+                continue;
+            };
+            let place = document["metadata"]["namespace"]
+                .as_str()
+                .unwrap_or("default");
+            if let Some(rule) = document["rules"].get(0) {
+                rules.push((place.to_owned(), rule.clone()));
+            }
+            self.apply_object(document).await?;
+        }
+        let client = self.client().await?;
+        for (place, rule) in rules {
+            let rule: PolicyRule = serde_json::from_value(rule).context("a rule of deploy/")?;
+            let (who, in_namespace) = ((namespace, NAME), place.as_str());
+            granted(&client, who, in_namespace, &rule).await?;
+        }
+        let agents = Agents {
+            namespace: namespace.to_owned(),
+            admin: self.kubeconfig(),
+            url: self.url(),
+            authority: self.authority.pem(),
+            dir: self.dir().to_owned(),
+        };
+        self.policed
+            .get_or_try_init(|| self.police(&agents))
+            .await
+            .context("the policies of deploy/agent")?;
+        Ok(agents)
+    }
+
+    /// The same where a controller is deployed: agents are under its policies, too.
+    pub async fn agents_beside_a_controller(&self, namespace: &str) -> Result<Agents> {
+        let agents = self.agents(namespace).await?;
+        self.controlled
+            .get_or_try_init(|| self.set_policies(&agents, true))
+            .await
+            .context("the policies of deploy/controller")?;
+        Ok(agents)
+    }
+
+    /// The account of the agent on one node.
+    pub async fn agent(&self, namespace: &str, node: &str) -> Result<Account> {
+        self.agents(namespace).await?.on(node).await
+    }
+
+    /// Applies the policies and waits for them.
+    async fn police(&self, agents: &Agents) -> Result<()> {
+        let (policies, bindings) = policies(&[POLICIES])?;
+        for policy in policies.into_iter().chain(bindings) {
+            self.apply_object(policy).await?;
+        }
+        self.policed(agents, true).await
+    }
+
+    /// Puts all policies on agents in force, those of the controller included, or takes all out of force: for a benchmark that
+    /// compares the two.
+    pub async fn set_policies(&self, agents: &Agents, on: bool) -> Result<()> {
+        let (policies, bindings) = policies(&[CONTROLLER_POLICIES, POLICIES])?;
+        for policy in policies {
+            self.apply_object(policy).await?;
+        }
+        let resource = ApiResource::erase::<ValidatingAdmissionPolicyBinding>(&());
+        let api: Api<DynamicObject> = Api::all_with(self.client().await?, &resource);
+        for binding in bindings {
+            let name = binding["metadata"]["name"].as_str().unwrap_or_default();
+            match on {
+                true => drop(self.apply_object(binding).await?),
+                false => match api.delete(name, &DeleteParams::default()).await {
+                    // It was not in force before either.
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    deleted => drop(deleted?),
+                },
+            }
+        }
+        self.policed(agents, on).await
+    }
+
+    /// Waits until the API server has taken up what was applied or deleted, a second or so later.
+    async fn policed(&self, agents: &Agents, on: bool) -> Result<()> {
+        let account = agents.on("no-such-node").await?;
+        let events: Api<Event> = Api::namespaced(account.client().await?, &agents.namespace);
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(60) {
+            let name = format!("probe-{}", self.serial());
+            let forged: Event = serde_json::from_value(json!({
+                "metadata": { "name": name, "namespace": agents.namespace },
+                "involvedObject": { "kind": "Pod", "namespace": agents.namespace, "name": "p" },
+                "source": { "component": "berth", "host": "another-node" },
+            }))?;
+            let denied = match events.create(&params, &forged).await {
+                Ok(_) => false,
+                Err(kube::Error::Api(status)) if status.code == 403 => true,
+                Err(error) => return Err(error).context("try a forged event"),
+            };
+            if denied == on {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        bail!("in force is {}, and still not so after 60 s", !on)
+    }
+}
+
+impl Agents {
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The account of the agent on `node`: its token is bound to a pod there, which is made.
+    pub async fn on(&self, node: &str) -> Result<Account> {
+        let admin = kubeconfig::client(&self.admin).await?;
+        let spec = account::bound_to_pod(&admin, (&self.namespace, NAME), node, None).await?;
+        let token = account::request_token(&admin, (&self.namespace, NAME), spec).await?;
+        let file = format!("{}-{NAME}-{node}.kubeconfig", self.namespace);
+        let path = self.dir.join(file);
+        let credential = Credential::Token(&token);
+        kubeconfig::write(
+            &path,
+            &self.url,
+            &self.authority,
+            credential,
+            &self.namespace,
+        )?;
+        Ok(Account::new(&self.namespace, NAME, token, path))
+    }
+}
+
+/// Policies and their bindings: those come last, so that what is waited for is the last of all.
+fn policies(texts: &[&str]) -> Result<(Vec<Value>, Vec<Value>)> {
+    let all = documents(texts)?.into_iter();
+    Ok(all.partition(|one| one["kind"] == "ValidatingAdmissionPolicy"))
+}
+
+fn documents(texts: &[&str]) -> Result<Vec<Value>> {
+    let mut all = Vec::new();
+    for text in texts {
+        let read: Vec<Value> =
+            serde_saphyr::from_multiple(text).context("read a manifest of deploy/")?;
+        all.extend(read.into_iter().filter(|document| !document.is_null()));
+    }
+    Ok(all)
+}
+
+/// The document in that namespace instead of the manifests' own; none if it is not about agents.
+fn moved(mut document: Value, namespace: &str) -> Option<Value> {
+    let metadata = &mut document["metadata"];
+    let name = metadata["name"].as_str().unwrap_or_default().to_owned();
+    let named = metadata["namespace"].as_str().map(str::to_owned);
+    if document["kind"] != "Lease" && name != NAME {
+        return None;
+    }
+    if document["kind"] == "ClusterRoleBinding" {
+        document["metadata"]["name"] = json!(format!("{NAME}-{namespace}"));
+    }
+    let place = |home: &str| match home {
+        HOME => namespace.to_owned(),
+        other => other.replace(HOME, namespace),
+    };
+    if let Some(home) = named {
+        document["metadata"]["namespace"] = json!(place(&home));
+    }
+    let subjects = document.get_mut("subjects").and_then(Value::as_array_mut);
+    for subject in subjects.into_iter().flatten() {
+        subject["namespace"] = json!(namespace);
+    }
+    Some(document)
+}

@@ -1,11 +1,13 @@
 //! Where containerd looks for CNI plugins and configurations, out of its configuration file.
 //!
-//! Reads the few keys it is after and no more of TOML than they need: a section whose name ends in `cni`, and in
-//! it `bin_dir`, `bin_dirs` (the first counts) and `conf_dir`. Does not follow `imports`.
+//! Reads the tables `plugins.*.cni`, and in them `bin_dir`, `bin_dirs` (the first counts) and `conf_dir`. Does not follow
+//! `imports`. A file that is not TOML is an error: containerd would not start with it either.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
 
 use crate::error::InstallError;
 
@@ -18,15 +20,20 @@ pub(crate) struct Cni {
 
 /// Reads the file; none if it is not there.
 pub(crate) fn cni(path: &Path) -> Result<Option<Cni>, InstallError> {
+    let unreadable = |source| InstallError::Source {
+        path: path.to_owned(),
+        advice: "it would tell where containerd looks for plugins; name the directories with \
+                 --cni-bin-dir and --cni-conf-dir instead",
+        source,
+    };
     match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(read(&text))),
+        Ok(text) => {
+            let read =
+                read(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
+            read.map(Some).map_err(unreadable)
+        }
         Err(error) if absent(&error) => Ok(None),
-        Err(source) => Err(InstallError::Source {
-            path: path.to_owned(),
-            advice: "it would tell where containerd looks for plugins; name the directories with \
-                     --cni-bin-dir and --cni-conf-dir instead",
-            source,
-        }),
+        Err(source) => Err(unreadable(source)),
     }
 }
 
@@ -37,37 +44,27 @@ fn absent(error: &io::Error) -> bool {
     )
 }
 
-fn read(text: &str) -> Cni {
+fn read(text: &str) -> Result<Cni, toml::de::Error> {
+    let document: Table = text.parse()?;
+    let plugins = document.get("plugins").and_then(Value::as_table);
+    let tables = plugins
+        .into_iter()
+        .flat_map(Table::values)
+        .filter_map(|plugin| plugin.get("cni")?.as_table());
     let mut found = Cni::default();
-    let mut inside = false;
-    for line in text.lines() {
-        let line = line.trim();
-        if let Some(header) = line.strip_prefix('[') {
-            let name = header.split(']').next().unwrap_or_default();
-            let last = name.rsplit('.').next().unwrap_or_default();
-            inside = last.trim().trim_matches(['"', '\'']) == "cni";
-            continue;
-        }
-        let Some((key, value)) = line.split_once('=').filter(|_| inside) else {
-            continue;
-        };
-        let value = quoted(value).map(PathBuf::from);
-        match key.trim() {
-            "bin_dir" | "bin_dirs" => found.bin_dir = value.or(found.bin_dir),
-            "conf_dir" => found.conf_dir = value.or(found.conf_dir),
-            _ => {}
-        }
+    for cni in tables {
+        let bin_dirs = cni.get("bin_dirs").and_then(Value::as_array);
+        let first = bin_dirs.and_then(|directories| directories.first());
+        let bin_dir = directory(cni.get("bin_dir")).or_else(|| directory(first));
+        found.bin_dir = bin_dir.or(found.bin_dir);
+        found.conf_dir = directory(cni.get("conf_dir")).or(found.conf_dir);
     }
-    found
+    Ok(found)
 }
 
-/// The first string in a value; none if it has none or an empty one.
-fn quoted(value: &str) -> Option<&str> {
-    let start = value.find(['"', '\''])?;
-    let quote = value.get(start..=start)?;
-    let rest = value.get(start + 1..)?;
-    let text = rest.get(..rest.find(quote)?)?;
-    (!text.is_empty()).then_some(text)
+fn directory(value: Option<&Value>) -> Option<PathBuf> {
+    let text = value?.as_str()?;
+    (!text.is_empty()).then(|| PathBuf::from(text))
 }
 
 #[cfg(test)]
@@ -83,26 +80,43 @@ mod tests {
     }
 
     #[test]
-    fn versions_two_and_three_are_understood() {
+    fn every_version_and_every_spelling_of_toml_is_understood() {
         let two = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/a\"\n  conf_dir = \"/b\"\n";
-        assert_eq!(read(two), mk("/a", "/b"));
         let three = "[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/a', '/c']\nconf_dir = '/b' # ours\n";
-        assert_eq!(read(three), mk("/a", "/b"));
+        let dotted = "[plugins.'io.containerd.cri.v1.runtime']\ncni.bin_dirs = [\n  '/a',\n]\ncni.conf_dir = '/b'\n";
+        let inline =
+            "[plugins.\"io.containerd.grpc.v1.cri\"]\ncni = { bin_dir = '/a', conf_dir = '/b' }\n";
+        for text in [two, three, dotted, inline] {
+            assert_eq!(read(text), Ok(mk("/a", "/b")), "{text}");
+        }
         let one = "[plugins.cri.cni]\nbin_dir=\"/a\"\n";
-        assert_eq!(read(one), mk("/a", ""));
+        assert_eq!(read(one), Ok(mk("/a", "")));
     }
 
     #[test]
-    fn other_sections_and_odd_lines_count_for_nothing() {
+    fn other_tables_and_empty_values_count_for_nothing() {
         for text in [
             "bin_dir = \"/a\"\n",
             "[plugins.cni.other]\nbin_dir = \"/a\"\n",
             "[plugins.cri.cni]\n[x]\nbin_dir = \"/a\"\n",
-            "[plugins.cri.cni]\n# bin_dir = \"/a\"\nbin_dir\nbin_dir = \nbin_dir = \"\nbin_dir = \"\"\n",
-            "[",
+            "[plugins.cri.cni]\n# bin_dir = \"/a\"\nbin_dir = \"\"\nbin_dirs = []\nconf_dir = 7\n",
             "",
         ] {
-            assert_eq!(read(text), Cni::default(), "{text}");
+            assert_eq!(read(text), Ok(Cni::default()), "{text}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_not_toml_is_named_with_its_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.toml");
+        assert_eq!(cni(&path).unwrap(), None, "it is not there");
+        fs::write(&path, "[plugins.cri.cni]\nbin_dir\n").unwrap();
+        let error = cni(&path).unwrap_err();
+        assert!(error.to_string().contains("config.toml"), "{error}");
+        let InstallError::Source { source, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert!(source.to_string().contains("line 2"), "{source}");
     }
 }

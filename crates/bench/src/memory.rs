@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use berth_api::whereabouts::{IPPool, OverlappingRangeIPReservation};
-use berth_testkit::{Agent, Cluster, PodCall, Process, given, guarded, no_machine_files};
+use berth_testkit::{Agent, Cluster, PodCall, Process, given, guarded, isolated};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -192,10 +192,8 @@ fn sweep(berth: &Path, dir: &Path, kubeconfig: &Path) -> Result<f64> {
 }
 
 fn pools(berth: &Path, dir: &Path, kubeconfig: &Path, namespace: &str) -> Result<f64> {
-    let mut command = guarded(berth);
+    let mut command = isolated(guarded(berth));
     command
-        .env_clear()
-        .envs(no_machine_files())
         .env("PATH", "/usr/bin:/bin")
         .args(["pools", "--namespace", namespace, "--kubeconfig"])
         .arg(kubeconfig)

@@ -14,6 +14,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use berth_testkit::isolated;
 use host::{Host, OWN, failed, states, succeeded};
 use serde_json::{Value, json};
 
@@ -52,7 +53,7 @@ fn a_bare_node_gets_everything_and_is_bare_again() {
         ("berth-full", "engine"),
     ] {
         let path = format!("opt/cni/bin/{name}");
-        let run = Command::new(host.at(&path)).output().unwrap();
+        let run = isolated(Command::new(host.at(&path))).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&run.stdout).trim(), says, "{name}");
         assert_eq!(host.mode(&path), 0o755);
     }
@@ -206,7 +207,7 @@ fn a_plugin_in_use_is_replaced_and_goes_on_running() {
     // Copied by another process: none of this one's threads can pass on the file while it is open.
     let copy = Command::new("cp").arg("/bin/busybox").arg(&plugin).status();
     assert!(copy.unwrap().success());
-    let mut running = Command::new(&plugin)
+    let mut running = isolated(Command::new(&plugin))
         .arg0("sleep")
         .arg("60")
         .spawn()
@@ -229,7 +230,7 @@ fn a_target_that_can_t_be_written_is_named_and_left_whole() {
         let at = host.at(dir).display().to_string();
         // A mount namespace of its own, in which the directory is read-only.
         let install = host.command(&["--once"]);
-        let mut command = Command::new("unshare");
+        let mut command = isolated(Command::new("unshare"));
         let script =
             format!("mount --bind {at} {at} && mount -o remount,ro,bind {at} && exec \"$@\"");
         command

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use berth_testkit::{PodCall, fed, no_machine_files};
+use berth_testkit::{PodCall, fed, isolated};
 use serde_json::{Value, json};
 
 use crate::world::{BERTH, Said, World};
@@ -59,12 +59,10 @@ async fn berth_15_26_the_first_network_works_as_it_is_written() {
     assert!(text.contains(&format!("inet {address}")), "{added}");
 
     let berth = |line: &str| {
-        let mut command = Command::new("sh");
+        let mut command = isolated(Command::new("sh"));
         let script = format!("berth() {{ {BERTH} \"$@\"; }}; {line}");
         command
             .args(["-c", &script])
-            .env_clear()
-            .envs(no_machine_files())
             .env("PATH", "/usr/bin:/bin")
             .env("KUBECONFIG", world.cluster.kubeconfig())
             .stdin(std::process::Stdio::null());
@@ -160,7 +158,7 @@ fn applied(world: &World, part: &str, line: &str, image: &str) -> Vec<String> {
     std::fs::write(dir.path().join("rendered"), rendered).unwrap();
     let kubectl = "kubectl() { case $1 in kustomize) cat rendered;; apply) cat;; esac; }";
     let script = format!("{kubectl}; IMAGE={image}; {line}");
-    let mut command = Command::new("sh");
+    let mut command = isolated(Command::new("sh"));
     command.args(["-c", &script]).current_dir(dir.path());
     let applied = Said::of(command).succeeded();
     let lines = applied.lines().map(str::trim_start);

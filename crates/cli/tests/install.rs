@@ -75,6 +75,26 @@ fn a_bare_node_gets_everything_and_is_bare_again() {
     assert_eq!(host.remove(), BTreeMap::new());
 }
 
+/// The plugin's own engine allocates slices from the file that the agent has, or two pods get one address.
+#[test]
+fn berth_15_15_the_engine_is_told_the_agents_database() {
+    let database = |arguments: &[&str], env: &[(&str, &str)]| {
+        let host = Host::new();
+        let mut command = host.command(&["--once", "--output=json"]);
+        command.args(arguments).envs(env.iter().copied());
+        succeeded(command);
+        let pointer = host.read("opt/cni/bin/berth-full.json");
+        let pointer: Value = serde_json::from_str(&pointer).unwrap();
+        pointer["database"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(database(&[], &[]), "/var/lib/berth/berth.db");
+    let flag = ["--database", "/srv/x.db"];
+    assert_eq!(database(&flag, &[]), "/srv/x.db");
+    let variable = [("BERTH_DATABASE", "/srv/y.db")];
+    assert_eq!(database(&[], &variable), "/srv/y.db");
+    assert_eq!(database(&flag, &variable), "/srv/x.db");
+}
+
 #[test]
 fn what_whereabouts_left_is_kept_once_and_comes_back() {
     let host = Host::new();

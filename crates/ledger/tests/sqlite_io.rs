@@ -1,5 +1,5 @@
 //! A disk that fails under the SQLite ledger, for real: a limit on file sizes (EFBIG), a file system without room (ENOSPC),
-//! writes that the kernel refuses (EIO).
+//! writes that the kernel refuses (EIO, and EDQUOT where a user's quota is used up).
 //!
 //! The writer is a child process, this test binary again, so that only it has the fault.
 #![allow(
@@ -115,9 +115,14 @@ fn berth_15_22_a_full_file_system_is_named_and_not_tried_again() {
 
 #[test]
 fn berth_15_22_a_disk_that_fails_is_named_and_not_tried_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let broken = "exec strace --follow-forks --quiet=all --trace=pwrite64 --output=/dev/null \
-        --inject=pwrite64:error=EIO:when=400+ \"$@\"";
-    let error = failing(broken, dir.path());
-    assert!(error.contains("write failed"), "{error}");
+    for refusal in ["EIO", "EDQUOT"] {
+        let dir = tempfile::tempdir().unwrap();
+        let broken = format!(
+            "exec strace --follow-forks --quiet=all --trace=pwrite64 --output=/dev/null \
+            --inject=pwrite64:error={refusal}:when=400+ \"$@\""
+        );
+        let error = failing(&broken, dir.path());
+        assert!(error.contains("write failed"), "{refusal}: {error}");
+        assert!(error.contains("quota"), "{refusal}: {error}");
+    }
 }

@@ -120,9 +120,20 @@ async fn berth_15_26_the_image_that_is_built_is_the_image_that_is_pulled() {
         assert!(line(command).contains("$IMAGE"));
     }
     let built = line("export IMAGE=").split(['=', ' ']).nth(2).unwrap();
+    let mut pages: Vec<String> = manifests();
+    assert!(pages.len() > 20, "{pages:?}");
+    pages.extend(
+        [
+            "docs/install.md",
+            "docs/slices.md",
+            "docs/vms.md",
+            "README.md",
+        ]
+        .map(str::to_owned),
+    );
     let mut deployed = BTreeSet::new();
-    for page in ["docs/install.md", "docs/slices.md", "docs/vms.md"] {
-        let text = document(page);
+    for page in pages {
+        let text = document(&page);
         for part in ["agent", "controller", "vms", "k3s"] {
             let pulls = format!("apply -k deploy/{part}");
             assert!(
@@ -145,6 +156,23 @@ async fn berth_15_26_the_image_that_is_built_is_the_image_that_is_pulled() {
     }
     let all = ["deploy/agent", "deploy/controller", "deploy/vms"];
     assert!(deployed.iter().eq(all), "{deployed:?}");
+}
+
+/// The manifests, by their paths in the repository: their comments say how they are applied.
+fn manifests() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut found = Vec::new();
+    for dir in std::fs::read_dir(root.join("deploy")).unwrap() {
+        let dir = dir.unwrap().path();
+        for file in std::fs::read_dir(&dir).into_iter().flatten() {
+            let path = file.unwrap().path();
+            if path.extension().is_some_and(|end| end == "yaml") {
+                let path = path.strip_prefix(&root).unwrap();
+                found.push(path.to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found
 }
 
 /// The images of what a line that deploys applies, with a kubectl that only renders.

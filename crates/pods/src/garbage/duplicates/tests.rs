@@ -44,7 +44,7 @@ fn mk_terms() -> Terms {
             r#"{{"cniVersion":"1.0.0","type":"macvlan",
                 "ipam":{{"type":"berth","range":"{range}","network_name":"{network}"}}}}"#
         );
-        let network = network_of_text(name, &text, true).unwrap();
+        let network = network_of_text(name, &text, true, &[]).unwrap();
         terms.add_network("ux", name, &network);
     }
     terms

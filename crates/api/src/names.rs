@@ -43,19 +43,58 @@ pub fn reserved<'a>(
     name: &'a str,
     networks: impl IntoIterator<Item = &'a str>,
 ) -> Option<(&'a str, Address)> {
-    let address = |text: &str| {
-        Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
-    };
     let of_network = |network: &'a str| {
         let rest = name.strip_prefix(network)?.strip_prefix('-')?;
-        Some((network, address(rest)?))
+        Some((network, address_text(rest)?))
     };
     let known = networks.into_iter().filter(|network| !network.is_empty());
     let known = known.filter_map(of_network).next();
-    known.or_else(|| Some(("", address(name)?))).or_else(|| {
-        let ends = name.match_indices('-').map(|(end, _)| end);
-        ends.filter_map(|end| of_network(name.get(..end)?)).next()
+    known
+        .or_else(|| Some(("", address_text(name)?)))
+        .or_else(|| {
+            let ends = name.match_indices('-').map(|(end, _)| end);
+            ends.filter_map(|end| of_network(name.get(..end)?)).next()
+        })
+}
+
+/// Whether the pool of that name may have the entry of the reservation of that name, by any reading of both: names with
+/// IPv6 addresses have several. A name without a range or an address says nothing, so it may.
+pub fn may_enter(pool: &str, reservation: &str) -> bool {
+    let ranges: Vec<(&str, Prefix)> = readings(pool).filter_map(range_reading).collect();
+    let addresses: Vec<(&str, Address)> = readings(reservation)
+        .filter_map(|(network, text)| Some((network, address_text(text)?)))
+        .collect();
+    if ranges.is_empty() || addresses.is_empty() {
+        return true;
+    }
+    // Between the network and the range a node may be named.
+    let in_network = |before: &str, network: &str| {
+        let rest = before.strip_prefix(network);
+        rest.is_some_and(|rest| network.is_empty() || rest.is_empty() || rest.starts_with('-'))
+    };
+    ranges.iter().any(|(before, range)| {
+        addresses
+            .iter()
+            .any(|(network, address)| range.contains(*address) && in_network(before, network))
     })
+}
+
+/// The ways to part a name into what comes before its last part, and that part.
+fn readings(name: &str) -> impl Iterator<Item = (&str, &str)> {
+    let parted = name
+        .match_indices('-')
+        .map(|(at, _)| (&name[..at], &name[at + 1..]));
+    std::iter::once(("", name)).chain(parted)
+}
+
+fn range_reading<'a>((before, text): (&'a str, &str)) -> Option<(&'a str, Prefix)> {
+    let (address, length) = text.rsplit_once('-')?;
+    let range = format!("{}/{length}", address.replace('-', ":"));
+    Some((before, range.parse().ok()?))
+}
+
+fn address_text(text: &str) -> Option<Address> {
+    Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
 }
 
 /// The claim of a slice: `[network-]slice`. The node is not part of it: whoever creates it first
@@ -189,6 +228,34 @@ mod tests {
             assert_eq!(found, Some((network, address.parse().unwrap())), "{name}");
         }
         assert_eq!(reserved("no-address", ["no"]), None);
+    }
+
+    #[test]
+    fn a_pool_may_enter_the_reservations_of_its_range_and_network() {
+        for (pool, reservation) in [
+            ("10.0.0.0-24", "10.0.0.7"),
+            ("blue-10.0.0.0-24", "blue-10.0.0.7"),
+            // `blue` may be a node, and `n1` certainly looks like one.
+            ("blue-10.0.0.0-24", "10.0.0.7"),
+            ("blue-n1-10.0.0.0-24", "blue-10.0.0.7"),
+            ("fd00---64", "fd00--1"),
+            ("blue-fd00---64", "blue-fd00--1"),
+            ("a-fd00---64", "fd00--1"),
+            ("handmade", "10.0.0.7"),
+            ("10.0.0.0-24", "handmade"),
+        ] {
+            assert!(may_enter(pool, reservation), "{pool} {reservation}");
+        }
+        for (pool, reservation) in [
+            ("10.0.0.0-24", "10.0.1.7"),
+            ("10.0.0.0-24", "blue-10.0.0.7"),
+            ("blue-10.0.0.0-24", "blu-10.0.0.7"),
+            ("blue-10.0.0.0-24", "red-10.0.0.7"),
+            ("fd00---64", "fd00-0-0-1--1"),
+            ("fd00---64", "10.0.0.7"),
+        ] {
+            assert!(!may_enter(pool, reservation), "{pool} {reservation}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use berth_testkit::{Cluster, Process, guarded};
+use berth_testkit::{Cluster, Process, guarded, isolated};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -53,9 +53,8 @@ impl Controller {
             )
         })?;
         let dir = tempfile::tempdir()?;
-        let mut command = guarded(&berth);
+        let mut command = isolated(guarded(&berth));
         command
-            .env_clear()
             .env("PATH", "/usr/bin:/bin")
             .args([
                 "controller",

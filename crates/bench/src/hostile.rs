@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use berth_cni::wire::Request;
 use berth_cni::{Environment, http};
-use berth_testkit::{Account, Agent, Cluster, Process, Stranger, guarded};
+use berth_testkit::{Account, Agent, Cluster, Process, Stranger, guarded, isolated};
 use clap::Args;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -359,9 +359,8 @@ fn ipam() -> serde_json::Value {
 }
 
 fn controller(berth: &Path, account: &Account, health: SocketAddr, dir: &Path) -> Result<Process> {
-    let mut command = guarded(berth);
+    let mut command = isolated(guarded(berth));
     command
-        .env_clear()
         .args(["controller", "--identity", "bench", "--log-format", "json"])
         .args([
             "--desk-listen",

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use berth_api::whereabouts::{IPPool, OverlappingRangeIPReservation};
-use berth_testkit::{Agent, Cluster, PodCall, Process, given, guarded, no_machine_files};
+use berth_testkit::{Agent, Cluster, PodCall, Process, given, guarded, isolated};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -37,7 +37,7 @@ pub struct Memory {
     entries: usize,
     #[arg(long, default_value_t = 50_000)]
     reservations: usize,
-    /// The program that is measured [default: the release build].
+    /// The program that is measured [default: the one that was built beside this].
     #[arg(long)]
     berth: Option<PathBuf>,
 }
@@ -48,10 +48,14 @@ impl Memory {
             self.reservations <= self.pools * self.entries,
             "there are more reservations than entries"
         );
-        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/berth");
+        let built = std::env::current_exe()?.with_file_name("berth");
         let berth = self.berth.clone().unwrap_or(built);
-        let berth = fs::canonicalize(&berth)
-            .with_context(|| format!("{} is not built", berth.display()))?;
+        let berth = fs::canonicalize(&berth).with_context(|| {
+            format!(
+                "{} is not built: run `cargo xtask bench memory`",
+                berth.display()
+            )
+        })?;
         let cluster = Cluster::start().await?;
         for crd in berth_api::crds()? {
             cluster.apply_object(crd).await?;
@@ -192,10 +196,8 @@ fn sweep(berth: &Path, dir: &Path, kubeconfig: &Path) -> Result<f64> {
 }
 
 fn pools(berth: &Path, dir: &Path, kubeconfig: &Path, namespace: &str) -> Result<f64> {
-    let mut command = guarded(berth);
+    let mut command = isolated(guarded(berth));
     command
-        .env_clear()
-        .envs(no_machine_files())
         .env("PATH", "/usr/bin:/bin")
         .args(["pools", "--namespace", namespace, "--kubeconfig"])
         .arg(kubeconfig)

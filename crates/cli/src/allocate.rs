@@ -24,6 +24,9 @@ pub struct Allocate {
     /// The CNI configuration to allocate from, where no definition has it.
     #[arg(long, value_name = "FILE", conflicts_with = "network")]
     config: Option<PathBuf>,
+    /// The nodes' flat file, such as whereabouts.conf: a gateway or an exclusion that stands only there counts, too.
+    #[arg(long, value_name = "FILE")]
+    flat_file: Option<PathBuf>,
     /// Who gets it, such as default/printer. The same owner gets the same addresses again.
     #[arg(long)]
     owner: String,
@@ -61,9 +64,22 @@ impl Allocate {
         output::print(format, &rows)
     }
 
+    /// The flat file that counts. Where an engine looks for one, a file that is not there is passed over; one that a person names
+    /// must be there.
+    fn flat(&self) -> anyhow::Result<&[PathBuf]> {
+        if let Some(file) = self.flat_file.as_ref().filter(|file| !file.exists()) {
+            bail!(Negative::NotFound(format!(
+                "there is no flat file {}",
+                file.display()
+            )));
+        }
+        Ok(self.flat_file.as_slice())
+    }
+
     async fn network(&self, store: &Store) -> anyhow::Result<PodNetwork> {
+        let flat = self.flat()?;
         if let Some(file) = &self.config {
-            return read(file, store);
+            return read(file, store, flat);
         }
         let name = self.network.as_deref().unwrap_or_default();
         let Some(cluster) = &store.cluster else {
@@ -73,15 +89,16 @@ impl Allocate {
                     "{name}: definitions are in a cluster; name it with --kubeconfig or KUBECONFIG"
                 )));
             }
-            return read(&directory.join(format!("{name}.json")), store);
+            return read(&directory.join(format!("{name}.json")), store, flat);
         };
         let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
-        let network = by_hand::network_of_cluster(&cluster.witness(), namespace, name).await?;
+        let network =
+            by_hand::network_of_cluster(&cluster.witness(), namespace, name, flat).await?;
         Ok(network)
     }
 }
 
-fn read(file: &Path, store: &Store) -> anyhow::Result<PodNetwork> {
+fn read(file: &Path, store: &Store, flat: &[PathBuf]) -> anyhow::Result<PodNetwork> {
     let text = match std::fs::read_to_string(file) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             bail!(Negative::NotFound(format!(
@@ -92,6 +109,6 @@ fn read(file: &Path, store: &Store) -> anyhow::Result<PodNetwork> {
         text => text.with_context(|| file.display().to_string())?,
     };
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
-    let network = by_hand::network_of_text(&name, &text, store.cluster.is_some())?;
+    let network = by_hand::network_of_text(&name, &text, store.cluster.is_some(), flat)?;
     Ok(network)
 }

@@ -217,7 +217,7 @@ async fn terms(store: &Store) -> anyhow::Result<Terms> {
         let path = file.path();
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let text = std::fs::read_to_string(&path).unwrap_or_default();
-        if let Ok(network) = by_hand::network_of_text(&name, &text, false) {
+        if let Ok(network) = by_hand::network_of_text(&name, &text, false, &[]) {
             terms.add_network("", &name, &network);
         }
     }

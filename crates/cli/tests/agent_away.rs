@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use berth_api::claim::{self, SliceClaim};
 use berth_api::whereabouts::IPPool;
-use berth_testkit::{Account, Cluster, PodCall, fed, no_machine_files};
+use berth_testkit::{Account, Cluster, PodCall, fed, isolated};
 use host::{Host, succeeded};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams};
@@ -40,9 +40,7 @@ impl Agent {
     /// Listens when this returns.
     fn start(state: &Path, kubeconfig: &Path, more: &[&str]) -> Agent {
         let socket = state.join("berth.sock");
-        let child = Command::new(BERTH)
-            .env_clear()
-            .envs(no_machine_files())
+        let child = isolated(Command::new(BERTH))
             .args(["agent", "--node", "node-1", "--kubeconfig"])
             .arg(kubeconfig)
             .args(more)

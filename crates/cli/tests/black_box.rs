@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use berth_fuzz::mutate::Mutator;
-use berth_testkit::{Agent, fed, plugin_beside};
+use berth_testkit::{Agent, fed, isolated, plugin_beside};
 use serde_json::Value;
 
 /// Inputs of a short run.
@@ -137,8 +137,8 @@ fn the_plugin_prints_json_and_exits_with_0_or_1_whatever_it_is_called_with() {
         let (head, _) = text.split_once("\n\n").unwrap_or((&text, ""));
         let at = (head.len() + 2).min(input.len());
         let mut lines = head.lines();
-        let mut command = Command::new(&plugin);
-        command.env_clear().env("BERTH_SOCKET", &agent.socket);
+        let mut command = isolated(Command::new(&plugin));
+        command.env("BERTH_SOCKET", &agent.socket);
         for name in ["COMMAND", "CONTAINERID", "NETNS", "IFNAME", "ARGS", "PATH"] {
             command.env(format!("CNI_{name}"), lines.next().unwrap_or_default());
         }

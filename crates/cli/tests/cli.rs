@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use berth_testkit::{fed, plugin_beside};
+use berth_testkit::{fed, isolated, plugin_beside};
 use tempfile::TempDir;
 
 fn plugin() -> &'static Path {
@@ -15,7 +15,7 @@ fn plugin() -> &'static Path {
 }
 
 fn berth(state: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_berth"))
+    isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
         .args(arguments)
         .env("BERTH_STATE", state)
         .env("BERTH_DATABASE", state.join("berth.db"))
@@ -74,7 +74,7 @@ fn a_second_up_finds_the_first_ones_allocations() {
 #[test]
 fn up_serves_until_it_is_told_to_stop() {
     let state = mk_state();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_berth"))
+    let mut child = isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
         .args(["up"])
         .env("BERTH_STATE", state.path())
         .env("BERTH_PLUGIN", plugin())
@@ -132,11 +132,8 @@ fn berth_15_3_the_commands_that_up_suggests_work() {
     assert_eq!(suggested.len(), 5, "{told}");
     let run = |line: &str| {
         let script = format!("exec {} {line}", env!("CARGO_BIN_EXE_berth"));
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", &script])
-            .env_clear()
-            .stdin(Stdio::null());
+        let mut command = isolated(Command::new("sh"));
+        command.args(["-c", &script]).stdin(Stdio::null());
         command.output().unwrap()
     };
     for line in &suggested {
@@ -234,11 +231,10 @@ fn release_asks_first() {
 
 /// An ADD as a container runtime makes it, in a process of its own, on the database of the state directory.
 fn add(state: &Path, config: &str, netns: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    let mut command = isolated(Command::new(env!("CARGO_BIN_EXE_berth")));
     command
         .args(["cni", "--plugin", "berth", "--database"])
         .arg(state.join("berth.db"))
-        .env_clear()
         .env("CNI_COMMAND", "ADD")
         .env("CNI_CONTAINERID", "container-1")
         .env("CNI_NETNS", netns)

@@ -14,6 +14,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use berth_testkit::isolated;
 use host::{Host, OWN, failed, states, succeeded};
 use serde_json::{Value, json};
 
@@ -52,7 +53,7 @@ fn a_bare_node_gets_everything_and_is_bare_again() {
         ("berth-full", "engine"),
     ] {
         let path = format!("opt/cni/bin/{name}");
-        let run = Command::new(host.at(&path)).output().unwrap();
+        let run = isolated(Command::new(host.at(&path))).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&run.stdout).trim(), says, "{name}");
         assert_eq!(host.mode(&path), 0o755);
     }
@@ -72,6 +73,26 @@ fn a_bare_node_gets_everything_and_is_bare_again() {
     assert!(!host.at(OWN).exists());
     // There is nothing to remove, and that is no failure.
     assert_eq!(host.remove(), BTreeMap::new());
+}
+
+/// The plugin's own engine allocates slices from the file that the agent has, or two pods get one address.
+#[test]
+fn berth_15_15_the_engine_is_told_the_agents_database() {
+    let database = |arguments: &[&str], env: &[(&str, &str)]| {
+        let host = Host::new();
+        let mut command = host.command(&["--once", "--output=json"]);
+        command.args(arguments).envs(env.iter().copied());
+        succeeded(command);
+        let pointer = host.read("opt/cni/bin/berth-full.json");
+        let pointer: Value = serde_json::from_str(&pointer).unwrap();
+        pointer["database"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(database(&[], &[]), "/var/lib/berth/berth.db");
+    let flag = ["--database", "/srv/x.db"];
+    assert_eq!(database(&flag, &[]), "/srv/x.db");
+    let variable = [("BERTH_DATABASE", "/srv/y.db")];
+    assert_eq!(database(&[], &variable), "/srv/y.db");
+    assert_eq!(database(&flag, &variable), "/srv/x.db");
 }
 
 #[test]
@@ -206,7 +227,7 @@ fn a_plugin_in_use_is_replaced_and_goes_on_running() {
     // Copied by another process: none of this one's threads can pass on the file while it is open.
     let copy = Command::new("cp").arg("/bin/busybox").arg(&plugin).status();
     assert!(copy.unwrap().success());
-    let mut running = Command::new(&plugin)
+    let mut running = isolated(Command::new(&plugin))
         .arg0("sleep")
         .arg("60")
         .spawn()
@@ -229,7 +250,7 @@ fn a_target_that_can_t_be_written_is_named_and_left_whole() {
         let at = host.at(dir).display().to_string();
         // A mount namespace of its own, in which the directory is read-only.
         let install = host.command(&["--once"]);
-        let mut command = Command::new("unshare");
+        let mut command = isolated(Command::new("unshare"));
         let script =
             format!("mount --bind {at} {at} && mount -o remount,ro,bind {at} && exec \"$@\"");
         command

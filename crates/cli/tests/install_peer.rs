@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 
-use berth_testkit::Whereabouts;
+use berth_testkit::{Whereabouts, isolated};
 use host::{Host, OWN, succeeded};
 use serde_json::Value;
 
@@ -117,10 +117,9 @@ fn both_installers_write_the_same() {
         let account = theirs.path().join(ACCOUNT);
         fs::write(account.join("token"), case.token).unwrap();
         fs::write(account.join("ca.crt"), &authority).unwrap();
-        let output = Command::new("chroot")
+        let output = isolated(Command::new("chroot"))
             .arg(theirs.path())
             .args(["/bin/sh", "/install-cni.sh"])
-            .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("SLEEP", "false")
             .envs(case.env.iter().copied())

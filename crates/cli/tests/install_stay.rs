@@ -16,6 +16,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use berth_testkit::isolated;
 use host::{Host, OWN, failed};
 use serde_json::Value;
 
@@ -118,7 +119,7 @@ fn a_plugin_can_be_run_at_every_moment_of_an_upgrade() {
         let runner = scope.spawn(|| {
             let mut runs = 0;
             while !done.load(Ordering::Relaxed) {
-                let run = Command::new(&plugin).output().unwrap();
+                let run = isolated(Command::new(&plugin)).output().unwrap();
                 let said = String::from_utf8(run.stdout).unwrap();
                 assert!(said.starts_with("plugin"), "{said}");
                 runs += 1;

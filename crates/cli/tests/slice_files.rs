@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
-use berth_testkit::{Account, Cluster, PodCall, fed, given};
+use berth_testkit::{Account, Cluster, PodCall, fed, given, isolated};
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
 
@@ -55,9 +55,8 @@ impl Site {
     /// `berth agent` on a database of its own; it listens when this returns.
     fn agent(&self, gather: Duration) -> Agent {
         let socket = self.at("berth.sock");
-        let mut command = Command::new(BERTH);
+        let mut command = isolated(Command::new(BERTH));
         command
-            .env_clear()
             .args(["agent", "--node", &self.node, "--kubeconfig"])
             .arg(self.account.kubeconfig())
             .arg("--socket")

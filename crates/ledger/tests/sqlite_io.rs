@@ -1,5 +1,5 @@
 //! A disk that fails under the SQLite ledger, for real: a limit on file sizes (EFBIG), a file system without room (ENOSPC),
-//! writes that the kernel refuses (EIO).
+//! writes that the kernel refuses (EIO, and EDQUOT where a user's quota is used up).
 //!
 //! The writer is a child process, this test binary again, so that only it has the fault.
 #![allow(
@@ -42,8 +42,17 @@ async fn write(ledger: &SqliteLedger, n: u32) -> Result<(), LedgerError> {
 
 /// Writes until the disk fails, then a few times more, and compares what is held with what was acknowledged.
 #[ignore = "the child of the tests below"]
-#[tokio::test]
-async fn writer() {
+#[test]
+fn writer() {
+    // strace counts the writes of each thread: with one for all of them, the disk stays broken.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build();
+    runtime.unwrap().block_on(write_until_it_fails());
+}
+
+async fn write_until_it_fails() {
     let ledger = SqliteLedger::open(std::env::var(STORE).unwrap()).unwrap();
     let mut acknowledged = 0;
     let error = loop {
@@ -115,9 +124,14 @@ fn berth_15_22_a_full_file_system_is_named_and_not_tried_again() {
 
 #[test]
 fn berth_15_22_a_disk_that_fails_is_named_and_not_tried_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let broken = "exec strace --follow-forks --quiet=all --trace=pwrite64 --output=/dev/null \
-        --inject=pwrite64:error=EIO:when=400+ \"$@\"";
-    let error = failing(broken, dir.path());
-    assert!(error.contains("write failed"), "{error}");
+    for refusal in ["EIO", "EDQUOT"] {
+        let dir = tempfile::tempdir().unwrap();
+        let broken = format!(
+            "exec strace --follow-forks --quiet=all --trace=pwrite64 --output=/dev/null \
+            --inject=pwrite64:error={refusal}:when=400+ \"$@\""
+        );
+        let error = failing(&broken, dir.path());
+        assert!(error.contains("write failed"), "{refusal}: {error}");
+        assert!(error.contains("quota"), "{refusal}: {error}");
+    }
 }

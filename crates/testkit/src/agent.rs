@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use crate::process::{Process, guarded};
-use crate::programs::no_machine_files;
+use crate::programs::isolated;
 
 /// Long enough for a machine on which everything else starts too.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,14 +45,12 @@ impl Agent {
         more: impl FnOnce(&mut Command),
     ) -> Result<Agent> {
         let socket = dir.join(format!("{name}.sock"));
-        let mut command = guarded(berth);
+        let mut command = isolated(guarded(berth));
         command
-            .env_clear()
             // Where setpriv is.
             .env("PATH", "/usr/bin:/bin")
             .env("BERTH_SOCKET", &socket)
             .env("BERTH_DATABASE", dir.join(format!("{name}.db")))
-            .envs(no_machine_files())
             .arg("agent");
         more(&mut command);
         let mut process = Process::start(name, command, dir)?;

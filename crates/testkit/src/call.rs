@@ -10,7 +10,7 @@ use berth_cni::wire::{Answer, Request};
 use berth_cni::{Environment, http};
 use serde_json::{Value, json};
 
-use crate::programs::no_machine_files;
+use crate::programs::isolated;
 
 /// One that is slower than this does not answer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -92,16 +92,14 @@ impl PodCall {
     /// A program with nothing in its environment but what a runtime puts there, and what keeps it from the machine's files.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let environment = &self.environment;
-        let mut command = Command::new(program);
+        let mut command = isolated(Command::new(program));
         command
-            .env_clear()
             .env("CNI_COMMAND", &environment.command)
             .env("CNI_CONTAINERID", &environment.container_id)
             .env("CNI_NETNS", &environment.netns)
             .env("CNI_IFNAME", &environment.ifname)
             .env("CNI_ARGS", &environment.args)
-            .env("CNI_PATH", &environment.path)
-            .envs(no_machine_files());
+            .env("CNI_PATH", &environment.path);
         command
     }
 }

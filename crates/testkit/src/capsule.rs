@@ -34,6 +34,11 @@ for tree in etc opt var/lib; do
     mkdir -p "/run/over/$tree/upper" "/run/over/$tree/work"
     mount -t overlay -o "lowerdir=/$tree,upperdir=/run/over/$tree/upper,workdir=/run/over/$tree/work" overlay "/$tree"
 done
+# What this machine's own runtime and its own Berth keep is not the node's.
+for home in cni berth; do
+    mkdir -p "/var/lib/$home"
+    mount -t tmpfs -o mode=755 tmpfs "/var/lib/$home"
+done
 # Where everybody expects them, for manifests that say nothing else.
 mkdir -p /opt/cni/bin /etc/cni/net.d /run/sysctl
 mount --bind "$2/cni/bin" /opt/cni/bin

@@ -20,7 +20,7 @@ pub fn fed(command: &mut Command, input: impl AsRef<[u8]>) -> io::Result<Output>
 }
 
 /// Variables that keep a `berth` from the machine's own files: whereabouts may be installed here, and the runtime's result
-/// cache is of other containers. For [`Command::envs`]; what a test names afterwards counts.
+/// cache is of other containers. What a test names afterwards counts.
 pub fn no_machine_files() -> [(&'static str, PathBuf); 3] {
     let none = std::env::temp_dir().join("berth-no-files");
     [
@@ -28,6 +28,13 @@ pub fn no_machine_files() -> [(&'static str, PathBuf); 3] {
         ("BERTH_NODENAME_FILES", none.join("nodename")),
         ("BERTH_RESULT_CACHE", none.join("results")),
     ]
+}
+
+/// A Berth program, or what runs one, as if this machine had no other: nothing of this process's environment, and none of the
+/// machine's files. Every test starts its programs with this (`xtask/tests/isolation.rs`).
+pub fn isolated(mut command: Command) -> Command {
+    command.env_clear().envs(no_machine_files());
+    command
 }
 
 /// The plugin, beside the `berth` of a test. It is another package's binary, which cargo does not build for `berth`'s tests:

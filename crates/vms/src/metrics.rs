@@ -6,7 +6,7 @@
 //! | `berth_vm_pool_utilization{pool}` | the share of a pool's VMs that is not free |
 //! | `berth_vm_allocations_total{pool,outcome}` | success, exhausted, failure |
 //! | `berth_vm_deallocations_total{pool,outcome}` | success, failure |
-//! | `berth_vm_allocation_seconds{pool}` | from the request to the VM that is ready |
+//! | `berth_vm_allocation_seconds` | from the request to the VM that is ready |
 //! | `berth_vm_cleanups_total{pool,outcome}` | success, failure |
 //! | `berth_vm_passed_over_total{pool}` | VMs that did not answer when they were to be given |
 //! | `berth_vm_conflicts_total{pool}` | writes that met another writer |
@@ -53,17 +53,14 @@ pub struct VmMetrics {
     utilization: Family<PoolLabel, Ratio>,
     allocations: Family<OutcomeLabel, Counter>,
     deallocations: Family<OutcomeLabel, Counter>,
-    seconds: Family<PoolLabel, Histogram>,
+    /// Of all pools: one for each would be eighteen series more a pool.
+    seconds: Histogram,
     cleanups: Family<OutcomeLabel, Counter>,
     passed_over: Family<PoolLabel, Counter>,
     conflicts: Family<PoolLabel, Counter>,
     foreign_writes: Family<PoolLabel, Counter>,
     restored: Family<PoolLabel, Counter>,
     unparsed: Family<PoolLabel, Counter>,
-}
-
-fn times() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
 
 impl Default for VmMetrics {
@@ -73,7 +70,7 @@ impl Default for VmMetrics {
             utilization: Family::default(),
             allocations: Family::default(),
             deallocations: Family::default(),
-            seconds: Family::new_with_constructor(times),
+            seconds: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
             cleanups: Family::default(),
             passed_over: Family::default(),
             conflicts: Family::default(),
@@ -175,10 +172,7 @@ impl PoolMeters {
             .allocations
             .get_or_create(&self.outcome(outcome))
             .inc();
-        self.all
-            .seconds
-            .get_or_create(&self.label())
-            .observe(took.as_secs_f64());
+        self.all.seconds.observe(took.as_secs_f64());
     }
 
     pub(crate) fn deallocated(&self, error: Option<&PoolError>) {

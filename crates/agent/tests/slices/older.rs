@@ -107,6 +107,19 @@ async fn berth_15_14_an_older_file_of_assigned_slices_allocates_nothing_again() 
     allocates_nothing_again(&site, &mut machine, &ipam, given).await;
 }
 
+/// No agent runs yet, and the plugin's own engine has the older file.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_14_an_older_file_without_an_agent_allocates_nothing_again() {
+    let site = Site::shared().await;
+    let ipam = fast_cut("10.179.0.0/28", "/28");
+    let mut machine = Machine::start(&site, "older-engine").await;
+    let (copied, mut given) = run_on(&site, &mut machine, &ipam).await;
+    machine.put_back(&copied);
+    for pod in ["g", "h", "i", "j"] {
+        given.note(&machine.add_alone(pod, &ipam).await.unwrap(), pod);
+    }
+}
+
 /// The agent ended before it could publish: the runtime's own result cache knows.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_14_what_was_not_published_is_read_from_the_result_cache() {

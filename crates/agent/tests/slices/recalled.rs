@@ -1,17 +1,21 @@
 //! Nodes that are gone, or only said to be, and come back with what they had (I8): a real controller takes their slices.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
 use berth_api::whereabouts::IPPool;
 use berth_testkit::Cluster;
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, DeleteParams, ListParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 
 use crate::call::{bare, fast_cut};
 use crate::machine::{Machine, Site, quick, until};
 use crate::world::World;
+
+const PATIENCE: Duration = Duration::from_secs(180);
 
 async fn delete_node(site: &Site, node: &str) {
     let nodes: Api<Node> = Api::all(site.client.clone());
@@ -43,15 +47,21 @@ async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_an_agent_t
     let machine = Machine::start(&site, "deleted-alive").await;
     machine.add("before", &ipam).await;
     machine.del("before", &ipam).await;
-    delete_node(&site, "deleted-alive").await;
     let claims = site.claim_api();
     let claim = async || claims.get_opt("10.40.0.0-28").await.unwrap();
-    until("recalled", async || {
-        let claim = claim().await.expect("it was taken with no recall");
-        let recalled = claim.spec.recalled;
-        recalled.then_some(()).ok_or(format!("{:?}", claim.spec))
-    })
-    .await;
+    let version = claim().await.unwrap().metadata.resource_version.unwrap();
+    let only = WatchParams::default().fields("metadata.name=10.40.0.0-28");
+    // A watch shows every state in its order: however slow this machine is, the recall is seen.
+    let mut states = pin!(claims.watch(&only, &version).await.unwrap());
+    delete_node(&site, "deleted-alive").await;
+    loop {
+        let next = tokio::time::timeout(PATIENCE, states.next());
+        match next.await.expect("never recalled").unwrap().unwrap() {
+            WatchEvent::Added(now) | WatchEvent::Modified(now) if now.spec.recalled => break,
+            WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Bookmark(_) => {}
+            other => panic!("taken with no recall: {other:?}"),
+        }
+    }
     until("the agent has heard of it", async || {
         let held = machine.slices_held("10.40.0.0-28").await;
         (held == 0).then_some(()).ok_or(format!("{held}"))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use berth_api::whereabouts::OverlappingRangeIPReservation as Note;
-use berth_testkit::{Process, guarded};
+use berth_testkit::{Process, guarded, isolated};
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -29,9 +29,8 @@ const LABEL: &str = "bench.berth.dev/node";
 impl Bed {
     /// `berth controller` with the common desk, when it leads.
     async fn leader(&self, home: &Home) -> Result<Process> {
-        let mut command = guarded(&self.berth);
+        let mut command = isolated(guarded(&self.berth));
         command
-            .env_clear()
             .args([
                 "controller",
                 "--identity",

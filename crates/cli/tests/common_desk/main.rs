@@ -18,7 +18,7 @@ use berth_cni::http;
 use berth_cni::wire::Request;
 use berth_cni::{Environment, http::ClientError};
 use berth_testkit::{
-    Account, Agent, Agents, Attachment, Cluster, Process, Whereabouts, guarded, no_machine_files,
+    Account, Agent, Agents, Attachment, Cluster, Process, Whereabouts, guarded, isolated,
 };
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -99,10 +99,8 @@ impl Site {
     }
 
     fn controller_with(&self, name: &str, lease: u32, more: &[String]) -> Process {
-        let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
+        let mut command = isolated(guarded(env!("CARGO_BIN_EXE_berth")));
         command
-            .env_clear()
-            .envs(no_machine_files())
             .args(["controller", "--identity", name])
             .args(["--lease-duration", &lease.to_string()])
             .args(["--desk-listen", "127.0.0.1:0", "--log-format", "json"])

@@ -16,9 +16,7 @@ use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_cni::wire::Answer;
-use berth_testkit::{
-    Account, Agent, Cluster, PodCall, Process, fed, given, guarded, no_machine_files,
-};
+use berth_testkit::{Account, Agent, Cluster, PodCall, Process, fed, given, guarded, isolated};
 use k8s_openapi::api::core::v1::Event;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
@@ -76,10 +74,8 @@ impl Site {
 
     /// `berth controller`, which leads.
     fn controller(&self) -> Process {
-        let mut command = guarded(BERTH);
+        let mut command = isolated(guarded(BERTH));
         command
-            .env_clear()
-            .envs(no_machine_files())
             .env("PATH", "/usr/bin:/bin")
             .args(["controller", "--no-election", "--kubeconfig"])
             .arg(self.cluster.kubeconfig())

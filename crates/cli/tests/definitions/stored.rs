@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use berth_api::whereabouts::IPPool;
 use berth_core::{Change, Handle, Owner, Record};
 use berth_ledger::{Ledger, PoolKey, SqliteLedger};
-use berth_testkit::{Agent, Process, given, guarded};
+use berth_testkit::{Agent, Process, given, guarded, isolated};
 use kube::api::Api;
 use serde_json::json;
 
@@ -89,9 +89,8 @@ async fn berth_16_3_files_that_everyone_can_read_are_warned_about() {
         command.arg("--desk-token-file").arg(&token);
     })
     .unwrap();
-    let mut command = guarded(BERTH);
+    let mut command = isolated(guarded(BERTH));
     command
-        .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .args(["controller", "--no-election", "--kubeconfig"])
         .arg(&of_controller)

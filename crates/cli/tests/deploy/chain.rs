@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use berth_testkit::{Agent, Cluster, fed, plugin_beside};
+use berth_testkit::{Agent, Cluster, fed, isolated, plugin_beside};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod, Secret};
 use kube::api::{
@@ -42,7 +42,7 @@ async fn install() -> Installed {
     fs::write(at("account/token"), account.token()).unwrap();
     fs::write(at("account/ca.crt"), authority(cluster)).unwrap();
     fs::write(at("account/namespace"), HOME).unwrap();
-    let output = Command::new(BERTH)
+    let output = isolated(Command::new(BERTH))
         .args(["install", "--once", "--host-root=/"])
         .arg("--cni-bin-dir")
         .arg(at("bin"))
@@ -50,7 +50,6 @@ async fn install() -> Installed {
         .arg(at("net.d"))
         .arg("--token-file")
         .arg(at("account/token"))
-        .env_clear()
         .env("BERTH_PLUGIN", plugin_beside(BERTH).unwrap())
         .env("NODENAME", "node-1")
         .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
@@ -71,9 +70,8 @@ impl Installed {
         let conf = json!({ "cniVersion": "1.0.0", "name": "net", "type": "macvlan", "ipam": {
             "type": "whereabouts", "range": range, "configuration_path": self.at("net.d/whereabouts.d"),
         }});
-        let mut command = Command::new(self.at("bin/whereabouts"));
+        let mut command = isolated(Command::new(self.at("bin/whereabouts")));
         command
-            .env_clear()
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", format!("container-of-{pod}"))
             .env("CNI_NETNS", "/proc/self/ns/net")

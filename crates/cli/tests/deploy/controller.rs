@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use berth_testkit::{Account, no_machine_files};
+use berth_testkit::{Account, isolated};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
 use kube::Client;
@@ -34,14 +34,12 @@ impl Replica {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = free.local_addr().unwrap();
         drop(free);
-        let child = Command::new(env!("CARGO_BIN_EXE_berth"))
+        let child = isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
             .args(["controller", "--identity", identity])
             .args(["--lease-duration=2", "--slice-grace=0.5"])
             .arg(format!("--listen={listen}"))
             .arg("--kubeconfig")
             .arg(account.kubeconfig())
-            .env_clear()
-            .envs(no_machine_files())
             .stdin(Stdio::null())
             .spawn()
             .unwrap();

@@ -1,13 +1,14 @@
 //! The manifests as such: strictly valid, applied twice without a change, over a live whereabouts without a loss, and
 //! the same in another namespace and on k3s.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use berth_parts::Parts;
 use berth_testkit::{Cluster, Whereabouts};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{HOME, deploy, deployed, kubectl};
 
@@ -200,6 +201,106 @@ fn on_k3s_paths_are_the_same_inside_and_outside() {
         outside("cni-conf"),
         Some("/var/lib/rancher/k3s/agent/etc/cni/net.d")
     );
+}
+
+/// docs/vms.md, Migrating a live pool: the state that the adaptor's manager has made stays, and what it lacks is made.
+#[tokio::test]
+async fn berth_15_12_the_state_of_a_live_vm_pool_is_left_as_it_is() {
+    let cluster = deployed().await;
+    let namespace = cluster.namespace("migrated").await.unwrap();
+    let live = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "byom-ip-pool-state", "namespace": namespace },
+        "data": { "state": "live" },
+    });
+    cluster.apply_object(live).await.unwrap();
+    let text = fs::read_to_string(deploy("vms").join("state.yaml")).unwrap();
+    let text = text.replace("confidential-containers-system", &namespace);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state.yaml");
+    fs::write(&file, text).unwrap();
+    let create = ["create", "--filename", file.to_str().unwrap()];
+    let output = cluster.kubectl(&create).unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && told.contains("AlreadyExists"),
+        "{told}"
+    );
+    let get = [
+        "get",
+        "configmaps",
+        "--namespace",
+        &namespace,
+        "--output=json",
+    ];
+    let maps: Value = serde_json::from_str(&kubectl(cluster, &get)).unwrap();
+    let maps = maps["items"].as_array().unwrap();
+    let named = |name: &str| maps.iter().find(|map| map["metadata"]["name"] == name);
+    assert_eq!(
+        named("byom-ip-pool-state").unwrap()["data"],
+        json!({ "state": "live" })
+    );
+    assert!(named("byom-ip-pool-state-unreadable").is_some());
+}
+
+/// The database that a container of ours works on.
+fn database(container: &Value) -> String {
+    let texts = |list: &Value| -> Vec<String> {
+        let all = list.as_array().into_iter().flatten();
+        all.map(|text| text.as_str().unwrap().to_owned()).collect()
+    };
+    let words = [texts(&container["command"]), texts(&container["args"])].concat();
+    let next = words.iter().skip(1).map(Some).chain([None]);
+    let named = words.iter().zip(next).find_map(|(word, next)| {
+        let joined = word.strip_prefix("--database=").map(str::to_owned);
+        joined.or_else(|| (word == "--database").then(|| next.cloned())?)
+    });
+    let variables = container["env"].as_array().unwrap();
+    let variable = variables.iter().find(|one| one["name"] == "BERTH_DATABASE");
+    let variable = variable.map(|one| one["value"].as_str().unwrap().to_owned());
+    let default = || "/var/lib/berth/berth.db".to_owned();
+    named.or(variable).unwrap_or_else(default)
+}
+
+/// What the installer tells the plugin's own engine is the agent's file, at the place that it has on the node.
+#[test]
+fn berth_15_15_installer_and_agent_mean_the_same_database() {
+    for base in ["agent", "k3s"] {
+        let objects = build(base, "");
+        let pod = &find(&objects, "DaemonSet")["spec"]["template"]["spec"];
+        let all = containers(pod);
+        let databases: BTreeSet<String> = all.iter().map(|one| database(one)).collect();
+        assert_eq!(databases.len(), 1, "{base}: {databases:?}");
+        let database = databases.first().unwrap();
+        let agent = all.iter().find(|one| one["name"] == "agent").unwrap();
+        let mounts = agent["volumeMounts"].as_array().unwrap().iter();
+        let home = mounts
+            .filter(|mount| Path::new(database).starts_with(mount["mountPath"].as_str().unwrap()))
+            .max_by_key(|mount| mount["mountPath"].as_str().unwrap().len())
+            .unwrap();
+        let volumes = pod["volumes"].as_array().unwrap();
+        let volume = volumes.iter().find(|one| one["name"] == home["name"]);
+        let outside = &volume.unwrap()["hostPath"]["path"];
+        assert_eq!(outside, &home["mountPath"], "{base}: {database}");
+    }
+}
+
+#[test]
+fn a_database_is_found_wherever_a_container_names_it() {
+    for (container, expected) in [
+        (json!({ "env": [] }), "/var/lib/berth/berth.db"),
+        (json!({ "args": ["--database=/a"], "env": [] }), "/a"),
+        (
+            json!({ "command": ["/berth", "--database", "/b"], "env": [] }),
+            "/b",
+        ),
+        (
+            json!({ "env": [{ "name": "BERTH_DATABASE", "value": "/c" }] }),
+            "/c",
+        ),
+    ] {
+        assert_eq!(database(&container), expected);
+    }
 }
 
 /// For networks that probe, the agent gets the one capability that it needs, and nobody else any.

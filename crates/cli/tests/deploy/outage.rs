@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use berth_api::claim::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::{
-    Account, Agent, Agents, Cluster, Part, PodCall, Process, given, guarded, no_machine_files,
+    Account, Agent, Agents, Cluster, Part, PodCall, Process, given, guarded, isolated,
 };
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
@@ -92,10 +92,8 @@ impl Site {
     }
 
     fn controller(&self, identity: &str) -> Process {
-        let mut command = guarded(env!("CARGO_BIN_EXE_berth"));
+        let mut command = isolated(guarded(env!("CARGO_BIN_EXE_berth")));
         command
-            .env_clear()
-            .envs(no_machine_files())
             .args(["controller", "--identity", identity])
             .args(["--lease-duration=2", "--slice-grace=1"])
             .arg("--kubeconfig")

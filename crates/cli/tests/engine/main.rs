@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use berth_cni::Environment;
 use berth_cni::http::{self, ClientError};
 use berth_cni::wire::{Answer, Request};
-use berth_testkit::{fed, no_machine_files};
+use berth_testkit::{fed, isolated};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -58,10 +58,8 @@ fn environment(verb: &str, pod: &str) -> Environment {
 /// A program with nothing in its environment but what a runtime puts there.
 fn asked(program: impl AsRef<OsStr>, verb: &str, pod: &str) -> Command {
     let environment = environment(verb, pod);
-    let mut command = Command::new(program);
+    let mut command = isolated(Command::new(program));
     command
-        .env_clear()
-        .envs(no_machine_files())
         .env("CNI_COMMAND", environment.command)
         .env("CNI_CONTAINERID", environment.container_id)
         .env("CNI_NETNS", environment.netns)
@@ -117,14 +115,12 @@ impl Machine {
     }
 
     fn agent_with(&self, more: &[&OsStr]) -> Agent {
-        let child = Command::new(BERTH)
+        let child = isolated(Command::new(BERTH))
             .args(["agent", "--node", "node-1", "--socket"])
             .arg(self.socket())
             .arg("--database")
             .arg(self.database())
             .args(more)
-            .env_clear()
-            .envs(no_machine_files())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -148,11 +144,9 @@ impl Machine {
 
     /// The holders of all addresses, by `berth addresses`.
     fn holders(&self) -> Vec<(String, String)> {
-        let output = Command::new(BERTH)
+        let output = isolated(Command::new(BERTH))
             .args(["addresses", "--output", "json", "--database"])
             .arg(self.database())
-            .env_clear()
-            .envs(no_machine_files())
             .output()
             .unwrap();
         assert!(
@@ -234,13 +228,11 @@ fn an_agent_and_processes_beside_it_see_each_other() {
 fn a_second_agent_on_the_socket_is_refused() {
     let machine = Machine::new();
     let _first = machine.agent();
-    let second = Command::new(BERTH)
+    let second = isolated(Command::new(BERTH))
         .args(["agent", "--socket"])
         .arg(machine.socket())
         .arg("--database")
         .arg(machine.database())
-        .env_clear()
-        .envs(no_machine_files())
         .output()
         .unwrap();
     assert!(!second.status.success());

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use berth_testkit::isolated;
 use serde_json::Value;
 
 pub const OWN: &str = "etc/cni/net.d/whereabouts.d";
@@ -106,11 +107,10 @@ impl Host {
 
     /// `berth install` as a daemon set's container has it; nothing of this machine's environment.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+        let mut command = isolated(Command::new(env!("CARGO_BIN_EXE_berth")));
         command
             .arg("install")
             .args(arguments)
-            .env_clear()
             .env("BERTH_HOST_ROOT", self.root())
             .env("BERTH_PLUGIN", self.at("image/plugin"))
             .env("BERTH_ENGINE", self.at("image/engine"))

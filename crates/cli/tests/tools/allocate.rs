@@ -59,6 +59,28 @@ async fn berth_15_3_gateway_exclusions_and_reservations_count() {
     assert_eq!(world.reservations(), ["10.6.0.3"]);
 }
 
+/// An exclusion that stands only in the nodes' flat file.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_3_the_nodes_flat_file_counts_where_it_is_named() {
+    let world = World::new().await;
+    let network = json!({ "range": "10.6.0.0/29" });
+    world.put_network("web", network).await;
+    let dir = tempfile::tempdir().unwrap();
+    let flat = dir.path().join("whereabouts.conf");
+    let flat_file = flat.to_str().unwrap();
+    let missing = world.allocate("default/printer", &["--flat-file", flat_file]);
+    assert!(missing.failed(3).contains(flat_file));
+    let excluded = json!({ "gateway": "10.6.0.1", "exclude": ["10.6.0.2/32"] });
+    std::fs::write(&flat, excluded.to_string()).unwrap();
+    let given = world.allocate("default/printer", &["--flat-file", flat_file]);
+    let given = given.succeeded();
+    assert!(given.contains("10.6.0.3"), "{given}");
+    for address in ["10.6.0.1", "10.6.0.2"] {
+        let named = ["--flat-file", flat_file, "--address", address];
+        world.allocate("default/scanner", &named).failed(4);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_3_the_collector_leaves_what_was_allocated_by_hand() {
     let world = World::new().await;

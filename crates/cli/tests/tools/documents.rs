@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use berth_testkit::{PodCall, fed, no_machine_files};
+use berth_testkit::{PodCall, fed, isolated};
 use serde_json::{Value, json};
 
 use crate::world::{BERTH, Said, World};
@@ -59,12 +59,10 @@ async fn berth_15_26_the_first_network_works_as_it_is_written() {
     assert!(text.contains(&format!("inet {address}")), "{added}");
 
     let berth = |line: &str| {
-        let mut command = Command::new("sh");
+        let mut command = isolated(Command::new("sh"));
         let script = format!("berth() {{ {BERTH} \"$@\"; }}; {line}");
         command
             .args(["-c", &script])
-            .env_clear()
-            .envs(no_machine_files())
             .env("PATH", "/usr/bin:/bin")
             .env("KUBECONFIG", world.cluster.kubeconfig())
             .stdin(std::process::Stdio::null());
@@ -122,9 +120,20 @@ async fn berth_15_26_the_image_that_is_built_is_the_image_that_is_pulled() {
         assert!(line(command).contains("$IMAGE"));
     }
     let built = line("export IMAGE=").split(['=', ' ']).nth(2).unwrap();
+    let mut pages: Vec<String> = manifests();
+    assert!(pages.len() > 20, "{pages:?}");
+    pages.extend(
+        [
+            "docs/install.md",
+            "docs/slices.md",
+            "docs/vms.md",
+            "README.md",
+        ]
+        .map(str::to_owned),
+    );
     let mut deployed = BTreeSet::new();
-    for page in ["docs/install.md", "docs/slices.md", "docs/vms.md"] {
-        let text = document(page);
+    for page in pages {
+        let text = document(&page);
         for part in ["agent", "controller", "vms", "k3s"] {
             let pulls = format!("apply -k deploy/{part}");
             assert!(
@@ -149,6 +158,23 @@ async fn berth_15_26_the_image_that_is_built_is_the_image_that_is_pulled() {
     assert!(deployed.iter().eq(all), "{deployed:?}");
 }
 
+/// The manifests, by their paths in the repository: their comments say how they are applied.
+fn manifests() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut found = Vec::new();
+    for dir in std::fs::read_dir(root.join("deploy")).unwrap() {
+        let dir = dir.unwrap().path();
+        for file in std::fs::read_dir(&dir).into_iter().flatten() {
+            let path = file.unwrap().path();
+            if path.extension().is_some_and(|end| end == "yaml") {
+                let path = path.strip_prefix(&root).unwrap();
+                found.push(path.to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found
+}
+
 /// The images of what a line that deploys applies, with a kubectl that only renders.
 fn applied(world: &World, part: &str, line: &str, image: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -160,7 +186,7 @@ fn applied(world: &World, part: &str, line: &str, image: &str) -> Vec<String> {
     std::fs::write(dir.path().join("rendered"), rendered).unwrap();
     let kubectl = "kubectl() { case $1 in kustomize) cat rendered;; apply) cat;; esac; }";
     let script = format!("{kubectl}; IMAGE={image}; {line}");
-    let mut command = Command::new("sh");
+    let mut command = isolated(Command::new("sh"));
     command.args(["-c", &script]).current_dir(dir.path());
     let applied = Said::of(command).succeeded();
     let lines = applied.lines().map(str::trim_start);

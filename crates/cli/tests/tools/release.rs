@@ -1,4 +1,4 @@
-use berth_testkit::fed;
+use berth_testkit::{fed, isolated};
 use serde_json::json;
 
 use crate::world::{BERTH, NODE, Said, World};
@@ -47,7 +47,7 @@ async fn berth_15_1_a_terminal_is_asked_for_the_address() {
             world.cluster.kubeconfig().display(),
             world.namespace
         );
-        let mut command = std::process::Command::new("script");
+        let mut command = isolated(std::process::Command::new("script"));
         command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
         Said::from(fed(&mut command, text).unwrap())
     };

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use berth_testkit::isolated;
 use serde_json::{Value, json};
 
 use crate::world::{BERTH, Said, World, bare};
@@ -93,10 +94,9 @@ async fn berth_15_26_a_pods_own_service_account_is_enough() {
         "mount -t tmpfs none /run && mkdir -p {place} && mount --bind {} {place} && exec {BERTH} pools",
         dir.path().display()
     );
-    let mut command = Command::new("unshare");
+    let mut command = isolated(Command::new("unshare"));
     command
         .args(["--mount", "--propagation", "private", "sh", "-c", &script])
-        .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         .env("KUBERNETES_SERVICE_PORT", world.cluster.port().to_string());

@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use berth_testkit::{Cluster, no_machine_files};
+use berth_testkit::{Cluster, isolated};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -17,11 +17,8 @@ pub struct World {
 
 /// A command with nothing of this machine's environment.
 pub fn bare() -> Command {
-    let mut command = Command::new(BERTH);
-    command
-        .env_clear()
-        .envs(no_machine_files())
-        .stdin(Stdio::null());
+    let mut command = isolated(Command::new(BERTH));
+    command.stdin(Stdio::null());
     command
 }
 

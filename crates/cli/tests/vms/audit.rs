@@ -93,3 +93,46 @@ async fn berth_15_12_every_operation_writes_one_line() {
         }
     }
 }
+
+/// Text that somebody sends is not written to the log whole: it may be anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_11_a_refused_id_or_pool_is_never_logged_whole() {
+    let cluster = Cluster::shared().await;
+    let namespace = cluster.namespace("refused").await.unwrap();
+    let env = [
+        ("POOL_NAMESPACE", namespace.as_str()),
+        ("VM_POOL_IPS", "10.0.0.1"),
+        ("VM_READINESS", "off"),
+        ("VM_CLEANUP", "false"),
+    ];
+    let manager = Manager::start_with(&cluster.kubeconfig(), &env, &["--vms-only"]).await;
+    let long = "secret".repeat(70);
+    let wish = |id: &str| serde_json::json!({ "allocationID": id }).to_string();
+    for (method, path, body) in [
+        ("POST", "/allocations".to_owned(), wish(&long)),
+        ("POST", format!("/allocations?pool={long}"), wish("a")),
+        ("GET", format!("/allocations/{long}"), String::new()),
+        ("DELETE", format!("/allocations/{long}"), String::new()),
+        (
+            "DELETE",
+            format!("/allocations/a?pool={long}"),
+            String::new(),
+        ),
+        ("PUT", format!("/allocations/{long}/user-data"), "x".into()),
+        (
+            "PUT",
+            format!("/allocations/a/user-data?pool={long}"),
+            "x".into(),
+        ),
+    ] {
+        manager.call(method, &path, &body).await.unwrap();
+    }
+    assert_eq!(lines(&manager), [2, 2, 2]);
+    let log = manager.log();
+    let line = log.lines().find(|line| line.contains(&long));
+    assert!(line.is_none(), "{line:?}");
+    assert!(
+        log.contains("secretsecretsecr"),
+        "nothing is recognised: {log}"
+    );
+}

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_testkit::Cluster;
+use berth_testkit::{Cluster, isolated};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -134,7 +134,7 @@ async fn logs_of(cluster: &Cluster, log: PathBuf) {
 /// kubectl, berth and curl as an operator has them, in a shell.
 fn run(cluster: &Cluster, bin: &Path, socket: &Path, line: &str) -> String {
     let path = std::env::var("PATH").unwrap();
-    let output = Command::new("bash")
+    let output = isolated(Command::new("bash"))
         .args(["-o", "pipefail", "-c", line])
         .env("PATH", format!("{}:{path}", bin.display()))
         .env("KUBECONFIG", cluster.kubeconfig())

@@ -256,7 +256,7 @@ async fn metrics(manager: &Manager) {
         1.0,
     )
     .await;
-    at_least(r#"berth_vm_allocation_seconds_count{pool="default"}"#, 1.0).await;
+    at_least("berth_vm_allocation_seconds_count", 1.0).await;
     at_least(
         r#"berth_vm_cleanups_total{pool="default",outcome="success"}"#,
         1.0,

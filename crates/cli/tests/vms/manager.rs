@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use berth_testkit::isolated;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -66,10 +67,9 @@ impl Manager {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("berth.sock");
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_berth"))
+        let child = isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
             .args(["agent", "--log-format", "json"])
             .args(args)
-            .env_clear()
             .env("BERTH_SOCKET", &socket)
             .env("BERTH_DATABASE", dir.path().join("berth.db"))
             .env("BERTH_KUBECONFIG", kubeconfig)
@@ -100,10 +100,9 @@ impl Manager {
 
     /// `berth vm ...` on this manager's socket: what it printed, and whether it succeeded.
     pub fn cli(&self, args: &[&str]) -> (String, bool) {
-        let output = Command::new(env!("CARGO_BIN_EXE_berth"))
+        let output = isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
             .arg("vm")
             .args(args)
-            .env_clear()
             .env("BERTH_SOCKET", &self.socket)
             .output()
             .unwrap();

@@ -13,9 +13,6 @@ use crate::error::PodError;
 use crate::garbage::witness::{Blind, Witness};
 use crate::store::Store;
 
-/// Where no node's flat file is: this process may run on any machine.
-const NO_FLAT_FILE: &[PathBuf] = &[];
-
 /// Why a network's definition can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
@@ -45,28 +42,31 @@ struct Spec {
     config: String,
 }
 
-/// The network of a NetworkAttachmentDefinition.
+/// The network of a NetworkAttachmentDefinition. `flat` is where a node's flat file may be: none, unless somebody says which
+/// is meant, for this process may run on any machine.
 pub async fn network_of_cluster(
     witness: &Witness,
     namespace: &str,
     name: &str,
+    flat: &[PathBuf],
 ) -> Result<PodNetwork, NetworkError> {
     let kind = "network-attachment-definitions";
     let path = format!("/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/{kind}");
     let found: Option<Object> = witness.get(&path, kind, name).await?;
     let full_name = format!("{namespace}/{name}");
     let object = found.ok_or_else(|| NetworkError::Absent(full_name.clone()))?;
-    let network = read(&full_name, name, &object.spec.config)?;
+    let network = read(&full_name, name, &object.spec.config, flat)?;
     unsliced(&full_name, network)
 }
 
-/// The network of a CNI configuration.
+/// The network of a CNI configuration; `flat` as above.
 pub fn network_of_text(
     name: &str,
     text: &str,
     in_cluster: bool,
+    flat: &[PathBuf],
 ) -> Result<PodNetwork, NetworkError> {
-    let mut network = read(name, name, text)?;
+    let mut network = read(name, name, text, flat)?;
     if in_cluster {
         return unsliced(name, network);
     }
@@ -87,12 +87,17 @@ fn unsliced(name: &str, network: PodNetwork) -> Result<PodNetwork, NetworkError>
     })
 }
 
-fn read(full_name: &str, name: &str, config: &str) -> Result<PodNetwork, NetworkError> {
+fn read(
+    full_name: &str,
+    name: &str,
+    config: &str,
+    flat: &[PathBuf],
+) -> Result<PodNetwork, NetworkError> {
     let unusable = |why: &str| NetworkError::Unusable {
         network: full_name.to_owned(),
         why: why.to_owned(),
     };
-    let defined = definitions::read(name, config, NO_FLAT_FILE);
+    let defined = definitions::read(name, config, flat);
     if let Some(why) = &defined.unknown {
         return Err(unusable(why));
     }

@@ -164,12 +164,14 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// The network of a pool; none for one whose name was not made from its range.
+/// The network of a pool; none for one without a range. A pool whose name was not made from its range says nothing of a
+/// network: it is compared with those that have no name.
 pub(super) fn network_of<'a>(pool: &'a PoolKey, publisher: Option<&str>) -> Option<&'a str> {
-    let network = network_name(pool)?;
+    pool.network?;
+    let network = network_name(pool);
     match publisher {
-        None => Some(network),
-        Some(node) => match network.strip_suffix(node)? {
+        None => Some(network.unwrap_or_default()),
+        Some(node) => match network?.strip_suffix(node)? {
             "" => Some(""),
             named => named.strip_suffix('-'),
         },

@@ -141,7 +141,8 @@ impl Reservation {
 pub struct Observed {
     pub held: Vec<Held>,
     pub reservations: Vec<Reservation>,
-    /// Whether a reservation of this look without an entry of this look has none anywhere: all pools were read.
+    /// Whether a reservation of this look without an entry of this look has none anywhere: all pools were read that may have
+    /// one.
     pub all_pools: bool,
     /// Reservations that have entries in pools which are not part of this look.
     pub entered_elsewhere: HashSet<String>,

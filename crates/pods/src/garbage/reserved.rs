@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
+use berth_api::names;
 use berth_core::{Handle, Owner, Record};
 use berth_ledger::{ClaimKey, ClaimKind};
 
@@ -20,6 +21,8 @@ pub(super) struct Reserved {
     /// Places in `all`, in the order of names and of subjects.
     by_name: Vec<u32>,
     by_subject: Vec<u32>,
+    /// Places in `all` that may have an entry in a pool that can't be read.
+    unclear: BTreeSet<u32>,
 }
 
 #[derive(Debug)]
@@ -124,6 +127,7 @@ impl Packing {
             all,
             by_name,
             by_subject,
+            unclear: BTreeSet::new(),
         }
     }
 }
@@ -191,10 +195,23 @@ impl Reserved {
         (unpacked.collect(), elsewhere)
     }
 
+    /// A pool of that name can't be read: the reservations that it may have an entry for are not without one.
+    pub fn withhold(&mut self, pool: &str) {
+        let places = 0..u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        let entered = places.filter(|place| {
+            let one = self.at(*place);
+            one.entries == 0 && names::may_enter(pool, one.name())
+        });
+        let entered: Vec<u32> = entered.collect();
+        self.unclear.extend(entered);
+    }
+
     /// Those that have no entry in any pool.
     pub fn without_entry(&self) -> impl Iterator<Item = Reservation> + '_ {
-        let orphans = self.all.iter().filter(|one| one.entries == 0);
-        orphans.map(Packed::unpacked)
+        let places = (0..).zip(&self.all);
+        let orphans =
+            places.filter(|(place, one)| one.entries == 0 && !self.unclear.contains(place));
+        orphans.map(|(_, one)| one.unpacked())
     }
 
     /// The names and owners of all.
@@ -255,6 +272,27 @@ mod tests {
         reserved.count(&held);
         assert_eq!(reserved.of_pool(&held).0.len(), 1);
         assert_eq!(reserved.without_entry().count(), 1);
+    }
+
+    #[test]
+    fn a_reservation_that_an_unreadable_pool_may_enter_is_not_without_entry() {
+        let all = [
+            ("10.0.0.7", "ns/p"),
+            ("10.1.0.7", "ns/q"),
+            ("red-10.0.0.7", "ns/r"),
+        ];
+        let orphans = |pools: &[&str]| {
+            let mut reserved = mk_reserved(&all);
+            for pool in pools {
+                reserved.withhold(pool);
+            }
+            let names = reserved.without_entry().map(|one| one.key.name);
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(orphans(&[]).len(), 3);
+        assert_eq!(orphans(&["10.0.0.0-24"]), ["10.1.0.7", "red-10.0.0.7"]);
+        assert_eq!(orphans(&["10.0.0.0-24", "10.1.0.0-24"]), ["red-10.0.0.7"]);
+        assert_eq!(orphans(&["handmade"]).len(), 0);
     }
 
     #[test]

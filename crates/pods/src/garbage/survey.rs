@@ -30,8 +30,6 @@ pub(super) struct Survey {
     pub terms: Terms,
     /// What was observed of everything else; its entries and reservations are those of one pool at a time.
     pub observed: Observed,
-    /// Whether every pool could be read: only then does a reservation without an entry mean anything.
-    pub all_pools: bool,
     /// What this node's own journal has.
     pub journal: HashSet<(String, Address, Handle)>,
 }
@@ -45,7 +43,8 @@ struct Pools {
     views: BTreeMap<String, String>,
     pods: BTreeSet<PodRef>,
     nodes: BTreeSet<String>,
-    unreadable: bool,
+    /// The names of pools that can't be read.
+    unreadable: Vec<String>,
 }
 
 impl Pools {
@@ -60,7 +59,7 @@ impl Pools {
             Err(error) => {
                 // A person has to look at that one (I5); the others need not wait for it.
                 tracing::warn!(pool = %key, %error, "a pool is left out of the sweep");
-                self.unreadable = true;
+                self.unreadable.push(key.name);
                 return;
             }
         };
@@ -106,6 +105,9 @@ impl Sweep {
         };
         let mut add = |seen: Visited| all.add(seen);
         self.ledger.visit_pools(&mut add).await?;
+        for pool in &all.unreadable {
+            all.reserved.withhold(pool);
+        }
         all.add_reservations();
         let pods = self.witness.pods(all.pods).await?;
         let mut asked = all.nodes;
@@ -135,7 +137,6 @@ impl Sweep {
             views,
             terms,
             observed,
-            all_pools: !all.unreadable,
             journal,
         })
     }
@@ -222,13 +223,14 @@ impl Survey {
         self.observed.all_pools = false;
     }
 
-    /// Turns to some of the reservations that no pool has an entry for; false if there are no more.
+    /// Turns to some of the reservations that no pool has an entry for, as far as pools can be read; false if there are no
+    /// more.
     pub fn turn_to_orphans(&mut self, from: usize, count: usize) -> bool {
         let orphans = self.reserved.without_entry().skip(from).take(count);
         self.observed.reservations = orphans.collect();
         self.observed.held = Vec::new();
         self.observed.entered_elsewhere = HashSet::new();
-        self.observed.all_pools = self.all_pools;
+        self.observed.all_pools = true;
         !self.observed.reservations.is_empty()
     }
 }

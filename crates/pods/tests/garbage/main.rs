@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use berth_ledger::MemoryLedger;
 use berth_testkit::{Cluster, Part};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -105,6 +106,67 @@ async fn entries_that_no_journal_has_are_found_by_the_sweep() {
                 ("10.0.0.2".into(), "lives".into()),
                 ("10.0.0.8".into(), "lives".into()),
             ]
+        })
+        .await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_15_24_one_unreadable_pool_does_not_stop_the_sweep_of_all_others() {
+    let world = World::new("unreadable").await;
+    let agent = world.agent("n1").await;
+    world.put_entry("1", "c1", "gone").await;
+    let entry =
+        json!({ "id": "c2", "podref": format!("{}/gone", world.namespace), "ifname": "net1" });
+    let other = json!({
+        "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+        "metadata": { "name": "10.1.0.0-24", "namespace": world.namespace },
+        "spec": { "range": "10.1.0.0/24", "allocations": { "1": entry } },
+    });
+    world.apply(other).await;
+    // With an entry each, and with none as far as pools can be read.
+    let unreadable = ["10.0.0.1", "10.0.0.9"];
+    for name in unreadable
+        .iter()
+        .chain(&["10.1.0.1", "10.1.0.9", "red-10.0.0.9"])
+    {
+        world.put_reservation(name, "gone").await;
+    }
+    let set_range = async |range: &str| {
+        let patch = Patch::Merge(json!({ "spec": { "range": range } }));
+        let pools = world.dynamic_pools();
+        pools
+            .patch(POOL, &PatchParams::default(), &patch)
+            .await
+            .unwrap()
+    };
+    let broken = set_range("not a range").await;
+
+    let running = agent.sweep();
+    let expected = unreadable.map(|name| (name.to_owned(), "gone".to_owned()));
+    world
+        .until("the other pool is swept", async || {
+            let entries = world.entries_of("10.1.0.0-24").await;
+            entries.is_empty() && world.reservations().await == expected
+        })
+        .await;
+    let sweeps = running.count("sweeps");
+    running.until_count("sweeps", sweeps + 2.0).await;
+    let now = world.dynamic_pools().get(POOL).await.unwrap();
+    assert_eq!(
+        now.metadata.resource_version,
+        broken.metadata.resource_version
+    );
+    assert_eq!(
+        world.reservations().await,
+        expected,
+        "it may have their entries"
+    );
+    set_range("10.0.0.0/24").await;
+    world.until_held_by(&[]).await;
+    world
+        .until("nothing is left", async || {
+            world.reservations().await.is_empty()
         })
         .await;
     running.stop().await;

@@ -1,4 +1,6 @@
 //! Why a VM pool did not do what it was asked. A variant is a decision of the caller.
+//!
+//! Errors are logged: an ID or a pool's name that no allocation or pool could have is never in the text whole.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,6 +11,7 @@ use berth_desk::DeskError;
 use berth_ledger::LedgerError;
 use thiserror::Error;
 
+use super::allocation::shown;
 use super::health::Fault;
 use crate::vm::VmError;
 
@@ -37,20 +40,20 @@ pub enum PoolError {
     /// The state was not read yet since the start.
     #[error("the VM pools are not open yet: {why}")]
     Starting { why: String },
-    #[error("there is no pool {name:?}; there are {}", .known.join(", "))]
+    #[error("there is no pool {:?}; there are {}", shown(.name), .known.join(", "))]
     UnknownPool { name: String, known: Vec<String> },
-    #[error("there is no allocation {0:?}")]
+    #[error("there is no allocation {:?}", shown(.0))]
     UnknownAllocation(String),
     #[error("nobody has {0}")]
     UnknownIp(IpAddr),
     /// The same ID asks while its VM is being checked for another request, which takes longer than this one may.
-    #[error("the VM {ip} of allocation {id:?} is still being checked")]
+    #[error("the VM {ip} of allocation {:?} is still being checked", shown(.id))]
     BeingChecked { id: String, ip: IpAddr },
     /// The ID was deallocated while its VM was being checked: nobody gets a VM for it.
-    #[error("allocation {0:?} was deallocated before its VM was ready")]
+    #[error("allocation {:?} was deallocated before its VM was ready", shown(.0))]
     Deallocated(String),
     /// The same ID asks again while its VM is still being cleaned: it comes back in a while.
-    #[error("allocation {id:?} was given back and its VM {ip} is being cleaned")]
+    #[error("allocation {:?} was given back and its VM {ip} is being cleaned", shown(.id))]
     BeingCleaned { id: String, ip: IpAddr },
     /// The VM itself failed. The allocation is unchanged.
     #[error(transparent)]

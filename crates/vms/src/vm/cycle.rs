@@ -80,6 +80,8 @@ pub async fn see_reboot(
     let mut gone: Option<Instant> = None;
     // The first and the last look in a row that got no answer.
     let mut down: Option<(Instant, Instant)> = None;
+    // The longest such row that ended with the marker still there.
+    let mut longest: Option<Duration> = None;
     let proof = loop {
         let look = Instant::now();
         let found = vms.has_marker(ip, marker).await;
@@ -97,6 +99,7 @@ pub async fn see_reboot(
             Ok(true) if !patience.must_be_seen_down => break Proof::None,
             Ok(true) => {
                 let was_down = down.take().map(|(first, last)| last - first);
+                longest = longest.max(was_down);
                 if let (Some(span), Some(enough)) = (was_down, patience.down_for)
                     && span >= enough
                 {
@@ -126,6 +129,7 @@ pub async fn see_reboot(
                 None => VmError::NotRebooted {
                     ip,
                     limit: patience.limit,
+                    down: longest,
                 },
             });
         }
@@ -260,7 +264,13 @@ mod tests {
             ..PATIENCE
         };
         let (seen, _) = watch(&long, patience).await;
-        assert!(matches!(seen, Err(VmError::NotRebooted { .. })), "{seen:?}");
+        let told = seen.unwrap_err().to_string();
+        for text in ["did not answer for", "no tmpfs", "set vm-cleanup-down-for"] {
+            assert!(told.contains(text), "{told}");
+        }
+        let (seen, _) = watch(&[Up], PATIENCE).await;
+        let told = seen.unwrap_err().to_string();
+        assert!(!told.contains("did not answer"), "{told}");
     }
 
     #[tokio::test]

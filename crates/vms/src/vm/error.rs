@@ -56,10 +56,15 @@ pub enum VmError {
     NoMarker { ip: IpAddr, path: String },
     /// The reboot was asked for and nothing proves that it happened.
     #[error(
-        "VM {ip} was asked to reboot and was not rebooted within {limit:?}: the file that a reboot removes is still there \
-         (vm-cleanup-down-for is for images whose cidata outlives a reboot)"
+        "VM {ip} was asked to reboot and was not rebooted within {limit:?}: the file that a reboot removes is still there{}",
+        advice(*.down)
     )]
-    NotRebooted { ip: IpAddr, limit: Duration },
+    NotRebooted {
+        ip: IpAddr,
+        limit: Duration,
+        /// The longest that it gave no answer before it came back with the file.
+        down: Option<Duration>,
+    },
     #[error("VM {ip} was asked to reboot and is not back after {limit:?}")]
     NotBack {
         ip: IpAddr,
@@ -81,6 +86,19 @@ pub enum VmError {
          *.pub files, or ssh-accept-any-host-key to true to trust whatever answers"
     )]
     NoAllowList,
+}
+
+/// What to do about a VM that was asked to reboot and still has the file. One that was silent meanwhile may have rebooted and
+/// kept it.
+fn advice(down: Option<Duration>) -> String {
+    let setting = "vm-cleanup-down-for is for images whose cidata outlives a reboot";
+    match down {
+        None => format!(" ({setting})"),
+        Some(down) => format!(
+            ". It did not answer for {down:.1?} meanwhile and came back with the file: if that was the reboot, its cidata is \
+             no tmpfs; make it one in the image, or set vm-cleanup-down-for ({setting})"
+        ),
+    }
 }
 
 impl VmError {

@@ -44,7 +44,7 @@ fn mk_terms() -> Terms {
             r#"{{"cniVersion":"1.0.0","type":"macvlan",
                 "ipam":{{"type":"berth","range":"{range}","network_name":"{network}"}}}}"#
         );
-        let network = network_of_text(name, &text, true).unwrap();
+        let network = network_of_text(name, &text, true, &[]).unwrap();
         terms.add_network("ux", name, &network);
     }
     terms
@@ -95,6 +95,21 @@ fn pools_whose_ranges_overlap_are_compared_and_networks_with_names_are_apart() {
             "10.0.0.1 has 2 holders: ux/a (net1) in pool 10.0.0.0-28, ux/b (net1) in pool 10.0.0.0-24"
         ]
     );
+}
+
+#[test]
+fn berth_15_4_a_pool_of_any_other_name_is_compared_with_networks_without_a_name() {
+    let held = [
+        mk_held("10.0.0.0-28", "10.0.0.0/28", "10.0.0.1", "ux/a"),
+        mk_held("by-hand", "10.0.0.0/24", "10.0.0.1", "ux/b"),
+        mk_held("blue-10.0.0.0-24", "10.0.0.0/24", "10.0.0.1", "ux/c"),
+    ];
+    let told = texts(&found(&held, &[], &[]));
+    let expected =
+        "10.0.0.1 has 2 holders: ux/a (net1) in pool 10.0.0.0-28, ux/b (net1) in pool by-hand";
+    assert_eq!(told, [expected]);
+    let index = mk_index(&held, &BTreeMap::new());
+    assert_eq!(index.shared().len(), 1);
 }
 
 #[test]

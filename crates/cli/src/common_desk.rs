@@ -10,7 +10,7 @@ use berth_api::names;
 use berth_controller::Leadership;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
 use berth_gather::{Admission, Counter, Guard, Identity, Notice};
-use berth_ledger::kube::Connection;
+use berth_ledger::kube::{Connection, Writer};
 use berth_ledger::{KubeLedger, PoolKey};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -113,7 +113,8 @@ impl CommonDesk {
 }
 
 /// A pool that a definition asks for, or that is there: agents of networks whose configuration is on the nodes' disks
-/// make theirs themselves.
+/// make theirs themselves. Never one that a node publishes, whatever a definition says: the leader's account is under no policy
+/// that would keep it from writing another node's slice.
 fn admission(
     ledger: Arc<KubeLedger>,
     defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
@@ -123,7 +124,11 @@ fn admission(
         let (ledger, defines) = (Arc::clone(&ledger), Arc::clone(&defines));
         Box::pin(async move {
             names_its_range(&pool)
-                && (defines(&pool) || matches!(ledger.exists(&pool).await, Ok(true)))
+                && match ledger.writer(&pool).await {
+                    Ok(Writer::Shared) => true,
+                    Ok(Writer::None) => defines(&pool),
+                    Ok(Writer::Publisher) | Err(_) => false,
+                }
         })
     })
 }

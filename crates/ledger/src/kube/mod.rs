@@ -55,7 +55,7 @@ pub use base::{NODE, NODE_ANNOTATION, UNCHECKED};
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use file::FileMark;
 pub use leftovers::GIVEN_BACK;
-pub use marks::PUBLISHED;
+pub use marks::{PUBLISHED, Writer};
 pub use object::pool_of;
 pub use slices::{SliceList, SliceObject, UnreadableSlice};
 pub use slots::SLOT;

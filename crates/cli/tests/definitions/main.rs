@@ -369,8 +369,7 @@ async fn berth_16_1_a_bad_definition_costs_its_own_pods_alone() {
         site.until_told(definition, "ValueIgnored", word).await;
     }
     site.until_told("long", "DefinitionInvalid", "131072").await;
-    site.until_told("copied", "DefinitionInvalid", "253")
-        .await;
+    site.until_told("copied", "DefinitionInvalid", "253").await;
     site.until_told("many", "DefinitionInvalid", "network_name")
         .await;
     for (name, process) in [("controller", &controller), ("agent", &agent.process)] {

@@ -394,8 +394,8 @@ fn berth_16_1_a_del_leaves_out_requested_addresses_that_can_not_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let agent = Agent::start(BERTH, dir.path(), "berth", |_| {}).unwrap();
     let ipam = json!({ "range": "10.0.0.0/28" });
-    let with_args = |verb: &str, args: &str| {
-        let mut request = call(verb, "a").request(&ipam);
+    let with_args = |verb: &str, pod: &str, args: &str| {
+        let mut request = call(verb, pod).request(&ipam);
         request.environment.args.push_str(args);
         let answer = berth_cni::http::call(&agent.socket, &request, PATIENCE).unwrap();
         given(&answer)
@@ -404,13 +404,18 @@ fn berth_16_1_a_del_leaves_out_requested_addresses_that_can_not_be_read() {
     assert!(many.len() > 5_000);
     let asked = [";IP=nonsense", ";GATEWAY=nowhere", &many];
     for (turn, args) in asked.into_iter().enumerate() {
-        // An address that was released comes again last.
-        let address = format!("10.0.0.{}/28", turn + 1);
-        assert_eq!(with_args("ADD", "").unwrap(), [address]);
-        let (code, words) = with_args("ADD", args).unwrap_err();
+        let pod = format!("p{turn}");
+        // The first address, once the pod before has released it.
+        assert_eq!(with_args("ADD", &pod, "").unwrap(), ["10.0.0.1/28"]);
+        let (code, words) = with_args("ADD", &pod, args).unwrap_err();
         assert!([4, 7].contains(&code), "{code}: {words}");
-        with_args("DEL", args).unwrap();
+        with_args("DEL", &pod, args).unwrap();
     }
+    assert_eq!(
+        with_args("ADD", "last", "").unwrap(),
+        ["10.0.0.1/28"],
+        "the last one was released, too"
+    );
 }
 
 /// 14 pairs of ADD and DEL took a /28 from everybody, for ever.

@@ -142,6 +142,9 @@ impl AgentArgs {
         {
             warn_if_readable_by_others("--kubeconfig", path);
         }
+        if let Some(path) = self.files.kubeconfig() {
+            warn_if_readable_by_others("the flat file's kubernetes.kubeconfig", &path);
+        }
         let vms = self
             .vms
             .setup(self.node.as_deref(), cluster.clone(), &database)?;

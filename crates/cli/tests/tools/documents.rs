@@ -41,6 +41,9 @@ async fn berth_15_26_the_first_network_works_as_it_is_written() {
     let config = definition["spec"]["config"].as_str().unwrap();
     let mut config: Value = serde_json::from_str(config).unwrap();
     // What the installed flat file tells the plugin.
+    let slices =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "berth-default" } });
+    world.apply(slices).await;
     let account = world.cluster.agent("default", "worker-1").await.unwrap();
     let kubeconfig = account.kubeconfig();
     config["ipam"]["kubernetes"] = json!({ "kubeconfig": kubeconfig });

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::steps;
 
-/// Fails on an advisory that deny.toml does not excuse. Without the database it says so and goes on: a machine without a
-/// way to it must be able to run the tests.
+/// Fails on an advisory that deny.toml does not excuse. Where the database can't be reached it says why and goes on: a machine
+/// without a way to it must be able to run the tests. Every other failure is one.
 #[allow(clippy::print_stderr)]
 pub fn check(deny: &Path) -> Result<()> {
     let fetched = Command::new(deny)
@@ -17,8 +17,57 @@ pub fn check(deny: &Path) -> Result<()> {
         .output()
         .context("start cargo-deny")?;
     if !fetched.status.success() {
-        eprintln!("    the advisory database can't be had here: advisories were NOT checked");
+        let told = String::from_utf8_lossy(&fetched.stderr);
+        let Some(reason) = unreachable(&told) else {
+            bail!("cargo deny fetch db: {told}");
+        };
+        eprintln!(
+            "    the advisory database can't be reached, so advisories were NOT checked: {reason}"
+        );
         return Ok(());
     }
     steps::run(Command::new(deny).args(["--workspace", "--offline", "check", "advisories"]))
+}
+
+/// Why the database can't be reached, if that is what cargo-deny complains of: git's own words are the only sign of it.
+fn unreachable(told: &str) -> Option<&str> {
+    const SIGNS: [&str; 8] = [
+        "could not resolve host",
+        "could not resolve proxy",
+        "failed to connect",
+        "connect tunnel failed",
+        "connection refused",
+        "timed out",
+        "network is unreachable",
+        "the requested url returned error",
+    ];
+    if !told.contains("failed to fetch advisory database") {
+        return None;
+    }
+    let is_sign = |line: &&str| {
+        let line = line.to_ascii_lowercase();
+        SIGNS.iter().any(|sign| line.contains(sign))
+    };
+    told.lines().map(str::trim).find(is_sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_database_that_can_not_be_reached_is_gone_without() {
+        let offline = "2026-01-01 [ERROR] failed to fetch advisory database https://github.com/RustSec/advisory-db with cli\n\
+            Caused by:\n    fatal: unable to access 'https://github.com/RustSec/advisory-db/': Could not resolve host: github.com\n";
+        let reason = unreachable(offline).unwrap();
+        assert!(reason.contains("Could not resolve host"), "{reason}");
+        for other in [
+            "",
+            "error[unexpected-keys]: deny.toml has the unexpected key `advisorys`",
+            "failed to fetch advisory database x with cli\nCaused by:\n    fatal: not a git repository",
+            "failed to acquire advisory database lock",
+        ] {
+            assert_eq!(unreachable(other), None, "{other}");
+        }
+    }
 }

@@ -132,6 +132,10 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
+    use rustix::fs::inotify;
+
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -142,8 +146,18 @@ mod tests {
     fn berth_16_3_the_socket_has_its_mode_before_anybody_can_see_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("berth.sock");
+        let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+        let flags = inotify::WatchFlags::CREATE | inotify::WatchFlags::ATTRIB;
+        inotify::add_watch(&watch, dir.path(), flags).unwrap();
         let _listener = bind_closed(&path).unwrap();
         assert_eq!(mode(&path), 0o600);
+        // A mode that is set once the file is there would be a second event.
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&watch, &mut buffer);
+        let first = events.next().unwrap().events();
+        assert!(first.contains(inotify::ReadFlags::CREATE), "{first:?}");
+        let next = events.next().map(|event| event.events());
+        assert!(next.is_err(), "the mode came later: {next:?}");
     }
 
     #[tokio::test]

@@ -73,6 +73,9 @@ impl AgentArgs {
         {
             warn_if_readable_by_others("--kubeconfig", path);
         }
+        if let Some(path) = self.files.kubeconfig() {
+            warn_if_readable_by_others("the flat file's kubernetes.kubeconfig", &path);
+        }
         let of_pods = cluster.clone().filter(|_| !self.fronts.vms_only);
         let named = self.node.clone();
         let name = match self.files.name(self.node, &[]) {

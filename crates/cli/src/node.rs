@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use berth_ledger::files::{self, CONFIGURATION_LIMIT, Owner};
 use berth_ledger::kube::Connect;
-use berth_pods::config::flat;
+use berth_pods::config::{NamedPaths, NodeFiles, flat};
 
 /// The cluster that keeps a node's pools.
 #[derive(Debug, Clone, clap::Args)]
@@ -48,6 +48,13 @@ impl NodeFileArgs {
     /// Where the flat file may be.
     pub fn flat_places(&self) -> Vec<PathBuf> {
         listed(self.flat_files.as_ref(), &flat::PLACES)
+    }
+
+    /// The kubeconfig that the flat file names: networks that name none use it.
+    pub fn kubeconfig(&self) -> Option<PathBuf> {
+        let files = NodeFiles::of_known_cluster(self.flat_places());
+        // One that can't be read is told by every call that needs it.
+        files.find(&NamedPaths::default()).ok()?.kubeconfig
     }
 
     /// The node's name: as told, else `NODENAME`, else in a file `nodename` in one of `homes` or in one of the files that were

@@ -75,7 +75,13 @@ impl Args {
             return args;
         }
         let mut args = Args::default();
-        let text = text.get(..LONGEST).unwrap_or(text);
+        let text = match text.get(..text.floor_char_boundary(LONGEST)) {
+            // The last item may be half of one.
+            Some(start) if start.len() < text.len() => start
+                .get(..start.rfind([';', ',']).unwrap_or(0))
+                .unwrap_or_default(),
+            _ => text,
+        };
         for (key, value) in text.split(';').filter_map(|pair| pair.split_once('=')) {
             match key {
                 "IP" => args.ip = list(value),
@@ -209,6 +215,15 @@ mod tests {
         assert_eq!(args.ip, ["10.0.0.5/24"]);
         assert_eq!(args.pod_name, "");
         assert_eq!(Args::parse_for_del(&"é".repeat(4000)), Args::default());
+        // One that is cut leaves no half of an address, wherever a character ends.
+        for before in ["IP=", "xé;IP="] {
+            let long = format!("{before}{}", "10.0.0.57/24,é,".repeat(400));
+            let args = Args::parse_for_del(&long);
+            assert!(args.ip.len() > 400, "{}", args.ip.len());
+            for item in &args.ip {
+                assert!(["10.0.0.57/24", "é"].contains(&item.as_str()), "{item}");
+            }
+        }
     }
 
     proptest! {

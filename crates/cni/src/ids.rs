@@ -88,6 +88,9 @@ impl IfName {
     }
 }
 
+/// The longest name of a network: it is part of the names of objects.
+pub const NETWORK_NAME_MAX: usize = DNS_SUBDOMAIN_MAX;
+
 /// Whether a configuration's `name` is one the specification allows.
 pub fn check_network_name(name: &str) -> Result<(), CniError> {
     if name.is_empty() {
@@ -96,7 +99,7 @@ pub fn check_network_name(name: &str) -> Result<(), CniError> {
             "missing network name: set \"name\"",
         ));
     }
-    if !is_token(name) || name.len() > DNS_SUBDOMAIN_MAX {
+    if !is_token(name) || name.len() > NETWORK_NAME_MAX {
         return Err(CniError::new(
             Code::Config,
             format!(

@@ -11,7 +11,7 @@ use berth_api::names;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
 use berth_front::LeaderTask;
 use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice};
-use berth_ledger::kube::Connection;
+use berth_ledger::kube::{Connection, Writer};
 use berth_ledger::{KubeLedger, PoolKey};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -173,7 +173,8 @@ impl LeaderTask for LeaderDeskTask {
 }
 
 /// A pool that a definition asks for, or that is there: agents of networks whose configuration is on the nodes' disks
-/// make theirs themselves.
+/// make theirs themselves. Never one that a node publishes, whatever a definition says: the leader's account is under no policy
+/// that would keep it from writing another node's slice.
 fn admission(
     ledger: Arc<KubeLedger>,
     defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
@@ -183,7 +184,11 @@ fn admission(
         let (ledger, defines) = (Arc::clone(&ledger), Arc::clone(&defines));
         Box::pin(async move {
             names_its_range(&pool)
-                && (defines(&pool) || matches!(ledger.exists(&pool).await, Ok(true)))
+                && match ledger.writer(&pool).await {
+                    Ok(Writer::Shared) => true,
+                    Ok(Writer::None) => defines(&pool),
+                    Ok(Writer::Publisher) | Err(_) => false,
+                }
         })
     })
 }

@@ -45,6 +45,11 @@ pub fn cni(data: &[u8]) {
     let _ = NetConf::version_of(stdin);
     if let Ok(conf) = NetConf::parse(stdin) {
         let _ = PodNetwork::read(&conf, &args, "whereabouts", Default::default());
+        if let Ok(network) =
+            PodNetwork::read_to_release(&conf, &args, "whereabouts", Default::default())
+        {
+            assert!(is_bounded(&network), "{conf:?}");
+        }
     }
     let _ = berth_cni::http::parse_answer(data);
 }
@@ -117,7 +122,17 @@ pub fn desk(data: &[u8]) {
 /// A network definition's configuration.
 pub fn definitions(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let _ = definitions::read("net", &text, &[]);
+    let read = definitions::read("net", &text, &[]);
+    assert!(read.networks.len() <= 64, "{}", read.networks.len());
+    for network in read.networks {
+        assert!(network.network.map_or(true, |network| is_bounded(&network)));
+    }
+}
+
+/// What is made of a network costs its names for each of its addresses.
+fn is_bounded(network: &PodNetwork) -> bool {
+    let names = network.name.len().max(network.network_name.len());
+    names <= 253 && network.ranges.len() + network.addresses.len() <= 64
 }
 
 /// What a client sends to a listener. The server ends the connection, and answers in HTTP if it answers.

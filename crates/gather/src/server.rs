@@ -114,6 +114,9 @@ async fn put(
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let Some(token) = token else {
+        counter
+            .refused
+            .note(|| format!("{peer}: no Authorization: Bearer"));
         let text = format!("say who you are: Authorization: Bearer, a token for {AUDIENCE}\n");
         return (StatusCode::UNAUTHORIZED, text).into_response();
     };

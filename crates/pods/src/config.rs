@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use berth_cni::fields::FieldError;
+use berth_cni::ids::{NETWORK_NAME_MAX, shown};
 use berth_cni::result::{Dns, Route};
 use berth_cni::{Args, CniError, Code, NetConf};
 use berth_core::{Address, RangeError, RangeSpec, Space, Warning};
@@ -29,7 +30,7 @@ pub use statics::StaticAddress;
 
 use source::Source;
 
-/// The most addresses that one interface gets: each costs a write.
+/// The most addresses that one interface gets: each costs a write, and each range the reads of a pool.
 const MOST_ADDRESSES: usize = 64;
 
 /// One network as a pod's interface joins it: where its addresses come from and what it is told with them.
@@ -97,6 +98,8 @@ pub enum ConfigError {
         value: String,
         expected: &'static str,
     },
+    #[error("network_name: {shown} has {length} bytes: at most {NETWORK_NAME_MAX} are taken")]
+    LongNetworkName { shown: String, length: usize },
     #[error("CNI version {version} does not support more than 1 address per family")]
     TooManyAddresses { version: String },
     #[error("flat file {path}: {why}")]
@@ -141,6 +144,40 @@ impl PodNetwork {
         accepted: &str,
         found: Found,
     ) -> Result<PodNetwork, ConfigError> {
+        let mut network = PodNetwork::of_configuration(conf, accepted, found)?;
+        statics::add_requested(&mut network, conf, args)?;
+        let addresses = network.ranges.len() + network.addresses.len();
+        if addresses > MOST_ADDRESSES {
+            return Err(ConfigError::Value {
+                field: "addresses and ranges".to_owned(),
+                value: addresses.to_string(),
+                expected: "a number of at most 64 addresses for one interface",
+            });
+        }
+        Ok(network)
+    }
+
+    /// The same for a call that releases: what no ADD is served with does not fail it. Requested addresses that can't be read
+    /// are left out, and so is what exceeds the most addresses of an interface.
+    pub fn read_to_release(
+        conf: &NetConf,
+        args: &Args,
+        accepted: &str,
+        found: Found,
+    ) -> Result<PodNetwork, ConfigError> {
+        let mut network = PodNetwork::of_configuration(conf, accepted, found)?;
+        network.ranges.truncate(MOST_ADDRESSES);
+        statics::add_readable(&mut network, conf, args);
+        let room = MOST_ADDRESSES.saturating_sub(network.ranges.len());
+        network.addresses.truncate(room);
+        Ok(network)
+    }
+
+    fn of_configuration(
+        conf: &NetConf,
+        accepted: &str,
+        found: Found,
+    ) -> Result<PodNetwork, ConfigError> {
         let ipam = conf.ipam.as_ref().ok_or(ConfigError::NoIpam)?;
         let Found {
             flat,
@@ -156,11 +193,19 @@ impl PodNetwork {
                 accepted: accepted.to_owned(),
             });
         }
+        let network_name = source.text("network_name")?;
+        // It is part of the name of each pool.
+        if network_name.len() > NETWORK_NAME_MAX {
+            return Err(ConfigError::LongNetworkName {
+                shown: shown(&network_name),
+                length: network_name.len(),
+            });
+        }
         let settings = settings::read(&source, conf, &mut faults)?;
         let ranges = ranges::read(&source, &settings, &mut warnings)?;
-        let mut network = PodNetwork {
+        Ok(PodNetwork {
             name: conf.name.clone(),
-            network_name: source.text("network_name")?,
+            network_name,
             ranges,
             addresses: statics::read(&source)?,
             routes: outcome::routes(&source)?,
@@ -177,18 +222,7 @@ impl PodNetwork {
             compatible: settings::compatible(&source)?,
             warnings,
             unknown_keys: keys::unknown(ipam),
-            faults: Vec::new(),
-        };
-        statics::add_requested(&mut network, conf, args)?;
-        let addresses = network.ranges.len() + network.addresses.len();
-        if addresses > MOST_ADDRESSES {
-            faults.push(ConfigError::Value {
-                field: "addresses and ranges".to_owned(),
-                value: addresses.to_string(),
-                expected: "a number of at most 64 addresses for one interface",
-            });
-        }
-        network.faults = faults.into_iter().map(CniError::from).collect();
-        Ok(network)
+            faults: faults.into_iter().map(CniError::from).collect(),
+        })
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use berth_cni::call::{Call, Target};
 use berth_cni::conf::{self, Unread};
-use berth_cni::ids::shown;
+use berth_cni::ids::{NETWORK_NAME_MAX, shown};
 use berth_cni::result::IpamResult;
 use berth_cni::version::version_answer;
 use berth_cni::wire::{Answer, Request};
@@ -16,7 +16,7 @@ use berth_core::{Handle, Owner};
 use serde_json::Value;
 
 use crate::attachment::{Attachment, Place};
-use crate::config::{Found, NamedPaths, NodeFiles, PodNetwork, flat};
+use crate::config::{ConfigError, Found, NamedPaths, NodeFiles, PodNetwork, flat};
 use crate::error::PodError;
 use crate::named_reads::NamedReads;
 use crate::sticky;
@@ -128,7 +128,17 @@ impl Front {
         };
         let releases = matches!(call, Call::Del(_) | Call::Gc);
         let found = self.find(&conf, releases).await?;
-        let mut network = PodNetwork::read(&conf, &args, &request.plugin, found)?;
+        let read = match releases {
+            true => PodNetwork::read_to_release(&conf, &args, &request.plugin, found),
+            false => PodNetwork::read(&conf, &args, &request.plugin, found),
+        };
+        let mut network = match read {
+            Err(why @ ConfigError::LongNetworkName { .. }) if matches!(call, Call::Del(_)) => {
+                tracing::warn!("DEL: {why}: nothing was allocated");
+                return Ok(String::new());
+            }
+            read => read?,
+        };
         self.warn(&network);
         if let Some(fault) = network.faults.first().filter(|_| !releases) {
             let mut fault = fault.clone();
@@ -307,9 +317,19 @@ fn nothing_to_release(request: &Request, document: &Result<Value, Unread>) -> Op
     if environment.is_malformed_del() {
         return Some("a container or an interface whose name is malformed");
     }
-    let beyond = matches!(document, Err(why) if why.is_beyond_limits());
-    let del = matches!(environment.call(), Ok(Call::Del(_)));
-    (del && beyond).then_some("a network configuration that is too long or nested too deeply")
+    if !matches!(environment.call(), Ok(Call::Del(_))) {
+        return None;
+    }
+    match document {
+        Err(why) if why.is_beyond_limits() => {
+            Some("a network configuration that is too long or nested too deeply")
+        }
+        Ok(document) => {
+            let name = document["name"].as_str().unwrap_or_default();
+            (name.len() > NETWORK_NAME_MAX).then_some("a network whose name is too long")
+        }
+        Err(_) => None,
+    }
 }
 
 /// A network without a range gives no address, as in whereabouts; where a key is unknown, that is the likely cause.

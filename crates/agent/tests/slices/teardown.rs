@@ -98,8 +98,9 @@ async fn berth_15_20_a_nodeslicepool_goes_at_once_when_no_pod_asks_for_its_netwo
     let events: kube::Api<Event> = kube::Api::all(site.client.clone());
     let events = events.list(&ListParams::default()).await.unwrap();
     let warnings = events.into_iter().filter(|event| {
-        let ours = event.reporting_component.as_deref().unwrap_or_default();
-        ours.starts_with("berth") && event.type_.as_deref() == Some("Warning")
+        let source = event.source.as_ref();
+        let ours = source.and_then(|source| source.component.as_deref());
+        ours.unwrap_or_default().starts_with("berth") && event.type_.as_deref() == Some("Warning")
     });
     let warnings: Vec<Event> = warnings.collect();
     assert!(warnings.is_empty(), "{warnings:?}");

@@ -147,6 +147,13 @@ async fn reviews(site: &Site) -> u64 {
 async fn berth_16_3_forged_tokens_cost_few_reviews_and_lock_out_no_other_peer() {
     let attacked = Attacked::new().await;
     attacked.assert_serves("before");
+    // Without any token: refused, and told at once.
+    let mut stranger = Stranger::connect_tls(attacked.desk, SECOND).unwrap();
+    let bare = "POST /v1/desk HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+    stranger.send(bare.as_bytes()).unwrap();
+    assert_eq!(stranger.answer().unwrap().0, 401);
+    let log = || std::fs::read_to_string(attacked.controller.log()).unwrap();
+    assert!(log().contains("no Authorization: Bearer"), "{}", log());
     let before = reviews(&attacked.site).await;
     let mut refused = BTreeMap::<u16, usize>::new();
     let mut stranger = Stranger::connect_tls(attacked.desk, HOSTILE).unwrap();
@@ -177,7 +184,7 @@ async fn berth_16_3_forged_tokens_cost_few_reviews_and_lock_out_no_other_peer() 
     }
     assert!(reviews(&attacked.site).await - before <= 3);
     attacked.assert_serves("after");
-    let log = std::fs::read_to_string(attacked.controller.log()).unwrap();
+    let log = log();
     let lines = log
         .lines()
         .filter(|line| line.contains("were refused at the leader"));
@@ -213,4 +220,70 @@ async fn berth_16_3_a_token_that_names_4000_pools_opens_desks_for_none_that_does
         .count();
     assert!(series < 200, "{series} series");
     attacked.assert_serves("after");
+}
+
+/// The controller's account is under no policy: the leader has to leave other nodes' published pools alone by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_16_2_the_leader_writes_no_pool_that_a_node_publishes() {
+    use berth_core::dialect::WHEREABOUTS;
+    use berth_core::{Claim, Handle, Owner, RangeSpec, Record, Request, Space, Want};
+
+    let attacked = Attacked::new().await;
+    let site = &attacked.site;
+    let ipam = |network: &str, range: &str| {
+        json!({ "type": "macvlan", "ipam": {
+        "type": "berth", "range": range, "network_name": network } })
+    };
+    // A definition whose networks' pools have the names of pools that the nodes n1 and n2 would publish.
+    let config = json!({ "cniVersion": "1.0.0", "name": "attack",
+        "plugins": [ipam("n1", "10.8.0.0/26"), ipam("n2", "10.8.1.0/26")] });
+    let definition = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": { "name": "attack", "namespace": site.namespace },
+        "spec": { "config": config.to_string() },
+    });
+    site.cluster.apply_object(definition).await.unwrap();
+    for (name, range) in [
+        ("n1-10.8.0.0-26", "10.8.0.0/26"),
+        ("n1-10.8.2.0-26", "10.8.2.0/26"),
+    ] {
+        let published = json!({
+            "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
+            "metadata": { "name": name, "namespace": site.namespace,
+                "annotations": { "berth.dev/published-by": "n1" } },
+            "spec": { "range": range, "allocations": {} },
+        });
+        site.cluster.apply_object(published).await.unwrap();
+    }
+    let token = std::fs::read_to_string(site.dir.path().join("n0.token")).unwrap();
+    let claim = |name: &str, range: &str| {
+        let spec = RangeSpec::parse(range).unwrap();
+        let space = Space::build(&spec, WHEREABOUTS).unwrap().0;
+        let request = Request::Claim(Claim {
+            record: Record::new(Owner::new("ns/thief", "net1"), Handle::new("c1")),
+            wants: vec![Want::any(space.into())],
+        });
+        let pool = json!({ "name": name, "network": range });
+        let batch = json!({ "node": "n0", "limit_ms": 5000, "requests": [request], "pool": pool });
+        let mut stranger = Stranger::connect_tls(attacked.desk, HOSTILE).unwrap();
+        let asked = asked(&token, &batch.to_string());
+        stranger.send(asked.as_bytes()).unwrap();
+        let (status, body) = stranger.answer().unwrap();
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str::<Value>(&body).unwrap()["answers"][0].clone()
+    };
+    until(
+        "the leader knows the definition: what nobody publishes is served",
+        async || !claim("n2-10.8.1.0-26", "10.8.1.0/26").is_null(),
+    )
+    .await;
+    let pools: Api<berth_api::whereabouts::IPPool> =
+        Api::namespaced(site.cluster.client().await.unwrap(), &site.namespace);
+    for (name, range) in [
+        ("n1-10.8.0.0-26", "10.8.0.0/26"),
+        ("n1-10.8.2.0-26", "10.8.2.0/26"),
+    ] {
+        assert_eq!(claim(name, range), Value::Null, "{name}");
+        assert!(pools.get(name).await.unwrap().spec.allocations.is_empty());
+    }
 }

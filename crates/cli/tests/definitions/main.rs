@@ -305,6 +305,21 @@ async fn berth_16_1_a_bad_definition_costs_its_own_pods_alone() {
         site.define(name, ipam).await;
     }
     site.define_text("long", &long).await;
+    // Within 128 KiB: a name that would be copied into each of many plugins, and one that is part of each pool's name.
+    let (name, plugin) = ("n".repeat(60_000), r#"{"ipam":{"type":"berth"}}"#);
+    let plugins = "{},".repeat(20_000);
+    let copied =
+        format!(r#"{{"cniVersion":"1.1.0","name":"{name}","plugins":[{plugins}{plugin}]}}"#);
+    let ranges: Vec<Value> = (0..2_600)
+        .map(|n| json!({ "range": format!("10.{}.{}.0/24", n / 256, n % 256) }))
+        .collect();
+    let many = json!({ "cniVersion": "1.1.0", "name": "net",
+        "ipam": { "type": "berth", "network_name": name, "ipRanges": ranges } });
+    let many = many.to_string();
+    for (name, text) in [("copied", &copied), ("many", &many)] {
+        assert!(text.len() < 128 * 1024, "{}", text.len());
+        site.define_text(name, text).await;
+    }
     let good = json!({ "range": "10.3.0.0/24", "node_slice_size": "/26", "network_name": "good" });
     site.define("good", good).await;
     let mut controller = site.controller();
@@ -337,7 +352,8 @@ async fn berth_16_1_a_bad_definition_costs_its_own_pods_alone() {
         "[".repeat(5_000),
         "]".repeat(5_000)
     );
-    for text in [long, deep] {
+    let named = json!({ "cniVersion": "1.1.0", "name": name, "ipam": { "type": "berth" } });
+    for text in [long, deep, many, named.to_string()] {
         request.stdin = text;
         for (verb, exit) in [("ADD", 1), ("DEL", 0)] {
             request.environment.command = verb.into();
@@ -349,6 +365,13 @@ async fn berth_16_1_a_bad_definition_costs_its_own_pods_alone() {
         site.until_told(definition, "ValueIgnored", word).await;
     }
     site.until_told("long", "DefinitionInvalid", "131072").await;
+    site.until_told("copied", "DefinitionInvalid", "253").await;
+    site.until_told("many", "DefinitionInvalid", "network_name")
+        .await;
+    for (name, process) in [("controller", &controller), ("agent", &agent.process)] {
+        let peak = process.peak_rss().unwrap();
+        assert!(peak < 512 * 1024, "{name}: {peak} kB");
+    }
     assert!(
         controller.ended().unwrap().is_none(),
         "{}",
@@ -358,6 +381,36 @@ async fn berth_16_1_a_bad_definition_costs_its_own_pods_alone() {
         agent.process.ended().unwrap().is_none(),
         "{}",
         agent.process.tail()
+    );
+}
+
+/// What no ADD is served with does not fail a DEL: what the container holds is released.
+#[test]
+fn berth_16_1_a_del_leaves_out_requested_addresses_that_can_not_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = Agent::start(BERTH, dir.path(), "berth", |_| {}).unwrap();
+    let ipam = json!({ "range": "10.0.0.0/28" });
+    let with_args = |verb: &str, pod: &str, args: &str| {
+        let mut request = call(verb, pod).request(&ipam);
+        request.environment.args.push_str(args);
+        let answer = berth_cni::http::call(&agent.socket, &request, PATIENCE).unwrap();
+        given(&answer)
+    };
+    let many = format!(";IP={}", "10.0.0.57/24,".repeat(385));
+    assert!(many.len() > 5_000);
+    let asked = [";IP=nonsense", ";GATEWAY=nowhere", &many];
+    for (turn, args) in asked.into_iter().enumerate() {
+        let pod = format!("p{turn}");
+        // The first address, once the pod before has released it.
+        assert_eq!(with_args("ADD", &pod, "").unwrap(), ["10.0.0.1/28"]);
+        let (code, words) = with_args("ADD", &pod, args).unwrap_err();
+        assert!([4, 7].contains(&code), "{code}: {words}");
+        with_args("DEL", &pod, args).unwrap();
+    }
+    assert_eq!(
+        with_args("ADD", "last", "").unwrap(),
+        ["10.0.0.1/28"],
+        "the last one was released, too"
     );
 }
 

@@ -82,11 +82,15 @@ async fn berth_16_3_files_that_everyone_can_read_are_warned_about() {
     let of_controller = fs::read(site.cluster.kubeconfig()).unwrap();
     let of_controller = open("controller.kubeconfig", &of_controller);
     let token = open("desk.token", b"token");
+    let of_flat_file = open("flat.kubeconfig", b"");
+    let flat = json!({ "kubernetes": { "kubeconfig": of_flat_file } });
+    let flat = open("whereabouts.conf", flat.to_string().as_bytes());
     let agent = Agent::start(BERTH, site.dir.path(), "berth", |command| {
         command
             .args(["--node", NODE, "--kubeconfig"])
             .arg(&of_agent);
         command.arg("--desk-token-file").arg(&token);
+        command.arg("--flat-files").arg(&flat);
     })
     .unwrap();
     let mut command = isolated(guarded(BERTH));
@@ -99,6 +103,7 @@ async fn berth_16_3_files_that_everyone_can_read_are_warned_about() {
     for (process, path) in [
         (&agent.process, &of_agent),
         (&agent.process, &token),
+        (&agent.process, &of_flat_file),
         (&controller, &of_controller),
     ] {
         let path = path.to_str().unwrap();

@@ -475,16 +475,23 @@ async fn a_stolen_token_changes_no_address_that_a_claim_records() {
 #[tokio::test]
 async fn a_stolen_token_forges_no_event_of_another_node() {
     let (thief, owner) = nodes().await;
-    let tell = async |account: &Account, component: &str, host: &str, about: (&str, &str)| {
+    let report = async |account: &Account,
+                        (component, host): (&str, &str),
+                        about: (&str, &str),
+                        (reporter, instance): (&str, &str)| {
         let events: Api<Event> = Api::namespaced(account.client().await.unwrap(), "default");
         let event = json!({
             "metadata": { "generateName": "forged-", "namespace": "default" },
             "involvedObject": { "kind": about.0, "name": about.1 },
             "reason": "SliceLost", "type": "Warning",
             "source": { "component": component, "host": host },
+            "reportingComponent": reporter, "reportingInstance": instance,
         });
         let event: Event = serde_json::from_value(event).unwrap();
         events.create(&PostParams::default(), &event).await
+    };
+    let tell = async |account: &Account, component: &str, host: &str, about: (&str, &str)| {
+        report(account, (component, host), about, ("", "")).await
     };
     let node = ("Node", "node-b");
     tell(&owner, "berth-agent", "node-b", node).await.unwrap();
@@ -493,6 +500,13 @@ async fn a_stolen_token_forges_no_event_of_another_node() {
     denied(tell(&thief, "kubelet", "node-a", node).await, words);
     let outcome = tell(&thief, "berth-agent", "node-a", node).await;
     denied(outcome, "tells of no other Node");
+    // The other pair of fields that say whose an event is.
+    let (own, own_node) = (("berth-agent", "node-a"), ("Node", "node-a"));
+    report(&thief, own, own_node, own).await.unwrap();
+    let words = "reports events as itself";
+    for reporter in [("kubelet", "node-a"), ("berth-agent", "node-b")] {
+        denied(report(&thief, own, own_node, reporter).await, words);
+    }
 }
 
 /// One that `kubectl create token` made, or an old Secret's.

@@ -99,7 +99,7 @@ async fn berth_15_3_the_collector_leaves_what_was_allocated_by_hand() {
         .args(["agent", "--garbage-grace=1", "--garbage-interval=1"])
         .args(["--node", NODE, "--namespace", &world.namespace])
         .arg("--kubeconfig")
-        .arg(world.cluster.kubeconfig())
+        .arg(world.agent().await.kubeconfig())
         .arg("--socket")
         .arg(dir.path().join("berth.sock"))
         .env("BERTH_DATABASE", dir.path().join("berth.db"))

@@ -41,7 +41,12 @@ async fn berth_15_26_the_first_network_works_as_it_is_written() {
     let config = definition["spec"]["config"].as_str().unwrap();
     let mut config: Value = serde_json::from_str(config).unwrap();
     // What the installed flat file tells the plugin.
-    config["ipam"]["kubernetes"] = json!({ "kubeconfig": world.cluster.kubeconfig() });
+    let slices =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "berth-default" } });
+    world.apply(slices).await;
+    let account = world.cluster.agent("default", "worker-1").await.unwrap();
+    let kubeconfig = account.kubeconfig();
+    config["ipam"]["kubernetes"] = json!({ "kubeconfig": kubeconfig });
     let call = PodCall::new("berth", "ADD", "backup-0").in_namespace("default", "backup-0");
     let dir = tempfile::tempdir().unwrap();
     let mut command: Command = call.command(BERTH);
@@ -49,10 +54,7 @@ async fn berth_15_26_the_first_network_works_as_it_is_written() {
         .env("NODENAME", "worker-1")
         .env("BERTH_DATABASE", dir.path().join("berth.db"))
         // The administrator lets networks name their cluster here.
-        .env(
-            "BERTH_DEFINITION_PATHS",
-            world.cluster.kubeconfig().parent().unwrap(),
-        )
+        .env("BERTH_DEFINITION_PATHS", kubeconfig.parent().unwrap())
         .args(["cni", "--plugin", "berth"]);
     let added = Said::from(fed(&mut command, config.to_string()).unwrap()).json();
     let address = added["ips"][0]["address"].as_str().unwrap();

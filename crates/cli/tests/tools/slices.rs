@@ -31,7 +31,7 @@ impl Node {
             .args(["agent", "--garbage-grace=3600", "--slice-publish-within=0"])
             .args(["--node", NODE, "--namespace", &world.namespace])
             .arg("--kubeconfig")
-            .arg(world.cluster.kubeconfig())
+            .arg(world.agent().await.kubeconfig())
             .arg("--socket")
             .arg(dir.path().join("berth.sock"))
             .env("BERTH_DATABASE", dir.path().join("berth.db"))

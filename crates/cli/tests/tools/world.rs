@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use berth_testkit::{Cluster, isolated};
+use berth_testkit::{Account, Cluster, isolated};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -92,6 +92,11 @@ impl World {
             .args(["--namespace", &self.namespace])
             .args(arguments);
         Said::of(command)
+    }
+
+    /// The account of the agent on the node: the shipped roles, under the shipped policies.
+    pub async fn agent(&self) -> Account {
+        self.cluster.agent(&self.namespace, NODE).await.unwrap()
     }
 
     pub async fn apply(&self, object: Value) {

@@ -7,6 +7,7 @@ mod documentation;
 mod go_client;
 mod life;
 mod manager;
+mod readable;
 mod restart;
 mod scaling;
 mod shards;

@@ -23,6 +23,17 @@ use crate::{LedgerError, PoolKey, Snapshot};
 /// The annotation of a slice's pool that a node publishes: its value is the node.
 pub const PUBLISHED: &str = "berth.dev/published-by";
 
+/// Who writes a pool's object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    /// There is no object.
+    None,
+    /// All nodes, and the leader for them: a plain pool.
+    Shared,
+    /// The node that publishes its slice by it, and nobody else.
+    Publisher,
+}
+
 /// The label of a plain pool whose range is sliced has the mark's own key, and this value.
 const YES: &str = "true";
 
@@ -84,10 +95,15 @@ impl KubeLedger {
         }
     }
 
-    /// Whether the pool's object is there. Reads its metadata alone.
-    pub async fn exists(&self, pool: &PoolKey) -> Result<bool, LedgerError> {
-        let found = self.client.get_metadata(&POOLS, &pool.name).await?;
-        Ok(found.is_some())
+    /// Who writes the pool's object. Reads its metadata alone.
+    pub async fn writer(&self, pool: &PoolKey) -> Result<Writer, LedgerError> {
+        let Some(found) = self.client.get_metadata(&POOLS, &pool.name).await? else {
+            return Ok(Writer::None);
+        };
+        match &found.object["metadata"]["annotations"][PUBLISHED] {
+            Value::Null => Ok(Writer::Shared),
+            _ => Ok(Writer::Publisher),
+        }
     }
 
     /// A pool that does not exist: a commit on it makes it, or fails if it does exist.

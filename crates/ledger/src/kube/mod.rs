@@ -54,7 +54,7 @@ pub use client::{Fetched, ObjectClient, Selection};
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use file::FileMark;
 pub use leftovers::GIVEN_BACK;
-pub use marks::PUBLISHED;
+pub use marks::{PUBLISHED, Writer};
 pub use object::pool_of;
 pub use resource::{Part, Place, Resource};
 pub use response::{Ask, Failure, Refusal, Verb};

@@ -18,6 +18,10 @@ use serde_json::{Map, Value};
 /// Bytes of the annotation. The rest of the 256 KiB is for others.
 const MOST: usize = 192 * 1024;
 
+/// The longest cooldown that a network may have, in milliseconds. Other programs can write the annotation too: what they put
+/// there costs an address for no longer than this.
+const LONGEST: u64 = 86_400_000;
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cooldowns {
     Known(BTreeMap<u128, Noted>),
@@ -174,11 +178,25 @@ impl Cooldowns {
     }
 }
 
+/// A cooldown ends a day after it began. One that begins more than a day from now is nobody's: no clock is that wrong, and
+/// a bound that moves along with the time of reading would never end.
+fn bounded(rest: &mut Rest, now: Moment) {
+    if rest.since.0 > now.0.saturating_add(LONGEST) {
+        rest.until = now;
+    }
+    let last = Moment(rest.since.0.saturating_add(LONGEST));
+    rest.until = rest.until.min(last);
+}
+
 fn read(text: &str) -> Result<BTreeMap<u128, Noted>, String> {
     let texts: BTreeMap<String, Noted> =
         serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let read = |(key, rest): (String, Noted)| match key.parse() {
-        Ok(offset) => Ok((offset, rest)),
+    let now = now();
+    let read = |(key, mut noted): (String, Noted)| match key.parse() {
+        Ok(offset) => {
+            bounded(&mut noted.rest, now);
+            Ok((offset, noted))
+        }
         Err(_) => Err(format!("{key:?} is no offset")),
     };
     texts.into_iter().map(read).collect()
@@ -308,6 +326,25 @@ mod tests {
             assert_eq!(resting.after(mk_network(), &releases, Moment(5)), None);
             assert_eq!(resting.iter(mk_network()).count(), 0);
         }
+    }
+
+    #[test]
+    fn berth_16_1_a_cooldown_that_is_read_ends_within_a_day_of_its_beginning() {
+        let now = now().0;
+        for (since, until, last) in [
+            (now, now + 60_000, now + 60_000),
+            (now, u64::MAX, now + 86_400_000),
+            (1, u64::MAX, 86_400_001),
+            (now + 60_000, u64::MAX, now + 86_460_000),
+        ] {
+            let text = format!(
+                r#"{{"1":{{"since":{since},"until":{until},"owner":{{"subject":"a","part":"b"}}}}}}"#
+            );
+            let read = read(&text).unwrap();
+            assert_eq!(read[&1].rest.until, Moment(last), "{text}");
+        }
+        let text = r#"{"1":{"since":18446744073709551615,"until":18446744073709551615,"owner":{"subject":"a","part":"b"}}}"#;
+        assert!(read(text).unwrap()[&1].rest.until <= super::now());
     }
 
     #[test]

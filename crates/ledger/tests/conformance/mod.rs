@@ -250,10 +250,11 @@ async fn a_watch_shows_that_a_copy_is_old(subject: &Subject) {
 
 /// I10's memory: a rest survives, and a claim ends it.
 async fn rests_are_kept_and_end_with_a_claim(ledger: &dyn Ledger, pool: &PoolKey) {
-    let far = Moment(u64::from(u32::MAX) * 1000);
+    let millis = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    let now = Moment(u64::try_from(millis).unwrap());
     let rest = Rest {
-        since: Moment(5),
-        until: far,
+        since: now,
+        until: now.plus(Duration::from_secs(3600)),
         owner: mk_record("r").owner,
     };
     let release = Change::Release {

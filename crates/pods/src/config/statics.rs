@@ -44,12 +44,7 @@ pub(super) fn add_requested(
     args: &Args,
 ) -> Result<(), ConfigError> {
     for text in &args.ip {
-        let one = requested("CNI_ARGS IP", text, network)?;
-        // Asked for twice it would be refused: held by itself.
-        let known = |other: &StaticAddress| other.address == one.address;
-        if !network.addresses.iter().any(known) {
-            network.addresses.push(one);
-        }
+        add_static(network, requested("CNI_ARGS IP", text, network)?);
     }
     for text in &args.gateway {
         let Some(gateway) = address("CNI_ARGS GATEWAY", text)? else {
@@ -62,33 +57,61 @@ pub(super) fn add_requested(
         }
     }
     refuse_what_the_form_cannot_carry(network, conf.version)?;
-    let asked = conf
-        .runtime_ips
-        .iter()
-        .map(|text| ("runtimeConfig.ips", text));
-    let asked = asked.chain(conf.arg_ips.iter().map(|text| ("args.cni.ips", text)));
-    for (field, text) in asked {
-        let one = requested(field, text, network)?;
-        let named_already = |range: &super::RangeConfig| range.wanted == Some(one.address);
-        if network.ranges.iter().any(named_already) {
-            continue;
-        }
-        let home = network
-            .ranges
-            .iter_mut()
-            .find(|range| range.wanted.is_none() && range.spec.prefix.contains(one.address));
-        let is_same = |other: &StaticAddress| other.address == one.address;
-        match home {
-            Some(range) => {
-                range.wanted = Some(one.address);
-                // Multus tells a selection's `ips` twice, as `IP=` too.
-                network.addresses.retain(|other| !is_same(other));
-            }
-            None if network.addresses.iter().any(is_same) => {}
-            None => network.addresses.push(one),
-        }
+    for (field, text) in asked_by_runtime(conf) {
+        add_named(network, requested(field, text, network)?);
     }
     Ok(())
+}
+
+/// The same where addresses are released: what can't be read is left out, and gateways do not matter.
+pub(super) fn add_readable(network: &mut PodNetwork, conf: &NetConf, args: &Args) {
+    for text in &args.ip {
+        if let Ok(one) = requested("CNI_ARGS IP", text, network) {
+            add_static(network, one);
+        }
+    }
+    for (field, text) in asked_by_runtime(conf) {
+        if let Ok(one) = requested(field, text, network) {
+            add_named(network, one);
+        }
+    }
+}
+
+/// What the runtime asks for, with the field that says so.
+fn asked_by_runtime(conf: &NetConf) -> impl Iterator<Item = (&'static str, &String)> {
+    let of_runtime = conf.runtime_ips.iter();
+    let of_runtime = of_runtime.map(|text| ("runtimeConfig.ips", text));
+    of_runtime.chain(conf.arg_ips.iter().map(|text| ("args.cni.ips", text)))
+}
+
+/// Asked for twice it would be refused: held by itself.
+fn add_static(network: &mut PodNetwork, one: StaticAddress) {
+    let known = |other: &StaticAddress| other.address == one.address;
+    if !network.addresses.iter().any(known) {
+        network.addresses.push(one);
+    }
+}
+
+/// In the place of the choice of a range that it lies in.
+fn add_named(network: &mut PodNetwork, one: StaticAddress) {
+    let named_already = |range: &super::RangeConfig| range.wanted == Some(one.address);
+    if network.ranges.iter().any(named_already) {
+        return;
+    }
+    let home = network
+        .ranges
+        .iter_mut()
+        .find(|range| range.wanted.is_none() && range.spec.prefix.contains(one.address));
+    match home {
+        Some(range) => {
+            range.wanted = Some(one.address);
+            // Multus tells a selection's `ips` twice, as `IP=` too.
+            network
+                .addresses
+                .retain(|other| other.address != one.address);
+        }
+        None => add_static(network, one),
+    }
 }
 
 /// An address with its length, or one of a configured range, which then has the range's length and gateway.

@@ -540,12 +540,65 @@ fn what_would_burn_addresses_is_refused_and_released_all_the_same() {
     let many: Vec<Value> = (0..65)
         .map(|n| json!({"range": format!("10.{n}.0.0/24")}))
         .collect();
-    let network = read(json!({ "ipRanges": many })).unwrap();
+    let refused = read(json!({ "ipRanges": many })).unwrap_err().to_string();
     assert!(
-        network.faults[0].msg.contains("65"),
-        "{}",
-        network.faults[0]
+        refused.contains("65") && refused.contains("64"),
+        "{refused}"
     );
+    let network = to_release(json!({ "ipRanges": many }), json!({}), "IP=10.0.0.7/24");
+    assert_eq!((network.ranges.len(), network.addresses.len()), (64, 0));
+}
+
+/// The name is copied for each range: 64 KB of it and 2,600 ranges took 500 MB.
+#[test]
+fn a_network_name_is_not_longer_than_an_objects_name() {
+    let named = |length: usize| json!({"range": "10.0.0.0/24", "network_name": "n".repeat(length)});
+    assert_eq!(read(named(253)).unwrap().network_name.len(), 253);
+    let refused = read(named(64 * 1024)).unwrap_err();
+    assert!(matches!(
+        refused,
+        ConfigError::LongNetworkName { length: 65_536, .. }
+    ));
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("network_name") && refused.contains("253"),
+        "{refused}"
+    );
+    assert!(refused.len() < 200, "{refused}");
+}
+
+fn to_release(mut ipam: Value, more: Value, args: &str) -> PodNetwork {
+    ipam["type"] = json!("whereabouts");
+    let mut conf = more;
+    conf["name"] = json!("net");
+    conf["ipam"] = ipam;
+    let conf = NetConf::parse(&conf.to_string()).unwrap();
+    let args = Args::parse_for_del(args);
+    PodNetwork::read_to_release(&conf, &args, "whereabouts", Found::default()).unwrap()
+}
+
+#[test]
+fn a_release_leaves_out_requests_that_can_not_be_read() {
+    let ipam = json!({"range": "10.0.0.0/24"});
+    let addresses = |network: &PodNetwork| {
+        let texts = network.addresses.iter().map(|one| one.address.to_string());
+        texts.collect::<Vec<String>>()
+    };
+    let read = to_release(
+        ipam.clone(),
+        json!({}),
+        "IP=nonsense,10.1.0.7/24,10.9.0.1;GATEWAY=nowhere",
+    );
+    assert_eq!(addresses(&read), ["10.1.0.7"]);
+    // The form of 0.2.0 has room for one address of a family: an ADD with two is refused.
+    let old = json!({"cniVersion": "0.2.0"});
+    let read = to_release(ipam.clone(), old, "IP=10.1.0.7/24,10.1.0.8/24");
+    assert_eq!(addresses(&read), ["10.1.0.7", "10.1.0.8"]);
+    let asked = json!({"runtimeConfig": {"ips": ["what", "10.0.0.9"]},
+        "args": {"cni": {"ips": ["10.2.0.1/99", "10.2.0.1/24"]}}});
+    let read = to_release(ipam, asked, "");
+    assert_eq!(addresses(&read), ["10.2.0.1"]);
+    assert_eq!(read.ranges[0].wanted.unwrap().to_string(), "10.0.0.9");
 }
 
 #[test]

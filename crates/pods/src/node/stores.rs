@@ -328,11 +328,11 @@ impl NodeStores {
         let kept = connection.clone();
         let metrics = self.metrics.clone();
         let sticky = Sticky::new(connection.client.clone(), connection.timeout);
-        let plain = PlainPools::new(&connection);
         Ok(match &self.lifetime {
             Lifetime::Call { .. } if !sliced => {
                 let policies = policies_once(&connection).await;
-                let ledger: SharedLedger = Arc::new(KubeLedger::new(connection));
+                let ledger = Arc::new(KubeLedger::new(connection));
+                let plain = PlainPools::of(Arc::clone(&ledger), &kept);
                 let mut store = Store::cluster_once(ledger, metrics)
                     .with_policies(policies)
                     .with_sticky(sticky)
@@ -380,7 +380,7 @@ impl NodeStores {
                     .with_policies(policies)
                     .with_journal(self.journal().await?)
                     .with_sticky(sticky)
-                    .with_plain_pools(plain)
+                    .with_plain_pools(slices.plain_pools())
                     .with_slices(slices);
                 Connected {
                     store: Arc::new(store),
@@ -410,7 +410,7 @@ impl NodeStores {
                     .with_policies(policies)
                     .with_journal(Arc::clone(&journal))
                     .with_sticky(sticky)
-                    .with_plain_pools(plain)
+                    .with_plain_pools(slices.plain_pools())
                     .with_slices(slices.clone());
                 let collector = collectors.start(connection, slices.ledger(), journal, guard);
                 Connected {

@@ -25,8 +25,10 @@ mod up;
 mod vm;
 mod vm_client;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use berth_front::Kind;
 use clap::{Parser, Subcommand};
 
 use output::Format;
@@ -78,26 +80,30 @@ enum Command {
     Install(install::InstallArgs),
 }
 
-fn main() -> ExitCode {
-    let cli = Cli::parse();
+pub use fronts::KINDS;
+
+/// Runs the command with these arguments, the program's name first. `kinds` are the kinds of pools that fronts keep in
+/// objects of their own.
+pub fn main(arguments: impl Iterator<Item = OsString>, kinds: &[Kind]) -> ExitCode {
+    let cli = Cli::parse_from(arguments);
     // Their own runtimes: a daemon's has few threads, a single call's has one.
     match cli.command {
         Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
         Command::Cni(args) => args.run(cli.store),
-        Command::Controller(args) => exit::report(args.run()),
+        Command::Controller(args) => exit::report(args.run(kinds)),
         Command::Install(args) => exit::report(args.run(cli.store.node_database(), cli.output)),
-        command => exit::report(run(command, cli.store, cli.output)),
+        command => exit::report(run(command, cli.store, cli.output, kinds)),
     }
 }
 
-fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()> {
+fn run(command: Command, store: StoreArgs, output: Format, kinds: &[Kind]) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         match command {
             Command::Up(command) => command.run(output).await,
-            Command::Pools(command) => command.run(store.open().await?, output).await,
+            Command::Pools(command) => command.run(store.open().await?, kinds, output).await,
             Command::Addresses(command) => command.run(store.open().await?, output).await,
             Command::Who(command) => command.run(store.open().await?, output).await,
             Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use berth_api::names;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_front::LeaderTask;
+use berth_front::{Kind, LeaderTask};
 use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice};
 use berth_ledger::kube::Connection;
 use berth_ledger::{KubeLedger, PoolKey};
@@ -116,6 +116,7 @@ impl LeaderDesk {
         connection: &Connection,
         leadership: Leadership,
         defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
+        _kinds: &[Kind],
     ) -> LeaderDeskTask {
         let metrics = DeskMetrics::default();
         // The copies follow the watch: nodes that could not reach this desk, and whereabouts, write too.

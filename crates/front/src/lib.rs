@@ -5,9 +5,11 @@
 //! the command (`crates/cli/src/fronts.rs`).
 
 mod front;
+mod kind;
 mod leader;
 mod node;
 
 pub use front::{Front, Host, Lifetime, Readiness, Serving, StartError};
+pub use kind::Kind;
 pub use leader::LeaderTask;
 pub use node::Node;

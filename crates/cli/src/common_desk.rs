@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use berth_api::names;
 use berth_controller::Leadership;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_gather::{Admission, Counter, Guard, Identity, Notice};
+use berth_gather::{Admission, Counter, Guard, Identity, Notice, Route};
 use berth_ledger::kube::Connection;
 use berth_ledger::{KubeLedger, PoolKey};
 use prometheus_client::registry::Registry;
@@ -80,12 +80,13 @@ impl CommonDesk {
         &self.notice
     }
 
-    /// Serves until stopped.
+    /// Serves until stopped: whereabouts' pools, and the kinds of `routes`, whose desks have these settings and metrics.
     pub fn serve(
         self,
         connection: &Connection,
         leadership: Leadership,
         defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
+        routes: impl FnOnce(&DeskSettings, &DeskMetrics) -> Vec<Route>,
         registry: &mut Registry,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + 'static {
@@ -96,6 +97,7 @@ impl CommonDesk {
             watch: true,
             ..DeskSettings::default()
         };
+        let routes = routes(&settings, &metrics);
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
         let admits = admission(Arc::clone(&ledger), defines);
         let desks = Desks::new(ledger, settings, metrics);
@@ -105,6 +107,7 @@ impl CommonDesk {
             connection.timeout,
         );
         let counter = Counter::new(desks, guard, move || leadership.is_leading(), admits);
+        let counter = routes.into_iter().fold(counter, Counter::serving);
         async move {
             tracing::info!(address = self.notice.address, "the common desk is open");
             berth_gather::serve(self.listener, &self.identity, counter, stop).await;

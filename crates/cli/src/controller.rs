@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_controller::{Controller, ControllerConfig};
+use berth_desk::{DeskMetrics, DeskSettings};
 use berth_ledger::KubeLedger;
 use berth_listen::warn_if_readable_by_others;
 use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings};
@@ -109,7 +110,9 @@ impl ControllerArgs {
                 let (connection, leadership) = (controller.connection(), controller.leadership());
                 let defines = controller.defines();
                 let (registry, stop) = (&mut registry, stop.clone());
-                tokio::spawn(desk.serve(&connection, leadership, defines, registry, stop))
+                // Fronts whose pools are of other kinds register their routes here.
+                let routes = |_: &DeskSettings, _: &DeskMetrics| Vec::new();
+                tokio::spawn(desk.serve(&connection, leadership, defines, routes, registry, stop))
             });
             let collector = garbage.map(|settings| {
                 let (connection, leadership) = (controller.connection(), controller.leadership());

@@ -135,6 +135,7 @@ impl TaskSettings {
                 &connection,
                 leadership.clone(),
                 defines,
+                &self.kinds,
             )));
         }
         if let Some(settings) = self.garbage {

@@ -32,7 +32,7 @@ struct PoolRow {
     pool: String,
     /// The kind of its object, unless that is an IPPool.
     #[serde(skip_serializing_if = "Option::is_none")]
-    kind: Option<&'static str>,
+    kind: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace: String,
     network: Option<String>,
@@ -67,7 +67,7 @@ impl Row for PoolRow {
             [] => "none".to_owned(),
             many => many.join("; "),
         };
-        let name = match (self.namespace.as_str(), self.kind) {
+        let name = match (self.namespace.as_str(), &self.kind) {
             (_, Some(kind)) => format!("{kind}/{}", self.pool),
             ("", None) => self.pool.clone(),
             (namespace, None) => format!("{namespace}/{}", self.pool),
@@ -242,7 +242,7 @@ async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Ve
         let network = seen.key.network;
         let mut row = PoolRow {
             pool: seen.key.name,
-            kind: Some(kind.name),
+            kind: Some(kind.pool.name()),
             network: network.map(|network| network.to_string()),
             ..PoolRow::default()
         };

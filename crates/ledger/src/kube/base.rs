@@ -95,6 +95,17 @@ pub(super) enum Notes {
 }
 
 impl Notes {
+    pub fn read(metadata: &Value) -> Result<Self, String> {
+        Ok(match metadata.get("annotations") {
+            None | Some(Value::Null) => Self::Bare,
+            Some(annotations) => match annotations.get(RESTING) {
+                None => Self::Without,
+                Some(Value::String(text)) => Self::Resting(text.clone()),
+                Some(_) => return Err(format!("the annotation {RESTING} is no text")),
+            },
+        })
+    }
+
     /// The cooldowns that they keep.
     pub fn cooldowns(&self) -> Cooldowns {
         let text = match self {
@@ -112,14 +123,7 @@ impl Stamp {
         let resource_version = metadata["resourceVersion"]
             .as_str()
             .ok_or("metadata.resourceVersion is missing")?;
-        let notes = match metadata.get("annotations") {
-            None | Some(Value::Null) => Notes::Bare,
-            Some(annotations) => match annotations.get(RESTING) {
-                None => Notes::Without,
-                Some(Value::String(text)) => Notes::Resting(text.clone()),
-                Some(_) => return Err(format!("the annotation {RESTING} is no text")),
-            },
-        };
+        let notes = Notes::read(metadata)?;
         let tracked = metadata["managedFields"]
             .as_array()
             .is_some_and(|fields| !fields.is_empty());

@@ -291,7 +291,7 @@ impl KubeLedger {
                     let Some(range) = pool.network else {
                         return Ok(false);
                     };
-                    let mut metadata = self.store(pool).marks;
+                    let mut metadata = self.store(pool).codec.marks;
                     metadata["name"] = json!(pool.name);
                     metadata["annotations"][key] = json!(to);
                     if key == SLICED {

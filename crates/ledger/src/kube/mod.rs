@@ -14,6 +14,7 @@ mod calls;
 mod claimants;
 mod claims;
 mod client;
+mod codec;
 mod connect;
 pub mod events;
 mod file;
@@ -62,6 +63,7 @@ pub use slices::{SliceList, SliceObject, UnreadableSlice};
 pub use slots::SLOT;
 
 use base::Base;
+use codec::IpPools;
 use object::Object;
 use object_cache::ObjectCache;
 use resource::POOLS;
@@ -176,11 +178,13 @@ impl KubeLedger {
         Store {
             client: &self.client,
             seen: &self.seen,
-            limit: self.limit,
-            name: &pool.name,
-            network: pool.network,
-            marks,
-            moves: self.moves,
+            key: pool,
+            codec: IpPools {
+                network: pool.network,
+                marks,
+                moves: self.moves,
+                limit: self.limit,
+            },
         }
     }
 }
@@ -281,7 +285,7 @@ impl Ledger for KubeLedger {
     }
 
     fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
-        self.store(pool).fits(claims)
+        self.store(pool).object().fits(claims)
     }
 
     async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use serde_json::{Map, Value, json};
 
-use super::base::{NODE, RESTING, Stamp};
+use super::base::{NODE, Notes, RESTING, Stamp};
 use super::by_hand;
 use super::client::Fetched;
 use crate::object::Cooldowns;
@@ -78,16 +78,64 @@ fn range(text: &str) -> Option<Prefix> {
     (Address::parse_lenient(start)? == range.network()).then_some(range)
 }
 
+const NO_MAP: &str = "spec.allocations is no map";
+
+/// The range of an object, which is the pool's if that is known.
+fn network_of(network: Option<Prefix>, spec: &Map<String, Value>) -> Result<Prefix, String> {
+    let text = spec
+        .get("range")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let found = range(text).ok_or_else(|| {
+        format!("spec.range {text:?} is not a CIDR that begins with its network address")
+    })?;
+    match network.filter(|network| *network != found) {
+        Some(network) => Err(format!(
+            "spec.range is {found}, where the pool of {network} should be; every address in it would be taken for another"
+        )),
+        None => Ok(found),
+    }
+}
+
+/// The pool of an object, which stays as it is.
+pub(super) fn read_pool(network: Option<Prefix>, object: &Value) -> Result<Pool, String> {
+    let spec = object["spec"].as_object().ok_or("it has no spec")?;
+    let network = network_of(network, spec)?;
+    let cooldowns = Notes::read(&object["metadata"])?.cooldowns();
+    let mut pool = Pool::new();
+    match spec.get("allocations") {
+        None | Some(Value::Null) => fill(network, &Map::new(), &cooldowns, &mut pool),
+        Some(Value::Object(allocations)) => fill(network, allocations, &cooldowns, &mut pool),
+        Some(_) => return Err(NO_MAP.into()),
+    }
+    Ok(pool)
+}
+
+fn fill(network: Prefix, allocations: &Map<String, Value>, cooldowns: &Cooldowns, pool: &mut Pool) {
+    for (name, value) in allocations {
+        let stray = |why: String| berth_core::Stray {
+            key: name.clone(),
+            why,
+        };
+        let Some(address) = address(network, name) else {
+            pool.restore_stray(stray("its key is no offset of this range".into()));
+            continue;
+        };
+        match record(value) {
+            Ok(record) => pool.restore(address, record),
+            Err(why) => {
+                let unreadable = Owner::new(UNREADABLE, "");
+                pool.restore(address, Record::new(unreadable, Handle::default()));
+                pool.restore_stray(stray(why));
+            }
+        }
+    }
+    cooldowns.restore(network, RESTING, pool);
+}
+
 /// The pool that an IPPool object describes, or why it can't be read.
 pub fn pool_of(object: Value) -> Result<Pool, String> {
-    let fetched = Fetched {
-        object,
-        size: 0,
-        text: None,
-    };
-    let mut pool = Pool::default();
-    Object::read(None, fetched)?.fill(&mut pool);
-    Ok(pool)
+    read_pool(None, &object)
 }
 
 impl Object {
@@ -103,22 +151,11 @@ impl Object {
             .get_mut("spec")
             .and_then(Value::as_object_mut)
             .ok_or("it has no spec")?;
-        let text = spec
-            .get("range")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let found = range(text).ok_or_else(|| {
-            format!("spec.range {text:?} is not a CIDR that begins with its network address")
-        })?;
-        if let Some(network) = network.filter(|network| *network != found) {
-            return Err(format!(
-                "spec.range is {found}, where the pool of {network} should be; every address in it would be taken for another"
-            ));
-        }
+        let found = network_of(network, spec)?;
         let allocations = match spec.get_mut("allocations").map(Value::take) {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(allocations)) => allocations,
-            Some(_) => return Err("spec.allocations is no map".into()),
+            Some(_) => return Err(NO_MAP.into()),
         };
         let mut odd: BTreeMap<Address, Vec<String>> = BTreeMap::new();
         for name in allocations.keys() {
@@ -158,27 +195,7 @@ impl Object {
     }
 
     pub fn fill(&self, pool: &mut Pool) {
-        for (name, value) in &self.allocations {
-            let stray = |why: String| berth_core::Stray {
-                key: name.clone(),
-                why,
-            };
-            let Some(address) = address(self.network, name) else {
-                pool.restore_stray(stray("its key is no offset of this range".into()));
-                continue;
-            };
-            match record(value) {
-                Ok(record) => pool.restore(address, record),
-                Err(why) => {
-                    pool.restore(
-                        address,
-                        Record::new(Owner::new(UNREADABLE, ""), Handle::default()),
-                    );
-                    pool.restore_stray(stray(why));
-                }
-            }
-        }
-        self.resting.restore(self.network, RESTING, pool);
+        fill(self.network, &self.allocations, &self.resting, pool);
     }
 }
 
@@ -279,32 +296,6 @@ impl<'a> Draft<'a> {
                 _ => None,
             }
         })
-    }
-
-    /// `spec.allocations` of a merge patch: what the changes make of it, and nothing else.
-    pub fn merge(&self) -> Map<String, Value> {
-        let mut merge = Map::new();
-        for (key, next) in &self.next {
-            let before = self.object.allocations.get(key);
-            let value = match (before, next) {
-                (None, None) => continue,
-                (Some(_), None) => Value::Null,
-                (Some(Value::Object(before)), Some(next)) => {
-                    let dropped = before
-                        .keys()
-                        .filter(|field| !next.contains_key(*field))
-                        .map(|field| (field.clone(), Value::Null));
-                    let set = next
-                        .iter()
-                        .filter(|(field, value)| before.get(*field) != Some(*value))
-                        .map(|(field, value)| (field.clone(), value.clone()));
-                    Value::Object(dropped.chain(set).collect())
-                }
-                (_, Some(next)) => Value::Object(next.clone()),
-            };
-            merge.insert(key.clone(), value);
-        }
-        merge
     }
 
     pub fn into_entries(self) -> Entries {

@@ -31,22 +31,22 @@ impl Store<'_> {
         stamp: &Stamp,
         changes: &[Change],
     ) -> Result<Option<Written>, LedgerError> {
-        if !self.seen.may_replace(self.name) {
+        if !self.seen.may_replace(self.name()) {
             return Ok(None);
         }
         let Some(Rewritten { text, size, uid }) = self.rewritten(stamp, changes) else {
             return Ok(None);
         };
-        if self.check(size).is_err() {
+        if self.object().check(size).is_err() {
             return Ok(None);
         }
         match self
             .client
-            .replace(&POOLS, Part::Object, self.name, &text)
+            .replace(&POOLS, Part::Object, self.name(), &text)
             .await
         {
             Ok(replaced) => {
-                self.seen.note(self.name, size);
+                self.seen.note(self.name(), size);
                 let stamp = self.stamp(Verb::Update, &replaced)?;
                 self.keep(&stamp, &text, &uid, &replaced);
                 Ok(Some(Written {
@@ -55,15 +55,17 @@ impl Store<'_> {
                 }))
             }
             Err(Failure::Refused(refusal)) if refusal.code == 409 => {
-                self.seen.met_another(self.name);
+                self.seen.met_another(self.name());
                 Ok(None)
             }
             // A role of before this was asked for: a patch says the same.
             Err(Failure::Refused(refusal)) if refusal.code == 403 => {
-                self.seen.may_not_replace(self.name);
+                self.seen.may_not_replace(self.name());
                 Ok(None)
             }
-            Err(Failure::Refused(refusal)) if refusal.is_too_large() => Err(self.full(size)),
+            Err(Failure::Refused(refusal)) if refusal.is_too_large() => {
+                Err(self.object().full(size))
+            }
             // Gone, or not valid: the patch meets the same, and says it in its own words.
             Err(Failure::Refused(refusal)) if matches!(refusal.code, 404 | 422) => Ok(None),
             Err(failure) => Err(self.failed(Verb::Update, failure)),
@@ -90,13 +92,13 @@ impl Store<'_> {
         if metadata["uid"] == *uid {
             let metadata = Some(metadata.clone());
             self.seen
-                .keep(self.name, &stamp.resource_version, text, metadata);
+                .keep(self.name(), &stamp.resource_version, text, metadata);
         }
     }
 
     /// None, if the object is not known at that state.
     fn rewritten(&self, stamp: &Stamp, changes: &[Change]) -> Option<Rewritten> {
-        let text = self.seen.text(self.name, &stamp.resource_version)?;
+        let text = self.seen.text(self.name(), &stamp.resource_version)?;
         let size = text.bytes.len();
         let mut object: Value = serde_json::from_slice(&text.bytes).ok()?;
         if let Some(metadata) = text.metadata {
@@ -108,7 +110,7 @@ impl Store<'_> {
             size,
             text: None,
         };
-        let object = Object::read(self.network, fetched).ok()?;
+        let object = Object::read(self.key.network, fetched).ok()?;
         if object.resting.bars(changes).is_some() {
             return None;
         }

@@ -30,6 +30,16 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
     /// [`berth_core::Stray`] of the pool.
     fn decode(&self, key: &PoolKey, object: &Value) -> Result<Pool, String>;
 
+    /// Whether the object takes such changes at all: asked before their preconditions are checked.
+    fn accepts(
+        &self,
+        _key: &PoolKey,
+        _object: &Value,
+        _changes: &[Change],
+    ) -> Result<(), EncodeError> {
+        Ok(())
+    }
+
     /// Writes a commit into the object that its pool was decoded from, with everything that is kept together with the
     /// entries (counters, attributes, cooldowns). Every precondition has been checked. Does not touch
     /// `metadata.resourceVersion`.
@@ -42,10 +52,9 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
         json!(object["metadata"]["uid"])
     }
 
-    /// The object of an empty pool, which the first commit creates; apiVersion, kind and name are filled in. By default
-    /// none: people create the objects, and an absent one is an error.
-    fn create(&self, _key: &PoolKey) -> Option<Value> {
-        None
+    /// Whether and how a commit creates the object of a pool that does not exist.
+    fn create(&self, _key: &PoolKey) -> Creation {
+        Creation::Never
     }
 
     /// The network of the key that a listed object has.
@@ -75,6 +84,17 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// Whether a commit creates the object of an absent pool.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Creation {
+    /// People create the objects: an absent one is an error.
+    Never,
+    /// The first commit creates this object of an empty pool; apiVersion, kind and name are filled in.
+    Empty(Value),
+    /// It would, but the key does not say enough: an absent pool is empty, and a commit is refused for this reason.
+    Unknown(String),
+}
+
 /// How a changed object is sent; both on exactly the version that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteAs {
@@ -100,4 +120,6 @@ pub enum EncodeError {
     Invalid(String),
     /// Its addresses are allocated from elsewhere now.
     Moved,
+    /// These addresses are not what their preconditions say.
+    Conflict(Vec<Address>),
 }

@@ -8,7 +8,7 @@
 mod codec;
 pub mod cooldown;
 mod merge;
-mod store;
+pub(crate) mod store;
 
 use std::fmt;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::{
     ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn, Version, Visited,
 };
 
-pub use codec::{Codec, Commit, EncodeError, WriteAs};
+pub use codec::{Codec, Commit, Creation, EncodeError, WriteAs};
 pub use cooldown::{Cooldowns, now};
 
 use store::Store;

@@ -11,7 +11,7 @@ use hyper::body::Bytes;
 use kube::api::Patch;
 use serde_json::{Value, json};
 
-use super::codec::{Codec, Commit, EncodeError, WriteAs};
+use super::codec::{Codec, Commit, Creation, EncodeError, WriteAs};
 use super::cooldown::now;
 use super::merge::merge_patch;
 use crate::kube::object_cache::ObjectCache;
@@ -22,11 +22,19 @@ use crate::{LedgerError, PoolKey, Rejection, Snapshot, Version};
 /// Writes that met another writer, before the caller has to plan again.
 const TRIES: usize = 3;
 
-pub(super) struct Store<'a, C> {
+pub(crate) struct Store<'a, C> {
     pub client: &'a ObjectClient,
     pub cache: &'a ObjectCache,
     pub codec: &'a C,
     pub key: &'a PoolKey,
+}
+
+/// A commit that is durable.
+pub(crate) struct Written {
+    /// The object as it is now.
+    pub object: Value,
+    /// Others wrote after the base was read: the caller's copy lacks what they did.
+    pub merged: bool,
 }
 
 /// What a version remembers: the guard of commits that were planned on it.
@@ -55,11 +63,11 @@ impl<C: Codec> Store<'_, C> {
         &self.key.name
     }
 
-    fn ask(&self, verb: Verb) -> Ask<'_> {
+    pub fn ask(&self, verb: Verb) -> Ask<'_> {
         self.client.ask(verb, self.codec.resource(), self.name())
     }
 
-    fn target(&self) -> String {
+    pub fn target(&self) -> String {
         self.ask(Verb::Get).target()
     }
 
@@ -88,11 +96,11 @@ impl<C: Codec> Store<'_, C> {
 
     fn absent(&self) -> Result<Snapshot, LedgerError> {
         match self.codec.create(self.key) {
-            Some(_) => Ok(Snapshot {
+            Creation::Empty(_) | Creation::Unknown(_) => Ok(Snapshot {
                 pool: Pool::new(),
                 version: Version::absent(),
             }),
-            None => Err(self.missing()),
+            Creation::Never => Err(self.missing()),
         }
     }
 
@@ -138,6 +146,20 @@ impl<C: Codec> Store<'_, C> {
     }
 
     pub async fn commit(&self, base: &Version, changes: &[Change]) -> Result<Version, LedgerError> {
+        let written = self.write_changes(base, changes).await?;
+        let version = resource_version(&written.object).unwrap_or_default();
+        let version = Version::with_state(version, Guarded(self.codec.guard(&written.object)));
+        Ok(match written.merged {
+            true => version.merged(),
+            false => version,
+        })
+    }
+
+    async fn write_changes(
+        &self,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Written, LedgerError> {
         if base.is_absent() {
             return self.create(changes).await;
         }
@@ -145,8 +167,10 @@ impl<C: Codec> Store<'_, C> {
             && let Ok(next) = self.next(object, changes)
         {
             match self.write(next).await {
-                Ok(version) if base.is_merged() => return Ok(version.merged()),
-                Ok(version) => return Ok(version),
+                Ok(object) => {
+                    let merged = base.is_merged();
+                    return Ok(Written { object, merged });
+                }
                 Err(Unwritten::Error(error)) => return Err(error),
                 Err(Unwritten::Contended) => {}
             }
@@ -165,18 +189,19 @@ impl<C: Codec> Store<'_, C> {
         Some(object)
     }
 
-    async fn commit_on_newest(
+    /// Reads the object, checks everything on what it is now, and writes it on exactly that version.
+    pub async fn commit_on_newest(
         &self,
         base: &Version,
         changes: &[Change],
-    ) -> Result<Version, LedgerError> {
+    ) -> Result<Written, LedgerError> {
         let guard = base.state::<Guarded>();
         for _ in 0..TRIES {
             let Some(fetched) = self.get().await? else {
-                return match guard {
+                return match (self.codec.create(self.key), guard) {
                     // It was there: the caller has to look what became of it.
-                    Some(_) => Err(self.conflict(Vec::new())),
-                    None => self.create(changes).await,
+                    (Creation::Never, Some(_)) => Err(self.conflict(Vec::new())),
+                    _ => self.create(changes).await,
                 };
             };
             self.note(&fetched);
@@ -186,8 +211,10 @@ impl<C: Codec> Store<'_, C> {
             }
             let exact = !base.is_merged() && resource_version(&object) == Some(base.stored());
             match self.write(self.next(object, changes)?).await {
-                Ok(version) if exact => return Ok(version),
-                Ok(version) => return Ok(version.merged()),
+                Ok(object) => {
+                    let merged = !exact;
+                    return Ok(Written { object, merged });
+                }
                 Err(Unwritten::Error(error)) => return Err(error),
                 Err(Unwritten::Contended) => {}
             }
@@ -198,6 +225,8 @@ impl<C: Codec> Store<'_, C> {
     /// What the object is after the changes, or why they can't be made on it.
     fn next(&self, mut object: Value, changes: &[Change]) -> Result<Next, LedgerError> {
         let before = self.decode(&object)?;
+        let accepted = self.codec.accepts(self.key, &object, changes);
+        accepted.map_err(|error| self.unfit(error))?;
         let mut after = before.clone();
         let resting = cooling(&before, changes);
         let fails = |change: &&Change| {
@@ -236,7 +265,7 @@ impl<C: Codec> Store<'_, C> {
         })
     }
 
-    async fn write(&self, next: Next) -> Result<Version, Unwritten> {
+    async fn write(&self, next: Next) -> Result<Value, Unwritten> {
         let (resource, part, name) = (self.codec.resource(), self.codec.part(), self.name());
         let text = Bytes::from(next.after.to_string());
         let (verb, written) = match self.codec.write_as() {
@@ -270,37 +299,40 @@ impl<C: Codec> Store<'_, C> {
             .map_err(Unwritten::Error)
     }
 
-    /// The write went through: without its version the caller has to look.
+    /// The object after a write that went through: without its version the caller has to look.
     fn written(
         &self,
         verb: Verb,
         next: Next,
         text: &Bytes,
         answer: &Value,
-    ) -> Result<Version, LedgerError> {
-        let Some(version) = resource_version(answer) else {
-            return Err(LedgerError::Uncertain {
-                operation: verb.name(),
-                target: self.target(),
-                why: "the answer has no metadata.resourceVersion".to_owned(),
-            });
-        };
+    ) -> Result<Value, LedgerError> {
+        let version = self.version_of(verb, answer)?;
         let metadata = answer["metadata"].clone();
         self.cache.note(self.name(), next.size);
         self.cache
             .keep(self.name(), version, text, Some(metadata.clone()));
         let mut object = next.after;
         object["metadata"] = metadata;
-        let guard = Guarded(self.codec.guard(&object));
-        Ok(Version::with_state(version, guard))
+        Ok(object)
+    }
+
+    fn version_of<'v>(&self, verb: Verb, answer: &'v Value) -> Result<&'v str, LedgerError> {
+        resource_version(answer).ok_or_else(|| LedgerError::Uncertain {
+            operation: verb.name(),
+            target: self.target(),
+            why: "metadata.resourceVersion is missing".to_owned(),
+        })
     }
 
     /// The first commit of a pool whose kind has it created so. Where entries are in the status, which a CREATE can't have,
     /// the empty pool is created first.
-    async fn create(&self, changes: &[Change]) -> Result<Version, LedgerError> {
+    pub async fn create(&self, changes: &[Change]) -> Result<Written, LedgerError> {
         let resource = self.codec.resource();
-        let Some(mut object) = self.codec.create(self.key) else {
-            return Err(self.missing());
+        let mut object = match self.codec.create(self.key) {
+            Creation::Empty(object) => object,
+            Creation::Unknown(why) => return Err(self.unfit(EncodeError::Invalid(why))),
+            Creation::Never => return Err(self.missing()),
         };
         object["apiVersion"] = json!(resource.api_version());
         object["kind"] = json!(resource.kind);
@@ -317,10 +349,10 @@ impl<C: Codec> Store<'_, C> {
             }
             Ok(created) => {
                 self.cache.note(self.name(), size);
-                self.version(&created).map_err(|_| LedgerError::Uncertain {
-                    operation: Verb::Create.name(),
-                    target: self.target(),
-                    why: "the answer has no metadata.resourceVersion".to_owned(),
+                self.version_of(Verb::Create, &created)?;
+                Ok(Written {
+                    object: created,
+                    merged: false,
                 })
             }
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
@@ -342,14 +374,14 @@ impl<C: Codec> Store<'_, C> {
         self.check(self.cache.size_after(self.name(), growth))
     }
 
-    fn check(&self, size: usize) -> Result<(), LedgerError> {
+    pub fn check(&self, size: usize) -> Result<(), LedgerError> {
         match size > self.codec.size_limit() {
             true => Err(self.full(size)),
             false => Ok(()),
         }
     }
 
-    fn full(&self, size: usize) -> LedgerError {
+    pub fn full(&self, size: usize) -> LedgerError {
         LedgerError::Full {
             target: self.target(),
             size,
@@ -359,7 +391,7 @@ impl<C: Codec> Store<'_, C> {
         }
     }
 
-    fn conflict(&self, held: Vec<Address>) -> LedgerError {
+    pub fn conflict(&self, held: Vec<Address>) -> LedgerError {
         LedgerError::Conflict {
             pool: self.target(),
             held,
@@ -384,13 +416,17 @@ impl<C: Codec> Store<'_, C> {
         }
     }
 
-    fn unfit(&self, error: EncodeError) -> LedgerError {
+    pub fn unfit(&self, error: EncodeError) -> LedgerError {
         match error {
             EncodeError::Moved => LedgerError::Moved {
                 pool: self.key.name.clone(),
             },
+            EncodeError::Conflict(held) => self.conflict(held),
             EncodeError::Invalid(message) => LedgerError::Rejected {
-                operation: Verb::Update.name(),
+                operation: match self.codec.write_as() {
+                    WriteAs::Replace => Verb::Update.name(),
+                    WriteAs::MergePatch => Verb::Patch.name(),
+                },
                 target: self.target(),
                 rejection: Rejection::Invalid { code: 422, message },
             },

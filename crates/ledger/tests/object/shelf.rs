@@ -3,7 +3,7 @@
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use berth_ledger::PoolKey;
 use berth_ledger::kube::{Part, Place, Resource};
-use berth_ledger::object::{Codec, Commit, Cooldowns, EncodeError, WriteAs, now};
+use berth_ledger::object::{Codec, Commit, Cooldowns, Creation, EncodeError, WriteAs, now};
 use serde_json::{Value, json};
 
 pub const SHELVES: Resource = Resource {
@@ -111,15 +111,25 @@ impl Codec for Shelves {
         Ok(pool)
     }
 
+    fn accepts(
+        &self,
+        _key: &PoolKey,
+        object: &Value,
+        changes: &[Change],
+    ) -> Result<(), EncodeError> {
+        let range = range(object).ok_or_else(|| EncodeError::Invalid("no range".into()))?;
+        let mut addresses = changes.iter().map(Change::address);
+        match addresses.find(|address| !range.contains(*address)) {
+            Some(address) => {
+                let why = format!("{address} is outside of {range}");
+                Err(EncodeError::Invalid(why))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn encode(&self, object: &mut Value, commit: &Commit<'_>) -> Result<(), EncodeError> {
         let range = range(object).ok_or_else(|| EncodeError::Invalid("no range".into()))?;
-        let outside = |change: &&Change| !range.contains(change.address());
-        if let Some(change) = commit.changes.iter().find(outside) {
-            let address = change.address();
-            return Err(EncodeError::Invalid(format!(
-                "{address} is outside of {range}"
-            )));
-        }
         for change in commit.changes {
             let key = change.address().to_string();
             match commit.after.get(change.address()) {
@@ -143,9 +153,13 @@ impl Codec for Shelves {
         json!([metadata["uid"], metadata["generation"]])
     }
 
-    fn create(&self, key: &PoolKey) -> Option<Value> {
-        let range = key.network.filter(|_| self.creates)?;
-        Some(json!({ "spec": { "range": range.to_string() } }))
+    fn create(&self, key: &PoolKey) -> Creation {
+        match key.network {
+            Some(range) if self.creates => {
+                Creation::Empty(json!({ "spec": { "range": range.to_string() } }))
+            }
+            _ => Creation::Never,
+        }
     }
 
     fn network(&self, object: &Value) -> Option<Prefix> {

@@ -138,6 +138,8 @@ fn run(cluster: &Cluster, bin: &Path, socket: &Path, line: &str) -> String {
         .args(["-o", "pipefail", "-c", line])
         .env("PATH", format!("{}:{path}", bin.display()))
         .env("KUBECONFIG", cluster.kubeconfig())
+        // kubectl caches there.
+        .env("HOME", bin)
         .env("BERTH_SOCKET", socket)
         .output()
         .unwrap();

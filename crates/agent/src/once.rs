@@ -19,8 +19,11 @@ pub async fn once(node: &Node, fronts: Vec<Box<dyn Front>>, request: &Request) -
         .flat_map(|front| front.plugins())
         .copied()
         .collect();
-    let answers = |front: &Box<dyn Front>| front.plugins().contains(&request.plugin.as_str());
-    let Some(front) = fronts.into_iter().find(answers) else {
+    let plugin = request.plugin.as_str();
+    let named = fronts
+        .into_iter()
+        .find(|front| front.plugins().contains(&plugin));
+    let Some(front) = named else {
         return unknown(request, known.iter());
     };
     let host = Host {

@@ -181,6 +181,8 @@ async fn terms(
 ) -> &'static str {
     loop {
         tokio::select! {
+            // First: a controller that stops may lead still, and begins no other term.
+            biased;
             () = stop.cancelled() => return task.name(),
             () = leadership.until_leading() => {}
         }

@@ -8,5 +8,7 @@
 pub mod capture;
 pub mod enactment;
 pub mod handler;
+pub mod objects;
 pub mod pool;
+pub mod store;
 pub mod upkeep;

@@ -10,4 +10,4 @@
 mod collisions;
 mod plan;
 
-pub use plan::{Claim, Freed, Holder, Observed, Outcome, Reset, Seen, Step, plan};
+pub use plan::{Claim, Freed, Observed, Outcome, Reset, Seen, Step, plan};

@@ -8,6 +8,7 @@
 pub mod capture;
 pub mod enactment;
 pub mod handler;
+pub mod host;
 pub mod objects;
 pub mod pool;
 pub mod store;

@@ -208,7 +208,7 @@ impl Worker {
         if !self.settings.watch {
             return None;
         }
-        match self.ledger.news(&self.pool).await {
+        match self.ledger.watch_versions(&self.pool).await {
             Ok(stream) => Some(stream),
             Err(error) => {
                 tracing::warn!(pool = %self.pool, %error, "can't hear of writes to the pool; its copy is loaded when it turns out to be old");

@@ -65,18 +65,11 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.below(Some(pool)).in_doubt(pool)
     }
 
-    async fn news(
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
-        self.below(Some(pool)).news(pool).await
-    }
-
-    async fn watch(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        self.below(Some(pool)).watch(pool).await
+        self.below(Some(pool)).watch_versions(pool).await
     }
 
     fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
@@ -181,18 +174,11 @@ impl<L: Layer> Ledger for L {
         Layer::in_doubt(self, pool)
     }
 
-    async fn news(
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
-        Layer::news(self, pool).await
-    }
-
-    async fn watch(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        Layer::watch(self, pool).await
+        Layer::watch_versions(self, pool).await
     }
 
     fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {

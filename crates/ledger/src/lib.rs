@@ -14,10 +14,12 @@ pub mod files;
 pub mod kube;
 mod layer;
 mod memory;
+pub mod object;
 mod retry;
 mod sqlite;
 mod turns;
 
+use std::any::Any;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +28,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Change, Pool, Prefix, Record};
-use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,7 @@ pub use self::kube::KubeLedger;
 pub use error::{LedgerError, Rejection, chain};
 pub use layer::Layer;
 pub use memory::MemoryLedger;
+pub use object::ObjectLedger;
 pub use retry::{Backoff, RetryPolicy};
 pub use sqlite::SqliteLedger;
 
@@ -67,20 +69,56 @@ impl fmt::Display for PoolKey {
     }
 }
 
-/// The state that a pool was read at. Opaque: only the ledger that made it can compare it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The state that a pool was read at. Only the ledger that made it can compare it.
+///
+/// Equal versions are equal states: what a ledger remembers with one ([`Version::state`]) follows from it.
+#[derive(Clone, Debug, Default)]
 pub struct Version {
     stored: String,
+    state: Option<Arc<dyn Any + Send + Sync>>,
     merged: bool,
 }
+
+/// The version of a pool that does not exist.
+const ABSENT: &str = "absent";
+
+impl PartialEq for Version {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.stored, self.merged) == (&other.stored, other.merged)
+    }
+}
+
+impl Eq for Version {}
 
 impl Version {
     /// The version that a store has by this name.
     pub fn new(stored: impl Into<String>) -> Self {
         Self {
             stored: stored.into(),
-            merged: false,
+            ..Self::default()
         }
+    }
+
+    /// The same with what its ledger has to know of that state at the next commit, without another read.
+    pub fn with_state(stored: impl Into<String>, state: impl Any + Send + Sync) -> Self {
+        Self {
+            state: Some(Arc::new(state)),
+            ..Self::new(stored)
+        }
+    }
+
+    /// That of a pool that does not exist.
+    pub fn absent() -> Self {
+        Self::new(ABSENT)
+    }
+
+    pub fn is_absent(&self) -> bool {
+        self.stored == ABSENT
+    }
+
+    /// What the ledger that made this version knows of the state, if it is of that type.
+    pub fn state<T: Any>(&self) -> Option<&T> {
+        self.state.as_ref()?.downcast_ref()
     }
 
     /// The version of a commit that was applied to a newer state than the caller's.
@@ -102,14 +140,10 @@ impl Version {
         &self.stored
     }
 
-    /// Which of two states is the later one. Versions that begin with a number grow (a
-    /// resourceVersion, a count of commits); of others only equality is known.
+    /// Which of two states is the later one. Versions that are numbers grow (a resourceVersion, a count of commits); of
+    /// others only equality is known.
     pub fn order(&self, other: &Self) -> Option<Ordering> {
-        let number = |version: &Self| {
-            let text = version.stored();
-            let digits = text.find(|c: char| !c.is_ascii_digit());
-            text[..digits.unwrap_or(text.len())].parse::<u64>().ok()
-        };
+        let number = |version: &Self| version.stored.parse::<u64>().ok();
         match (number(self), number(other)) {
             (Some(this), Some(other)) => Some(this.cmp(&other)),
             _ => (self.stored == other.stored).then_some(Ordering::Equal),
@@ -250,23 +284,12 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         Duration::ZERO
     }
 
-    /// The pool now and after every later change by anyone, coalesced: a slow reader sees the newest
-    /// state, not each one. A hint for caches, never a basis for freeing (I4).
-    async fn watch(
+    /// The versions that the pool has from now on, whoever writes it, coalesced: that a copy is old, not what is new. A hint
+    /// for caches, never a basis for freeing (I4).
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError>;
-
-    /// The versions that the pool has after every later change by anyone, coalesced: that a copy is old, where `watch`
-    /// would bring all that is new.
-    async fn news(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
-        let snapshots = self.watch(pool).await?;
-        let version = |seen: Result<Snapshot, LedgerError>| seen.map(|seen| seen.version);
-        Ok(snapshots.map(version).boxed())
-    }
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError>;
 
     /// Whether what keeps the pool has room for these claims, as far as that is known without a look: the reason, if not.
     fn fits(&self, _pool: &PoolKey, _claims: &[Change]) -> Result<(), LedgerError> {
@@ -353,12 +376,10 @@ mod tests {
     use super::{Ordering, Version};
 
     #[test]
-    fn versions_that_begin_with_a_number_tell_which_is_older() {
+    fn versions_that_are_numbers_tell_which_is_older() {
         let order = |a: &str, b: &str| Version::new(a).order(&Version::new(b));
-        for (a, b) in [("9", "10"), ("9/plain/bare/", "10/tracked/without/")] {
-            assert_eq!(order(a, b), Some(Ordering::Less), "{a} {b}");
-            assert_eq!(order(b, a), Some(Ordering::Greater), "{b} {a}");
-        }
+        assert_eq!(order("9", "10"), Some(Ordering::Less));
+        assert_eq!(order("10", "9"), Some(Ordering::Greater));
         let merged = Version::new("10").merged();
         assert_eq!(merged.order(&Version::new("10")), Some(Ordering::Equal));
         assert_ne!(
@@ -368,5 +389,18 @@ mod tests {
         );
         assert_eq!(order("absent", "absent"), Some(Ordering::Equal));
         assert_eq!(order("absent", "10"), None);
+    }
+
+    #[test]
+    fn a_version_keeps_what_its_ledger_knows_of_the_state() {
+        let known = Version::with_state("7", 12_u32);
+        assert_eq!(known.clone().merged().state(), Some(&12_u32));
+        assert_eq!(known.state::<String>(), None);
+        assert_eq!(
+            known,
+            Version::new("7"),
+            "the state follows from the version"
+        );
+        assert!(Version::absent().is_absent() && !known.is_absent());
     }
 }

@@ -104,10 +104,10 @@ impl Ledger for MemoryLedger {
         write(&mut pools, pool, base, changes)
     }
 
-    async fn watch(
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         let mut pools = lock(&self.pools);
         let state = pools
             .entry(pool.clone())
@@ -116,8 +116,8 @@ impl Ledger for MemoryLedger {
         receiver.mark_changed();
         let changes = futures::stream::unfold(receiver, |mut receiver| async move {
             receiver.changed().await.ok()?;
-            let seen = snapshot(&receiver.borrow_and_update());
-            Some((Ok(seen), receiver))
+            let number = receiver.borrow_and_update().0;
+            Some((Ok(Version::new(number.to_string())), receiver))
         });
         Ok(changes.boxed())
     }

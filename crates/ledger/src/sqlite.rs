@@ -223,10 +223,10 @@ impl Ledger for SqliteLedger {
         self.write(pool, base, changes, Some(guard)).await
     }
 
-    async fn watch(
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         struct Watch {
             ledger: SqliteLedger,
             pool: PoolKey,
@@ -249,7 +249,7 @@ impl Ledger for SqliteLedger {
                 match found {
                     Ok(Some(snapshot)) => {
                         watch.seen = Some(snapshot.version.clone());
-                        return Some((Ok(snapshot), watch));
+                        return Some((Ok(snapshot.version), watch));
                     }
                     Ok(None) => {
                         // Either end of the wait means "look again".

@@ -371,10 +371,12 @@ async fn a_watch_shows_what_others_do() {
     let bench = Bench::new().await;
     bench.members(&["10.0.0.1", "10.0.0.2"]);
     bench.commit(&[claim("a", "10.0.0.1")]).await.unwrap();
-    let mut seen = bench.ledger.watch(&bench.key).await.unwrap();
-    assert_eq!(seen.next().await.unwrap().unwrap().pool.len(), 1);
+    let first = bench.ledger.load(&bench.key).await.unwrap().version;
+    let mut versions = bench.ledger.watch_versions(&bench.key).await.unwrap();
+    assert_eq!(versions.next().await.unwrap().unwrap(), first);
     bench.commit(&[claim("b", "10.0.0.2")]).await.unwrap();
-    assert_eq!(seen.next().await.unwrap().unwrap().pool.len(), 2);
+    let second = versions.next().await.unwrap().unwrap();
+    assert_eq!(second.order(&first), Some(std::cmp::Ordering::Greater));
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
+use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Version};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
@@ -94,25 +94,15 @@ impl Layer for NodeLedger {
         cluster.commit_guarded(pool, base, changes, guard).await
     }
 
-    async fn news(
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         if pool.name.starts_with(POOLS) {
-            return Ok(futures::stream::pending().boxed());
-        }
-        self.cluster.news(pool).await
-    }
-
-    async fn watch(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        if pool.name.starts_with(POOLS) {
             // Only this node writes it: a copy that turns out to be old is loaded again.
             return Ok(futures::stream::pending().boxed());
         }
-        self.cluster.watch(pool).await
+        self.cluster.watch_versions(pool).await
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{ConfigMapLedger, PATIENCE, object};
 use crate::kube::events::Events;
-use crate::kube::status::Verb;
+use crate::kube::response::Verb;
 use crate::{LedgerError, PoolKey};
 
 /// How long to wait before the next try on an object that others write all the time.

@@ -16,7 +16,7 @@ use super::object::{
 };
 use super::salvage::{self, Salvage};
 use super::{ConfigMapLedger, PATIENCE};
-use crate::kube::status::Verb;
+use crate::kube::response::Verb;
 use crate::{LedgerError, PoolKey, Rejection};
 
 /// What is no pool's state, so that nothing takes it for one.

@@ -33,6 +33,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::PartialObjectMeta;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 
@@ -48,7 +49,7 @@ pub use salvage::{Salvage, salvage_of};
 pub use state::attribute;
 
 use crate::kube::ETCD_PATIENCE;
-use crate::kube::status::Verb;
+use crate::kube::response::Verb;
 use object::{Room, Stored};
 use state::{Members, Obstacle};
 use view::View;
@@ -251,29 +252,27 @@ impl Ledger for ConfigMapLedger {
         self.timeout + ETCD_PATIENCE
     }
 
-    async fn watch(
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        let members = self.members(pool);
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         let target = self.target(pool);
         let config = watcher::Config::default().fields(&format!("metadata.name={}", pool.name));
-        let objects = watcher(self.api.clone(), config)
+        let client = self.api.clone().into_client();
+        let metadata: Api<PartialObjectMeta<ConfigMap>> = Api::namespaced(client, &self.namespace);
+        let objects = watcher(metadata, config)
             .default_backoff()
             .touched_objects();
-        let snapshots = objects.map(move |event| {
+        let versions = objects.map(move |event| {
             let object = event.map_err(|error| LedgerError::Unavailable {
                 target: target.clone(),
                 why: error.to_string(),
                 retry_after: None,
             })?;
-            let stored = Stored::read(&target, Some(object))?;
-            Ok(Snapshot {
-                pool: state::pool(stored.document(), &members),
-                version: stored.version(),
-            })
+            let version = object.metadata.resource_version;
+            Ok(Version::new(version.unwrap_or_default()))
         });
-        Ok(snapshots.boxed())
+        Ok(versions.boxed())
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {

@@ -27,7 +27,7 @@ pub(super) const CONFIG_MAPS: Resource = Resource {
     version: "v1",
     plural: "configmaps",
     kind: "ConfigMap",
-    place: Place::Pools,
+    place: Place::Namespaced,
 };
 
 /// Finds the pools among other ConfigMaps.

@@ -14,7 +14,8 @@ use rand::RngExt;
 
 use super::object::{self, Draft, Room, Stored};
 use super::{ConfigMapLedger, Document, PATIENCE, gojson, repair};
-use crate::kube::status::{Ask, Failure, Verb};
+use crate::kube::resource::Part;
+use crate::kube::response::{Ask, Failure, Verb};
 use crate::turns::Ring;
 use crate::{LedgerError, PoolKey, Version};
 
@@ -37,7 +38,8 @@ impl ConfigMapLedger {
         Err(failure.into_error(Ask {
             verb,
             resource: &object::CONFIG_MAPS,
-            pools: &self.namespace,
+            part: Part::Object,
+            connection: &self.namespace,
             name,
         }))
     }

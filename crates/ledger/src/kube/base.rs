@@ -11,6 +11,7 @@ use berth_core::slice::ways::Bar;
 use serde_json::Value;
 
 use crate::Version;
+use crate::object::Cooldowns;
 
 /// The annotation that keeps resting addresses: foreign programs leave annotations alone.
 pub(super) const RESTING: &str = "berth.dev/resting";
@@ -93,7 +94,16 @@ pub(super) enum Notes {
     Resting(String),
 }
 
-const ABSENT: &str = "absent";
+impl Notes {
+    /// The cooldowns that they keep.
+    pub fn cooldowns(&self) -> Cooldowns {
+        let text = match self {
+            Self::Resting(text) => Some(text.as_str()),
+            Self::Bare | Self::Without => None,
+        };
+        Cooldowns::read(text, &format!("annotation {RESTING}"))
+    }
+}
 
 impl Stamp {
     /// Reads an object's metadata.
@@ -148,64 +158,21 @@ impl Base {
 
 impl From<&Base> for Version {
     fn from(base: &Base) -> Self {
-        Self::new(match base {
-            Base::Unknown => String::new(),
-            Base::Absent => ABSENT.to_owned(),
-            Base::At(stamp) => {
-                let set = [
-                    (stamp.tracked, "tracked"),
-                    (stamp.odd, "odd"),
-                    (stamp.sliced, "sliced"),
-                    (stamp.assigned, "assigned"),
-                    (stamp.unreserved, "unreserved"),
-                ];
-                let set: Vec<&str> = set.iter().filter(|(on, _)| *on).map(|(_, n)| *n).collect();
-                let flags = if set.is_empty() {
-                    "plain".to_owned()
-                } else {
-                    set.join("+")
-                };
-                let (notes, text) = match &stamp.notes {
-                    Notes::Bare => ("bare", ""),
-                    Notes::Without => ("without", ""),
-                    Notes::Resting(text) => ("resting", text.as_str()),
-                };
-                let (version, generation) = (&stamp.resource_version, stamp.generation);
-                format!("{version}/{generation}/{flags}/{notes}/{text}")
-            }
-        })
+        match base {
+            Base::Unknown => Self::default(),
+            Base::Absent => Self::absent(),
+            Base::At(stamp) => Self::with_state(&stamp.resource_version, stamp.clone()),
+        }
     }
 }
 
 impl From<&Version> for Base {
     fn from(version: &Version) -> Self {
-        let version = version.stored();
-        if version == ABSENT {
-            return Self::Absent;
+        match version.state::<Stamp>() {
+            _ if version.is_absent() => Self::Absent,
+            Some(stamp) => Self::At(stamp.clone()),
+            None => Self::Unknown,
         }
-        let parts: Vec<&str> = version.splitn(5, '/').collect();
-        let [resource_version, generation, flags, notes, text] = parts[..] else {
-            return Self::Unknown;
-        };
-        let Ok(generation) = generation.parse() else {
-            return Self::Unknown;
-        };
-        let notes = match notes {
-            "bare" => Notes::Bare,
-            "without" => Notes::Without,
-            "resting" => Notes::Resting(text.to_owned()),
-            _ => return Self::Unknown,
-        };
-        Self::At(Stamp {
-            resource_version: resource_version.to_owned(),
-            generation,
-            tracked: flags.split('+').any(|flag| flag == "tracked"),
-            notes,
-            odd: flags.split('+').any(|flag| flag == "odd"),
-            sliced: flags.split('+').any(|flag| flag == "sliced"),
-            assigned: flags.split('+').any(|flag| flag == "assigned"),
-            unreserved: flags.split('+').any(|flag| flag == "unreserved"),
-        })
     }
 }
 
@@ -240,9 +207,9 @@ mod tests {
         for base in [Base::Absent, Base::Unknown] {
             assert_eq!(Base::from(&Version::from(&base)), base);
         }
-        for foreign in ["17", "a/1/c/d/e", "1/x/plain/bare/", "1/1/plain/half"] {
-            assert_eq!(Base::from(&Version::new(foreign)), Base::Unknown);
-        }
+        assert_eq!(Base::from(&Version::new("17")), Base::Unknown);
+        let other_ledgers = Version::with_state("17", "state of another ledger");
+        assert_eq!(Base::from(&other_ledgers), Base::Unknown);
     }
 
     #[test]

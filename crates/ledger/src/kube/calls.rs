@@ -13,7 +13,7 @@ use rand::RngExt;
 use serde_json::{Value, json};
 
 use super::resource::SLICE_CALLS;
-use super::status::{Failure, Verb};
+use super::response::{Failure, Verb};
 use super::{KubeLedger, SliceObject};
 use crate::LedgerError;
 
@@ -32,8 +32,8 @@ impl KubeLedger {
         let call = format!("{:x} {claim}", rand::rng().random_range(0..u64::MAX));
         let spec = json!({ "call": call });
         let patch = Patch::Merge(json!({ "spec": spec }));
-        let ask = self.wire.ask(Verb::Patch, &SLICE_CALLS, name);
-        match self.wire.patch(&SLICE_CALLS, name, &patch).await {
+        let ask = self.client.ask(Verb::Patch, &SLICE_CALLS, name);
+        match self.client.patch(&SLICE_CALLS, name, &patch).await {
             Ok(_) => return Ok(()),
             Err(Failure::Refused(refusal)) if refusal.is_absence_of(name) => {}
             Err(failure) => return Err(failure.into_error(ask)),
@@ -44,12 +44,12 @@ impl KubeLedger {
             "metadata": { "name": name },
             "spec": spec,
         });
-        match self.wire.create(&SLICE_CALLS, &object).await {
+        match self.client.create(&SLICE_CALLS, &object).await {
             Ok(_) => Ok(()),
             // Somebody else's call, after what was written: it is heard for us too.
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(()),
             Err(failure) => {
-                Err(failure.into_error(self.wire.ask(Verb::Create, &SLICE_CALLS, name)))
+                Err(failure.into_error(self.client.ask(Verb::Create, &SLICE_CALLS, name)))
             }
         }
     }
@@ -57,19 +57,21 @@ impl KubeLedger {
     /// The nodes that calls are kept for.
     pub async fn called_nodes(&self) -> Result<Vec<NodeName>, LedgerError> {
         let name = |metadata: &Value| metadata["name"].as_str().map(NodeName::new);
-        self.wire.pick_metadata(&SLICE_CALLS, "", PAGE, name).await
+        self.client
+            .pick_metadata(&SLICE_CALLS, "", PAGE, name)
+            .await
     }
 
     /// Deletes the calls to a node that is gone. One that is called again is heard of by a new object.
     pub async fn end_calls(&self, node: &NodeName) -> Result<(), LedgerError> {
         let any = Preconditions::default();
-        self.wire.delete(&SLICE_CALLS, node.as_str(), any).await
+        self.client.delete(&SLICE_CALLS, node.as_str(), any).await
     }
 
     /// The calls to a node, each with the claim that it is about, if it says so; one too when the watch had to begin again,
     /// because it may have missed some.
     pub fn calls(&self, node: &NodeName) -> BoxStream<'static, Option<String>> {
-        let api = self.wire.api::<DynamicObject>(&SLICE_CALLS);
+        let api = self.client.api::<DynamicObject>(&SLICE_CALLS);
         let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
         watcher(api, own)
             .default_backoff()

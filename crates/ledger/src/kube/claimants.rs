@@ -33,14 +33,14 @@ impl KubeLedger {
             let node = metadata["labels"][NODE].as_str()?;
             (!node.is_empty() && !known.contains(node)).then(|| node.to_owned())
         };
-        let strange = self.wire.pick_metadata(&SLICES, "", PAGE, node).await?;
+        let strange = self.client.pick_metadata(&SLICES, "", PAGE, node).await?;
         Ok(strange.into_iter().collect())
     }
 
     /// Claims as they are deleted, whoever does that: the claim's name and the node that had it. One that was deleted while the
     /// watch was broken is among them.
     pub fn deleted_claims(&self) -> BoxStream<'static, (String, NodeName)> {
-        let api = self.wire.api::<PartialObjectMeta<DynamicObject>>(&SLICES);
+        let api = self.client.api::<PartialObjectMeta<DynamicObject>>(&SLICES);
         let ours = watcher::Config::default().labels(RANGE);
         let mut known: BTreeMap<String, String> = BTreeMap::new();
         let mut listed: BTreeMap<String, String> = BTreeMap::new();

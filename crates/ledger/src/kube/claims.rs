@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use super::base::{NODE, NODE_ANNOTATION};
 use super::by_hand;
+use super::client::ObjectClient;
 use super::resource::{RESERVATIONS, Resource};
-use super::status::{Failure, Verb};
-use super::wire::Wire;
+use super::response::{Failure, Verb};
 use crate::{ClaimKey, ClaimKind, LedgerError, Rejection};
 
 /// Objects of a claim, in one answer of a list.
@@ -47,7 +47,7 @@ struct Found {
     resource_version: Option<String>,
 }
 
-impl Wire {
+impl ObjectClient {
     pub async fn create_claim(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
         let resource = resource(key.kind)?;
         let object = self.object(key, record)?;

@@ -92,7 +92,7 @@ impl KubeLedger {
             now.as_ref() != Some(file) && (take_over || !is_anothers)
         };
         // Only the pool of a node has the mark of its file.
-        let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
+        let found = self.client.get_metadata(&POOLS, &pool.name).await?;
         let publisher = |object: &Value| object["metadata"]["annotations"][PUBLISHED] == file.node;
         if found.is_some_and(|found| !publisher(&found.object)) {
             let to = |_: Option<&str>| Some(file.node.clone());
@@ -109,7 +109,7 @@ impl KubeLedger {
 
     /// The file that a published pool is marked with.
     pub async fn published_file(&self, pool: &PoolKey) -> Result<Option<FileMark>, LedgerError> {
-        let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
+        let found = self.client.get_metadata(&POOLS, &pool.name).await?;
         Ok(found.and_then(|found| FileMark::read(&found.object["metadata"])))
     }
 }

@@ -8,7 +8,7 @@ use kube::api::{Patch, Preconditions};
 use serde_json::{Value, json};
 
 use super::resource::POOLS;
-use super::status::{Failure, Verb};
+use super::response::{Failure, Verb};
 use super::{KubeLedger, PAGE};
 use crate::{LedgerError, PoolKey};
 
@@ -18,7 +18,7 @@ pub const GIVEN_BACK: &str = "berth.dev/given-back";
 impl KubeLedger {
     /// Says on a slice's pool that its slice was given back, if it is there and empty.
     pub async fn label_given_back(&self, pool: &PoolKey) -> Result<(), LedgerError> {
-        match self.wire.get(&POOLS, &pool.name).await? {
+        match self.client.get(&POOLS, &pool.name).await? {
             Some(found) if is_empty(&found.object) => {
                 let version = text(&found.object, "resourceVersion");
                 self.relabel(&pool.name, &version, json!("true")).await
@@ -32,7 +32,7 @@ impl KubeLedger {
         let labelled = format!("{GIVEN_BACK}=true");
         let mut leftovers: Vec<Leftover> = Vec::new();
         let keep = |object: Value| leftovers.extend(Leftover::of(&object));
-        self.wire.reduce(&POOLS, &labelled, PAGE, keep).await?;
+        self.client.reduce(&POOLS, &labelled, PAGE, keep).await?;
         let mut deleted = 0;
         for one in leftovers {
             if !one.is_empty {
@@ -43,7 +43,7 @@ impl KubeLedger {
                 uid: one.uid,
                 resource_version: one.version,
             };
-            match self.wire.delete(&POOLS, &one.name, preconditions).await {
+            match self.client.delete(&POOLS, &one.name, preconditions).await {
                 Ok(()) => deleted += 1,
                 // Written meanwhile: looked at the next time.
                 Err(LedgerError::Conflict { .. }) => {}
@@ -63,7 +63,7 @@ impl KubeLedger {
             "resourceVersion": version,
             "labels": { GIVEN_BACK: label },
         } }));
-        match self.wire.patch(&POOLS, name, &merge).await {
+        match self.client.patch(&POOLS, name, &merge).await {
             Ok(_) => Ok(()),
             // Somebody has written or deleted it meanwhile: then it is none, or is looked at the next time.
             Err(Failure::Refused(refusal))
@@ -71,7 +71,7 @@ impl KubeLedger {
             {
                 Ok(())
             }
-            Err(failure) => Err(failure.into_error(self.wire.ask(Verb::Patch, &POOLS, name))),
+            Err(failure) => Err(failure.into_error(self.client.ask(Verb::Patch, &POOLS, name))),
         }
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::base::{SLICED, annotation};
 use super::file::{FILE, FileMark};
 use super::resource::POOLS;
-use super::status::{Failure, Verb};
+use super::response::{Failure, Verb};
 use super::unknown::rewritten;
 use super::{KubeLedger, snapshot};
 use crate::{LedgerError, PoolKey, Snapshot};
@@ -35,7 +35,7 @@ const TRIES: usize = 5;
 impl KubeLedger {
     /// What a plain pool says about slices that nodes claim.
     pub async fn mark(&self, pool: &PoolKey) -> Result<Option<Mark>, LedgerError> {
-        match self.wire.get_metadata(&POOLS, &pool.name).await? {
+        match self.client.get_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.mark_of(pool, &found.object),
             None => Ok(None),
         }
@@ -43,7 +43,7 @@ impl KubeLedger {
 
     /// The same as it was a moment ago. For whoever looks again before it matters: this costs no read of etcd.
     pub async fn recent_mark(&self, pool: &PoolKey) -> Result<Option<Mark>, LedgerError> {
-        match self.wire.get_cached_metadata(&POOLS, &pool.name).await? {
+        match self.client.get_cached_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.mark_of(pool, &found.object),
             None => Ok(None),
         }
@@ -51,7 +51,7 @@ impl KubeLedger {
 
     /// All that a plain pool says about slices.
     pub async fn marks(&self, pool: &PoolKey) -> Result<PlainMarks, LedgerError> {
-        match self.wire.get_metadata(&POOLS, &pool.name).await? {
+        match self.client.get_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.marks_of(pool, &found.object),
             None => Ok(PlainMarks::default()),
         }
@@ -59,7 +59,7 @@ impl KubeLedger {
 
     /// A plain pool and its marks, of one state.
     pub async fn marked(&self, pool: &PoolKey) -> Result<(PlainMarks, Snapshot), LedgerError> {
-        let Some(found) = self.wire.get(&POOLS, &pool.name).await? else {
+        let Some(found) = self.client.get(&POOLS, &pool.name).await? else {
             return Ok((PlainMarks::default(), snapshot(None)));
         };
         let marks = self.marks_of(pool, &found.object)?;
@@ -78,7 +78,7 @@ impl KubeLedger {
 
     /// Whether a plain pool is closed so, and by which tables.
     pub async fn closed(&self, pool: &PoolKey, bar: Bar) -> Result<Option<Closed>, LedgerError> {
-        match self.wire.get_metadata(&POOLS, &pool.name).await? {
+        match self.client.get_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.read_mark(pool, &found.object, annotation(bar)),
             None => Ok(None),
         }
@@ -86,7 +86,7 @@ impl KubeLedger {
 
     /// Whether the pool's object is there. Reads its metadata alone.
     pub async fn exists(&self, pool: &PoolKey) -> Result<bool, LedgerError> {
-        let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
+        let found = self.client.get_metadata(&POOLS, &pool.name).await?;
         Ok(found.is_some())
     }
 
@@ -112,7 +112,7 @@ impl KubeLedger {
                 .and_then(|text| serde_json::from_str(text).ok())
                 .map(Some)
                 .ok_or_else(|| LedgerError::Unreadable {
-                    target: self.wire.ask(Verb::Get, &POOLS, &pool.name).target(),
+                    target: self.client.ask(Verb::Get, &POOLS, &pool.name).target(),
                     why: format!("the annotation {key} is {text}"),
                 }),
         }
@@ -179,7 +179,7 @@ impl KubeLedger {
             let node = metadata["annotations"][PUBLISHED].as_str()?.to_owned();
             Some((metadata["name"].as_str()?.to_owned(), node))
         };
-        let marked = self.wire.pick_metadata(&POOLS, "", METADATA_PAGE, marked);
+        let marked = self.client.pick_metadata(&POOLS, "", METADATA_PAGE, marked);
         Ok(marked.await?.into_iter().collect())
     }
 
@@ -196,12 +196,12 @@ impl KubeLedger {
         };
         let labels = format!("{SLICED}={YES}");
         let found = self
-            .wire
+            .client
             .pick_metadata(&POOLS, &labels, METADATA_PAGE, marked);
         let found = found.await?;
         let mark = |(range, name, text): (Prefix, String, String)| {
             let mark = serde_json::from_str(&text).map_err(|error| LedgerError::Unreadable {
-                target: self.wire.ask(Verb::Get, &POOLS, &name).target(),
+                target: self.client.ask(Verb::Get, &POOLS, &name).target(),
                 why: format!("its annotation {SLICED}: {error}"),
             });
             (range, mark)
@@ -216,7 +216,7 @@ impl KubeLedger {
             let name = metadata["name"].as_str().filter(|_| theirs);
             name.map(str::to_owned)
         };
-        let names = self.wire.pick_metadata(&POOLS, "", METADATA_PAGE, name);
+        let names = self.client.pick_metadata(&POOLS, "", METADATA_PAGE, name);
         let names = names.await?;
         Ok(names.into_iter().collect())
     }
@@ -240,7 +240,7 @@ impl KubeLedger {
             let matters = publisher != node && slice.overlaps(range);
             matters.then(|| PoolKey::of_network(name, slice))
         };
-        let found = self.wire.pick_metadata(&POOLS, "", METADATA_PAGE, theirs);
+        let found = self.client.pick_metadata(&POOLS, "", METADATA_PAGE, theirs);
         for pool in found.await? {
             if self.has_entries(&pool).await? {
                 return Ok(true);
@@ -257,7 +257,7 @@ impl KubeLedger {
         to: impl Fn(Option<&str>) -> Option<String>,
     ) -> Result<bool, LedgerError> {
         for _ in 0..TRIES {
-            let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
+            let found = self.client.get_metadata(&POOLS, &pool.name).await?;
             let now = found
                 .as_ref()
                 .and_then(|found| found.object["metadata"]["annotations"][key].as_str());
@@ -287,7 +287,7 @@ impl KubeLedger {
                         "metadata": metadata,
                         "spec": { "range": range.to_string(), "allocations": {} },
                     });
-                    (Verb::Create, self.wire.create(&POOLS, &object).await)
+                    (Verb::Create, self.client.create(&POOLS, &object).await)
                 }
                 Some(found) => {
                     let merge = json!({ "metadata": {
@@ -296,7 +296,7 @@ impl KubeLedger {
                         "labels": labels,
                     } });
                     let patch = Patch::Merge(merge);
-                    let patched = self.wire.patch(&POOLS, &pool.name, &patch).await;
+                    let patched = self.client.patch(&POOLS, &pool.name, &patch).await;
                     (Verb::Patch, patched)
                 }
             };
@@ -305,12 +305,12 @@ impl KubeLedger {
                 Err(Failure::Refused(refusal)) if refusal.code == 409 => {}
                 Err(Failure::Refused(refusal)) if refusal.is_absence_of(&pool.name) => {}
                 Err(failure) => {
-                    return Err(failure.into_error(self.wire.ask(verb, &POOLS, &pool.name)));
+                    return Err(failure.into_error(self.client.ask(verb, &POOLS, &pool.name)));
                 }
             }
         }
         Err(LedgerError::Conflict {
-            pool: self.wire.ask(Verb::Patch, &POOLS, &pool.name).target(),
+            pool: self.client.ask(Verb::Patch, &POOLS, &pool.name).target(),
             held: Vec::new(),
         })
     }

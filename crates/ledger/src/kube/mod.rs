@@ -13,6 +13,7 @@ mod by_hand;
 mod calls;
 mod claimants;
 mod claims;
+mod client;
 mod connect;
 pub mod events;
 mod file;
@@ -20,23 +21,20 @@ mod follow;
 mod label;
 mod leftovers;
 mod marks;
-mod news;
 mod object;
+pub(crate) mod object_cache;
 mod patch;
 pub(crate) mod resource;
-mod resting;
-mod seen;
+pub(crate) mod response;
 pub mod slicepools;
 mod slices;
 mod slots;
-pub(crate) mod status;
-mod store;
-mod turns;
+pub(crate) mod store;
+pub(crate) mod turns;
 mod unknown;
+pub(crate) mod version_watch;
 mod visit;
-mod watch;
 mod whole;
-mod wire;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,23 +50,25 @@ use serde_json::{Value, json};
 use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited};
 
 pub use base::{NODE, NODE_ANNOTATION, UNCHECKED};
+pub use client::{Fetched, ObjectClient, Selection};
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use file::FileMark;
 pub use leftovers::GIVEN_BACK;
 pub use marks::PUBLISHED;
 pub use object::pool_of;
+pub use resource::{Part, Place, Resource};
+pub use response::{Ask, Failure, Refusal, Verb};
 pub use slices::{SliceList, SliceObject, UnreadableSlice};
 pub use slots::SLOT;
 
 use base::Base;
 use object::Object;
+use object_cache::ObjectCache;
 use resource::POOLS;
-use seen::Seen;
 use slots::Slots;
-use status::Verb;
 use store::{Store, Written};
 use turns::Turns;
-use wire::Wire;
+use version_watch::versions;
 
 #[cfg(test)]
 mod tests;
@@ -84,9 +84,9 @@ pub(crate) const ETCD_PATIENCE: Duration = Duration::from_secs(8);
 const PAGE: u32 = 4;
 
 pub struct KubeLedger {
-    wire: Wire,
+    client: ObjectClient,
     limit: usize,
-    seen: Seen,
+    seen: ObjectCache,
     turns: Turns,
     moves: bool,
     /// Labels and annotations of new pools.
@@ -99,7 +99,7 @@ pub struct KubeLedger {
 impl fmt::Debug for KubeLedger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KubeLedger")
-            .field("namespace", &self.wire.namespace)
+            .field("namespace", &self.client.namespace())
             .finish_non_exhaustive()
     }
 }
@@ -107,13 +107,9 @@ impl fmt::Debug for KubeLedger {
 impl KubeLedger {
     pub fn new(connection: Connection) -> Self {
         Self {
-            wire: Wire {
-                client: connection.client,
-                namespace: connection.namespace,
-                timeout: connection.timeout,
-            },
+            client: ObjectClient::new(&connection),
             limit: ETCD_REQUEST_LIMIT,
-            seen: Seen::default(),
+            seen: ObjectCache::default(),
             turns: Turns::default(),
             moves: false,
             new_pools: json!({}),
@@ -152,7 +148,7 @@ impl KubeLedger {
             Base::At(stamp) if !version.is_merged() => stamp,
             _ => {
                 return Err(LedgerError::Conflict {
-                    pool: self.wire.ask(Verb::Delete, &POOLS, &pool.name).target(),
+                    pool: self.client.ask(Verb::Delete, &POOLS, &pool.name).target(),
                     held: Vec::new(),
                 });
             }
@@ -161,11 +157,11 @@ impl KubeLedger {
             uid: None,
             resource_version: Some(stamp.resource_version),
         };
-        self.wire.delete(&POOLS, &pool.name, preconditions).await
+        self.client.delete(&POOLS, &pool.name, preconditions).await
     }
 
     pub fn namespace(&self) -> &str {
-        &self.wire.namespace
+        self.client.namespace()
     }
 
     fn store<'a>(&'a self, pool: &'a PoolKey) -> Store<'a> {
@@ -178,7 +174,7 @@ impl KubeLedger {
             marks["labels"][SLOT] = json!(slot);
         }
         Store {
-            wire: &self.wire,
+            client: &self.client,
             seen: &self.seen,
             limit: self.limit,
             name: &pool.name,
@@ -246,7 +242,7 @@ impl Ledger for KubeLedger {
             self.turns.met_others(&pool.name);
         }
         let written = written?;
-        self.turns.pass(&self.wire, &pool.name);
+        self.turns.pass(&self.client, &pool.name);
         let (version, merged) = (Version::from(&Base::At(written.stamp)), written.merged);
         Ok(if merged || base.is_merged() {
             version.merged()
@@ -255,24 +251,15 @@ impl Ledger for KubeLedger {
         })
     }
 
-    async fn watch(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        // Errors that will not pass (no permission, no definition) are the caller's at once.
-        let now = self.load(pool).await?;
-        Ok(watch::watch(self.wire.clone(), pool.clone(), now))
-    }
-
-    async fn news(
+    async fn watch_versions(
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
-        Ok(news::news(self.wire.clone(), &pool.name))
+        Ok(versions(&self.client, &POOLS, &pool.name))
     }
 
     async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        if !self.turns.take(&self.wire, &pool.name).await {
+        if !self.turns.take(&self.client, &pool.name).await {
             return Turn::default();
         }
         // Whoever had the turn before us has written, most likely.
@@ -286,11 +273,11 @@ impl Ledger for KubeLedger {
     }
 
     fn pass_turn(&self, pool: &PoolKey) {
-        self.turns.pass(&self.wire, &pool.name);
+        self.turns.pass(&self.client, &pool.name);
     }
 
     fn in_doubt(&self, _pool: &PoolKey) -> Duration {
-        self.wire.timeout + ETCD_PATIENCE
+        self.client.timeout() + ETCD_PATIENCE
     }
 
     fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
@@ -314,11 +301,11 @@ impl Ledger for KubeLedger {
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
-        self.wire.create_claim(key, record).await
+        self.client.create_claim(key, record).await
     }
 
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
-        self.wire.remove_claim(key, expected).await
+        self.client.remove_claim(key, expected).await
     }
 
     async fn pass(
@@ -327,17 +314,17 @@ impl Ledger for KubeLedger {
         expected: &Record,
         record: &Record,
     ) -> Result<(), LedgerError> {
-        self.wire.pass_claim(key, expected, record).await
+        self.client.pass_claim(key, expected, record).await
     }
 
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.wire.claim(key).await
+        self.client.claim(key).await
     }
 
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
         let mut claims = Vec::new();
         let keep = |key: ClaimKey, record: Record| claims.push((key, record));
-        self.wire.visit_claims(kind, keep).await?;
+        self.client.visit_claims(kind, keep).await?;
         Ok(claims)
     }
 
@@ -346,7 +333,7 @@ impl Ledger for KubeLedger {
         kind: ClaimKind,
         visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
     ) -> Result<(), LedgerError> {
-        self.wire.visit_claims(kind, visit).await
+        self.client.visit_claims(kind, visit).await
     }
 
     async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {

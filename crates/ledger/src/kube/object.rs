@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::base::{NODE, RESTING, Stamp};
 use super::by_hand;
-use super::resting::Resting;
-use super::wire::Fetched;
+use super::client::Fetched;
+use crate::object::Cooldowns;
 
 /// Who holds an address whose entry can't be read. No front has an owner of that name.
 const UNREADABLE: &str = "(unreadable)";
@@ -21,7 +21,7 @@ pub(super) struct Object {
     /// Bytes that the object takes without what the API server tracks of it.
     pub size: usize,
     pub network: Prefix,
-    pub resting: Resting,
+    pub resting: Cooldowns,
     allocations: Map<String, Value>,
     /// All the rest of it.
     around: Value,
@@ -94,7 +94,7 @@ impl Object {
     /// Reads an object, or says why it can't be read.
     pub fn read(network: Option<Prefix>, mut fetched: Fetched) -> Result<Self, String> {
         let mut stamp = Stamp::read(&fetched.object)?;
-        let resting = Resting::read(&stamp.notes);
+        let resting = stamp.notes.cooldowns();
         let tracked = fetched.object["metadata"]
             .get("managedFields")
             .map_or(0, |fields| fields.to_string().len());
@@ -178,18 +178,7 @@ impl Object {
                 }
             }
         }
-        if let Resting::Unreadable(why) = &self.resting {
-            pool.restore_stray(berth_core::Stray {
-                key: RESTING.into(),
-                why: why.clone(),
-            });
-        }
-        for (address, rest) in self.resting.iter(self.network) {
-            // Another program may have given it since, without knowing of the rest.
-            if !pool.is_held(address) {
-                pool.restore_rest(address, rest.clone());
-            }
-        }
+        self.resting.restore(self.network, RESTING, pool);
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::base::{Notes, RESTING, Stamp, barriers};
 use super::object::{entry, key, weight};
-use super::resting::Resting;
+use crate::object::Cooldowns;
 
 /// The API server takes 10,000 operations in a patch.
 pub(super) const MOST_OPERATIONS: usize = 10_000;
@@ -45,7 +45,7 @@ pub(super) fn alters(changes: &[Change]) -> bool {
 pub(super) fn by_address(
     network: Prefix,
     stamp: &Stamp,
-    rests: Option<&Resting>,
+    rests: Option<&Cooldowns>,
     changes: &[Change],
 ) -> Result<AddressPatch, Address> {
     let mut patch = AddressPatch {
@@ -122,7 +122,7 @@ impl AddressPatch {
 
     /// What rests must be what the changes were planned on, else an address could be given that
     /// was put to rest in between (I10).
-    fn notes(&mut self, before: &Notes, after: Option<&Resting>) {
+    fn notes(&mut self, before: &Notes, after: Option<&Cooldowns>) {
         let path = format!("/metadata/annotations/{}", RESTING.replace('/', "~1"));
         let before_len = match before {
             Notes::Bare => {

@@ -17,7 +17,7 @@ use super::KubeLedger;
 use super::file::{FILE, FileMark};
 use super::label::label;
 use super::resource::SLICES;
-use super::status::{Failure, Verb};
+use super::response::{Failure, Verb};
 use crate::LedgerError;
 
 /// Claims in one answer of a list.
@@ -105,13 +105,13 @@ impl KubeLedger {
     /// Whether there is one, as it was a moment ago: this costs no read of etcd.
     pub async fn has_slice(&self, network: &str, range: Prefix) -> Result<bool, LedgerError> {
         let name = names::slice(network, range);
-        let found = self.wire.get_cached_metadata(&SLICES, &name).await?;
+        let found = self.client.get_cached_metadata(&SLICES, &name).await?;
         Ok(found.is_some())
     }
 
     /// The same by the claim's name.
     pub async fn slice_named(&self, name: &str) -> Result<Option<SliceObject>, LedgerError> {
-        match self.wire.get(&SLICES, name).await? {
+        match self.client.get(&SLICES, name).await? {
             Some(fetched) => self.slice_of(name, &fetched.object).map(Some),
             None => Ok(None),
         }
@@ -172,7 +172,7 @@ impl KubeLedger {
                 }
             }
         };
-        self.wire.reduce(&SLICES, selector, PAGE, keep).await?;
+        self.client.reduce(&SLICES, selector, PAGE, keep).await?;
         Ok(list)
     }
 
@@ -186,7 +186,7 @@ impl KubeLedger {
     ) -> Result<Option<SliceObject>, LedgerError> {
         let name = names::slice(network, claim.range);
         let spec = spec_of(network, claim, &SliceClaimSpec::default());
-        let ask = self.wire.ask(Verb::Create, &SLICES, &name);
+        let ask = self.client.ask(Verb::Create, &SLICES, &name);
         let mut object = serde_json::to_value(SliceClaim::new(&name, spec))
             .map_err(|error| unreadable(ask.target(), &error.to_string()))?;
         object["metadata"]["labels"] = json!({
@@ -197,7 +197,7 @@ impl KubeLedger {
         if let Some(mark) = self.mark_after(None, &claim.node).get(FILE) {
             object["metadata"]["annotations"][FILE] = mark.clone();
         }
-        match self.wire.create(&SLICES, &object).await {
+        match self.client.create(&SLICES, &object).await {
             Ok(created) => self.slice_of(&name, &created).map(Some),
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(None),
             Err(failure) => Err(failure.into_error(ask)),
@@ -251,7 +251,7 @@ impl KubeLedger {
             metadata["annotations"][FILE] = mark.clone();
         }
         let patched = self
-            .wire
+            .client
             .patch(&SLICES, &object.name, &Patch::Merge(merge))
             .await;
         match patched {
@@ -272,7 +272,7 @@ impl KubeLedger {
             Err(Failure::Refused(refusal)) if refusal.code == 409 => Ok(None),
             Err(Failure::Refused(refusal)) if refusal.is_absence_of(&object.name) => Ok(None),
             Err(failure) => {
-                Err(failure.into_error(self.wire.ask(Verb::Patch, &SLICES, &object.name)))
+                Err(failure.into_error(self.client.ask(Verb::Patch, &SLICES, &object.name)))
             }
         }
     }
@@ -283,7 +283,11 @@ impl KubeLedger {
             uid: Some(object.uid.clone()),
             resource_version: Some(object.resource_version.clone()),
         };
-        match self.wire.delete(&SLICES, &object.name, preconditions).await {
+        match self
+            .client
+            .delete(&SLICES, &object.name, preconditions)
+            .await
+        {
             Ok(()) => Ok(true),
             Err(LedgerError::Conflict { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -292,7 +296,7 @@ impl KubeLedger {
 
     fn slice_of(&self, name: &str, object: &Value) -> Result<SliceObject, LedgerError> {
         read_slice(name, object)
-            .map_err(|why| unreadable(self.wire.ask(Verb::Get, &SLICES, name).target(), &why))
+            .map_err(|why| unreadable(self.client.ask(Verb::Get, &SLICES, name).target(), &why))
     }
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::label::label;
 use super::marks::PUBLISHED;
 use super::resource::POOLS;
-use super::status::{Failure, Verb};
+use super::response::{Failure, Verb};
 use super::{KubeLedger, snapshot};
 use crate::{LedgerError, PoolKey};
 
@@ -46,16 +46,18 @@ impl KubeLedger {
         let Some(slot) = self.slots.of(&pool.name) else {
             return Ok(());
         };
-        let found = self.wire.get_metadata(&POOLS, &pool.name).await?;
+        let found = self.client.get_metadata(&POOLS, &pool.name).await?;
         let lacks = |object: &Value| object["metadata"]["labels"][SLOT].is_null();
         if !found.is_some_and(|found| lacks(&found.object)) {
             return Ok(());
         }
         let patch = Patch::Merge(json!({ "metadata": { "labels": { SLOT: slot } } }));
-        match self.wire.patch(&POOLS, &pool.name, &patch).await {
+        match self.client.patch(&POOLS, &pool.name, &patch).await {
             Ok(_) => Ok(()),
             Err(Failure::Refused(refusal)) if refusal.is_absence_of(&pool.name) => Ok(()),
-            Err(failure) => Err(failure.into_error(self.wire.ask(Verb::Patch, &POOLS, &pool.name))),
+            Err(failure) => {
+                Err(failure.into_error(self.client.ask(Verb::Patch, &POOLS, &pool.name)))
+            }
         }
     }
 
@@ -73,7 +75,7 @@ impl KubeLedger {
             let name = metadata["name"].as_str().filter(|_| publisher != node);
             name.map(|name| PoolKey::of_network(name, slot))
         };
-        let found = self.wire.pick_cached_metadata(&POOLS, &selector, theirs);
+        let found = self.client.pick_cached_metadata(&POOLS, &selector, theirs);
         for pool in found.await? {
             if self.has_entries(&pool).await? {
                 return Ok(true);

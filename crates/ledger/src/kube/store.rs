@@ -12,25 +12,25 @@ use kube::api::Patch;
 use serde_json::{Map, Value, json};
 
 use super::base::{Base, NODE, RESTING, Stamp};
+use super::client::{Fetched, ObjectClient};
 use super::object::{Draft, Object, entry, key, weight};
+use super::object_cache::ObjectCache;
 use super::patch::{MOST_OPERATIONS, alters, by_address};
 use super::resource::POOLS;
-use super::resting::{Resting, now};
-use super::seen::Seen;
-use super::status::{Failure, Verb};
-use super::wire::{Fetched, Wire};
+use super::response::{Failure, Verb};
+use crate::object::{Cooldowns, now};
 use crate::{LedgerError, Rejection};
 
 /// What etcd and the API server add around an object: its key, twice, and the transaction.
-pub(super) const ENVELOPE: usize = 768;
+pub(crate) const ENVELOPE: usize = 768;
 
 /// Careful commits that met another writer, before the caller has to plan again.
 const TRIES: usize = 3;
 
 /// One object, by its name.
 pub(super) struct Store<'a> {
-    pub wire: &'a Wire,
-    pub seen: &'a Seen,
+    pub client: &'a ObjectClient,
+    pub seen: &'a ObjectCache,
     pub limit: usize,
     pub name: &'a str,
     pub network: Option<Prefix>,
@@ -56,15 +56,15 @@ enum Hitch {
 
 impl Store<'_> {
     fn target(&self) -> String {
-        self.wire.ask(Verb::Get, &POOLS, self.name).target()
+        self.client.ask(Verb::Get, &POOLS, self.name).target()
     }
 
     pub(super) fn failed(&self, verb: Verb, failure: Failure) -> LedgerError {
-        failure.into_error(self.wire.ask(verb, &POOLS, self.name))
+        failure.into_error(self.client.ask(verb, &POOLS, self.name))
     }
 
     pub async fn read(&self) -> Result<Option<Object>, LedgerError> {
-        match self.wire.get(&POOLS, self.name).await? {
+        match self.client.get(&POOLS, self.name).await? {
             Some(fetched) => self.parse(fetched).map(Some),
             None => Ok(None),
         }
@@ -72,7 +72,7 @@ impl Store<'_> {
 
     /// The same without a copy of its text: for readers that will not write it.
     pub async fn peek(&self) -> Result<Option<Object>, LedgerError> {
-        match self.wire.get(&POOLS, self.name).await? {
+        match self.client.get(&POOLS, self.name).await? {
             Some(mut fetched) => {
                 fetched.text = None;
                 self.parse(fetched).map(Some)
@@ -90,14 +90,15 @@ impl Store<'_> {
             })?;
         self.seen.note(self.name, object.size + ENVELOPE);
         if let Some(text) = text {
-            self.seen.keep(self.name, &object.stamp, &text, None);
+            self.seen
+                .keep(self.name, &object.stamp.resource_version, &text, None);
         }
         Ok(object)
     }
 
     /// Whether the object is at that state still.
     pub async fn is_at(&self, base: &Base) -> Result<bool, LedgerError> {
-        let found = self.wire.get_metadata(&POOLS, self.name).await?;
+        let found = self.client.get_metadata(&POOLS, self.name).await?;
         Ok(match found {
             None => *base == Base::Absent,
             Some(fetched) => Stamp::read(&fetched.object).is_ok_and(|stamp| base.is_at(&stamp)),
@@ -162,7 +163,7 @@ impl Store<'_> {
         self.check(size)?;
         let mut metadata = self.marks.clone();
         metadata["name"] = json!(self.name);
-        let rests = Resting::default().after(network, changes, now());
+        let rests = Cooldowns::default().after(network, changes, now());
         if let Some(text) = rests.and_then(|rests| rests.text()) {
             metadata["annotations"][RESTING] = json!(text);
         }
@@ -172,7 +173,7 @@ impl Store<'_> {
             "metadata": metadata,
             "spec": { "range": network.to_string(), "allocations": allocations },
         });
-        match self.wire.create(&POOLS, &object).await {
+        match self.client.create(&POOLS, &object).await {
             Ok(created) => {
                 self.seen.note(self.name, size);
                 let stamp = self.stamp(Verb::Create, &created)?;
@@ -195,7 +196,7 @@ impl Store<'_> {
         network: Prefix,
         changes: &[Change],
     ) -> Result<Written, Hitch> {
-        let resting = Resting::read(&stamp.notes);
+        let resting = stamp.notes.cooldowns();
         // The annotation may have been mended since.
         if resting.bars(changes).is_some() {
             return Err(Hitch::Look);
@@ -211,7 +212,7 @@ impl Store<'_> {
             serde_json::from_value(Value::Array(patch.operations))
                 .map_err(|error| Hitch::Error(self.unfit(error.to_string())))?,
         );
-        match self.wire.patch(&POOLS, self.name, &patch).await {
+        match self.client.patch(&POOLS, self.name, &patch).await {
             Ok(patched) => {
                 self.seen.note(self.name, size);
                 let now = self.stamp(Verb::Patch, &patched).map_err(Hitch::Error)?;
@@ -270,7 +271,7 @@ impl Store<'_> {
             let merge = merge(&object, &draft, changes);
             self.check(size)?;
             match self
-                .wire
+                .client
                 .patch(&POOLS, self.name, &Patch::Merge(merge))
                 .await
             {

@@ -103,7 +103,8 @@ fn mk_pool() -> PoolKey {
 }
 
 fn mk_base() -> Version {
-    Version::new("7/3/plain/bare/")
+    let read = json!({ "metadata": { "resourceVersion": "7", "generation": 3 } });
+    Version::from(&Base::At(base::Stamp::read(&read).unwrap()))
 }
 
 fn mk_claim() -> Change {
@@ -390,8 +391,8 @@ async fn berth_15_21_a_list_is_shown_object_by_object() {
     let socket = mk_socket(Reply::Answer("200 OK", "", page)).await;
     let mut seen = 0;
     let count = |_: Counted| seen += 1;
-    let wire = &socket.ledger.wire;
-    wire.reduce(&POOLS, "", PAGE, count).await.unwrap();
+    let client = &socket.ledger.client;
+    client.reduce(&POOLS, "", PAGE, count).await.unwrap();
     assert_eq!(seen, 100);
     assert_eq!(MOST_ALIVE.load(Ordering::SeqCst), 1);
     // The text of a page of the largest pools.

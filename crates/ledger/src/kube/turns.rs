@@ -16,9 +16,9 @@ use kube::Api;
 use kube::api::Patch;
 use serde_json::{Value, json};
 
+use super::client::ObjectClient;
 use super::resource::{LEASES, Resource};
-use super::status::{Failure, Verb};
-use super::wire::Wire;
+use super::response::{Failure, Verb};
 use crate::turns::{Line, PREFIX, Patience, Ring, patch};
 use crate::{LedgerError, Version};
 
@@ -37,7 +37,7 @@ const PATIENCE: Patience = Patience {
 const WITHOUT: Duration = Duration::from_secs(30);
 const A_MOMENT: Duration = Duration::from_secs(1);
 
-pub(super) struct Turns {
+pub(crate) struct Turns {
     /// The name of this process among those that take turns.
     id: String,
     seats: Mutex<BTreeMap<String, Arc<Seat>>>,
@@ -95,7 +95,7 @@ impl Turns {
     }
 
     /// Waits for the turn to write the pool, where others write it too. Whether there is one.
-    pub async fn take(&self, wire: &Wire, pool: &str) -> bool {
+    pub async fn take(&self, client: &ObjectClient, pool: &str) -> bool {
         let seat = self.seat(pool);
         {
             let state = lock(&seat.state);
@@ -107,9 +107,9 @@ impl Turns {
                 return false;
             }
         }
-        let api: Api<Lease> = Api::namespaced(wire.client.clone(), &wire.namespace);
+        let api: Api<Lease> = Api::namespaced(client.kube().clone(), client.namespace());
         loop {
-            if let Err(error) = self.sign_up(wire, &seat.line).await {
+            if let Err(error) = self.sign_up(client, &seat.line).await {
                 tracing::debug!(pool, %error, "no turn is to be had");
                 let denied = matches!(error, LedgerError::Rejected { .. });
                 let without = if denied { WITHOUT } else { A_MOMENT };
@@ -130,7 +130,7 @@ impl Turns {
     }
 
     /// The turn, if there is one, is the next one's.
-    pub fn pass(&self, wire: &Wire, pool: &str) {
+    pub fn pass(&self, client: &ObjectClient, pool: &str) {
         let seat = self.seat(pool);
         let Some(held) = lock(&seat.state).turn.take() else {
             return;
@@ -142,13 +142,13 @@ impl Turns {
         let gone = held.passed.iter().map(String::as_str);
         let gone = gone.chain([self.id.as_str()]).map(|member| (member, None));
         let off = patch(seat.line.prefix(), gone);
-        let wire = wire.clone();
+        let client = client.clone();
         // Whoever waits for an answer need not wait for this.
         tokio::spawn(async move {
-            match wire.patch(TURNS, NAME, &Patch::Merge(off)).await {
+            match client.patch(TURNS, NAME, &Patch::Merge(off)).await {
                 Ok(lease) => hear(&seat.line, &lease),
                 Err(failure) => {
-                    let error = failure.into_error(wire.ask(Verb::Patch, TURNS, NAME));
+                    let error = failure.into_error(client.ask(Verb::Patch, TURNS, NAME));
                     tracing::debug!(%error, "still signed up; the others will pass us over");
                 }
             }
@@ -156,33 +156,33 @@ impl Turns {
     }
 
     /// Signs up behind all who are known to wait.
-    async fn sign_up(&self, wire: &Wire, line: &Line) -> Result<(), LedgerError> {
+    async fn sign_up(&self, client: &ObjectClient, line: &Line) -> Result<(), LedgerError> {
         if !line.is_followed() {
-            match wire.get_metadata(TURNS, NAME).await? {
+            match client.get_metadata(TURNS, NAME).await? {
                 Some(lease) => hear(line, &lease.object),
-                None => create(wire).await?,
+                None => create(client).await?,
             }
         }
         let up = patch(line.prefix(), [(self.id.as_str(), Some(line.ring().end()))]);
-        let signed = wire.patch(TURNS, NAME, &Patch::Merge(up)).await;
+        let signed = client.patch(TURNS, NAME, &Patch::Merge(up)).await;
         let lease =
-            signed.map_err(|failure| failure.into_error(wire.ask(Verb::Patch, TURNS, NAME)))?;
+            signed.map_err(|failure| failure.into_error(client.ask(Verb::Patch, TURNS, NAME)))?;
         hear(line, &lease);
         Ok(())
     }
 }
 
-async fn create(wire: &Wire) -> Result<(), LedgerError> {
+async fn create(client: &ObjectClient) -> Result<(), LedgerError> {
     // Every change goes to all who wait: without a history of each field it is half as long.
     let lease = json!({
         "apiVersion": TURNS.api_version(),
         "kind": TURNS.kind,
         "metadata": { "name": NAME, "managedFields": [{}] },
     });
-    match wire.create(TURNS, &lease).await {
+    match client.create(TURNS, &lease).await {
         Ok(_) => Ok(()),
         Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(()),
-        Err(failure) => Err(failure.into_error(wire.ask(Verb::Create, TURNS, NAME))),
+        Err(failure) => Err(failure.into_error(client.ask(Verb::Create, TURNS, NAME))),
     }
 }
 

@@ -6,10 +6,10 @@ use kube::api::ListParams;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::client::Fetched;
 use super::object::Object;
 use super::resource::POOLS;
-use super::status::Verb;
-use super::wire::Fetched;
+use super::response::Verb;
 use super::{KubeLedger, PAGE, PUBLISHED, snapshot};
 use crate::{LedgerError, PoolKey, Visited};
 
@@ -20,7 +20,7 @@ impl KubeLedger {
     /// Shows every pool to `visit`; one that can't be read is shown with the reason.
     pub async fn visit(&self, mut visit: impl FnMut(Visited)) -> Result<(), LedgerError> {
         let show = |object: Value| visit(self.visited(object));
-        self.wire.reduce(&POOLS, "", PAGE, show).await
+        self.client.reduce(&POOLS, "", PAGE, show).await
     }
 
     /// The names and ranges of all pools.
@@ -32,7 +32,7 @@ impl KubeLedger {
                 network: pool.spec.range.as_str().unwrap_or_default().parse().ok(),
             });
         };
-        self.wire.reduce(&POOLS, "", PAGE, keep).await?;
+        self.client.reduce(&POOLS, "", PAGE, keep).await?;
         Ok(keys)
     }
 
@@ -52,7 +52,7 @@ impl KubeLedger {
         let snapshot = match Object::read(key.network, fetched) {
             Ok(object) => Ok(snapshot(Some(&object))),
             Err(why) => Err(LedgerError::Unreadable {
-                target: self.wire.ask(Verb::Get, &POOLS, &key.name).target(),
+                target: self.client.ask(Verb::Get, &POOLS, &key.name).target(),
                 why,
             }),
         };
@@ -66,7 +66,7 @@ impl KubeLedger {
     /// Whether there is a pool in the ledger's own namespace. Metadata alone is read.
     pub async fn has_pools(&self) -> Result<bool, LedgerError> {
         let one = ListParams::default().limit(1);
-        let page = self.wire.page_of_metadata(&POOLS, &one).await?;
+        let page = self.client.page_of_metadata(&POOLS, &one).await?;
         Ok(page["items"]
             .as_array()
             .is_some_and(|items| !items.is_empty()))
@@ -77,7 +77,7 @@ impl KubeLedger {
         let mut found = BTreeSet::new();
         let mut params = ListParams::default().limit(METADATA_PAGE);
         loop {
-            let page = self.wire.page_everywhere(&POOLS, &params).await?;
+            let page = self.client.page_everywhere(&POOLS, &params).await?;
             let objects = page["items"].as_array().into_iter().flatten();
             let namespace = |object: &Value| {
                 let namespace = object["metadata"]["namespace"].as_str();

@@ -9,13 +9,13 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 
 use super::base::{RESTING, Stamp};
+use super::client::Fetched;
 use super::object::{Draft, Object};
-use super::resource::POOLS;
-use super::resting::now;
-use super::status::{Failure, Verb};
+use super::resource::{POOLS, Part};
+use super::response::{Failure, Verb};
 use super::store::{ENVELOPE, Store, Written};
-use super::wire::Fetched;
 use crate::LedgerError;
+use crate::object::now;
 
 /// The whole object once some changes are made.
 struct Rewritten {
@@ -40,7 +40,11 @@ impl Store<'_> {
         if self.check(size).is_err() {
             return Ok(None);
         }
-        match self.wire.replace(&POOLS, self.name, &text).await {
+        match self
+            .client
+            .replace(&POOLS, Part::Object, self.name, &text)
+            .await
+        {
             Ok(replaced) => {
                 self.seen.note(self.name, size);
                 let stamp = self.stamp(Verb::Update, &replaced)?;
@@ -85,13 +89,14 @@ impl Store<'_> {
         let metadata = &answer["metadata"];
         if metadata["uid"] == *uid {
             let metadata = Some(metadata.clone());
-            self.seen.keep(self.name, stamp, text, metadata);
+            self.seen
+                .keep(self.name, &stamp.resource_version, text, metadata);
         }
     }
 
     /// None, if the object is not known at that state.
     fn rewritten(&self, stamp: &Stamp, changes: &[Change]) -> Option<Rewritten> {
-        let text = self.seen.text(self.name, stamp)?;
+        let text = self.seen.text(self.name, &stamp.resource_version)?;
         let size = text.bytes.len();
         let mut object: Value = serde_json::from_slice(&text.bytes).ok()?;
         if let Some(metadata) = text.metadata {

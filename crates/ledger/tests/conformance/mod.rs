@@ -5,6 +5,7 @@
 //! ([`crash`]).
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +88,7 @@ pub async fn suite(subject: Subject) {
     a_commit_is_all_or_none(ledger, &subject.pool).await;
     changes_of_one_address_apply_in_order(ledger, &subject.pool).await;
     refresh_tells_old_from_new(ledger, &subject.pool).await;
-    a_watch_shows_the_newest_state(&subject).await;
+    a_watch_shows_that_a_copy_is_old(&subject).await;
     if subject.rests {
         rests_are_kept_and_end_with_a_claim(ledger, &subject.pool).await;
     }
@@ -226,32 +227,25 @@ async fn refresh_tells_old_from_new(ledger: &dyn Ledger, pool: &PoolKey) {
     assert!(newer.pool.is_held(mk_address(20)));
 }
 
-async fn a_watch_shows_the_newest_state(subject: &Subject) {
+async fn a_watch_shows_that_a_copy_is_old(subject: &Subject) {
     let watcher = subject.ledgers.last().unwrap();
-    let mut stream = watcher.watch(&subject.pool).await.unwrap();
-    let wait = Duration::from_secs(20);
-    let first = tokio::time::timeout(wait, stream.next())
+    let copy = watcher.load(&subject.pool).await.unwrap();
+    let mut versions = watcher.watch_versions(&subject.pool).await.unwrap();
+    let writer = subject.ledgers[0].as_ref();
+    write(writer, &subject.pool, &[claim(21, "w")])
         .await
-        .unwrap()
-        .unwrap()
         .unwrap();
-    assert!(first.pool.is_held(mk_address(20)));
-    write(
-        subject.ledgers[0].as_ref(),
-        &subject.pool,
-        &[claim(21, "w")],
-    )
-    .await
-    .unwrap();
-    let seen = tokio::time::timeout(wait, async {
-        while let Some(snapshot) = stream.next().await {
-            if snapshot.unwrap().pool.is_held(mk_address(21)) {
+    let heard = tokio::time::timeout(Duration::from_secs(20), async {
+        while let Some(version) = versions.next().await {
+            if version.unwrap().order(&copy.version) == Some(Ordering::Greater) {
                 return true;
             }
         }
         false
     });
-    assert!(seen.await.expect("the watch never showed the claim"));
+    assert!(heard.await.expect("the watch never showed the claim"));
+    let newer = watcher.refresh(&subject.pool, &copy.version).await.unwrap();
+    assert!(newer.unwrap().pool.is_held(mk_address(21)));
 }
 
 /// I10's memory: a rest survives, and a claim ends it.

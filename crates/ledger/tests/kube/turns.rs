@@ -139,21 +139,21 @@ async fn who_may_not_take_turns_writes_without() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn news_are_versions_that_can_be_compared_with_a_commit() {
+async fn watched_versions_can_be_compared_with_a_commit() {
     use futures::StreamExt;
 
-    let bed = Bed::new("news").await;
+    let bed = Bed::new("versions").await;
     let first = bed.write(&[claim(1, "a")]).await.unwrap();
-    let mut news = bed.ledger.news(&mk_pool()).await.unwrap();
-    let heard = news.next().await.unwrap().unwrap();
+    let mut versions = bed.ledger.watch_versions(&mk_pool()).await.unwrap();
+    let heard = versions.next().await.unwrap().unwrap();
     assert_eq!(heard.order(&first), Some(std::cmp::Ordering::Equal));
     let second = bed.write(&[claim(2, "b")]).await.unwrap();
-    let heard = news.next().await.unwrap().unwrap();
+    let heard = versions.next().await.unwrap().unwrap();
     assert_eq!(heard.order(&second), Some(std::cmp::Ordering::Equal));
     bed.pools
         .delete("10.0.0.0-16", &kube::api::DeleteParams::default())
         .await
         .unwrap();
-    let heard = news.next().await.unwrap().unwrap();
+    let heard = versions.next().await.unwrap().unwrap();
     assert_eq!(heard.order(&second), None, "it is gone");
 }

@@ -14,8 +14,8 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as start};
 use serde::de::DeserializeOwned;
 
+use super::super::client::ObjectClient;
 use super::super::resource::SLICE_POOLS;
-use super::super::wire::Wire;
 
 /// A NodeSlicePool, without what it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +85,8 @@ pub enum HeadEvent {
     Broken(String),
 }
 
-pub fn follow(wire: &Wire) -> BoxStream<'static, HeadEvent> {
-    let api = wire.api::<PartialObjectMeta<DynamicObject>>(&SLICE_POOLS);
+pub fn follow(client: &ObjectClient) -> BoxStream<'static, HeadEvent> {
+    let api = client.api::<PartialObjectMeta<DynamicObject>>(&SLICE_POOLS);
     start(api, watcher::Config::default())
         .default_backoff()
         .map(|event| match event {

@@ -29,10 +29,10 @@ use kube::api::{Patch, Preconditions};
 use serde_json::Value;
 
 use super::ETCD_REQUEST_LIMIT;
+use super::client::ObjectClient;
 use super::connect::Connection;
 use super::resource::SLICE_POOLS;
-use super::status::{Failure, Verb};
-use super::wire::Wire;
+use super::response::{Failure, Verb};
 use crate::LedgerError;
 use document::{Page, Rows};
 pub use heads::{Head, HeadEvent};
@@ -101,14 +101,14 @@ pub type Versions = BTreeMap<u128, String>;
 /// The NodeSlicePools of one namespace.
 #[derive(Clone)]
 pub struct SlicePools {
-    wire: Wire,
+    client: ObjectClient,
     limit: usize,
 }
 
 impl std::fmt::Debug for SlicePools {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SlicePools")
-            .field("namespace", &self.wire.namespace)
+            .field("namespace", &self.client.namespace())
             .finish_non_exhaustive()
     }
 }
@@ -122,27 +122,23 @@ const NAMED: u32 = 100;
 impl SlicePools {
     pub fn new(connection: &Connection) -> Self {
         Self {
-            wire: Wire {
-                client: connection.client.clone(),
-                namespace: connection.namespace.clone(),
-                timeout: connection.timeout,
-            },
+            client: ObjectClient::new(connection),
             limit: ETCD_REQUEST_LIMIT,
         }
     }
 
     /// What there is, now and after every change, without what it holds.
     pub fn heads(&self) -> BoxStream<'static, HeadEvent> {
-        heads::follow(&self.wire)
+        heads::follow(&self.client)
     }
 
     /// The pool of that name, read so that every acknowledged write is seen.
     pub async fn load(&self, name: &str) -> Result<Option<StoredSlicePool>, LedgerError> {
-        let Some(first) = self.wire.get(&SLICE_POOLS, name).await? else {
+        let Some(first) = self.client.get(&SLICE_POOLS, name).await? else {
             return Ok(None);
         };
         let unreadable = |object: &str, why: String| LedgerError::Unreadable {
-            target: self.wire.ask(Verb::Get, &SLICE_POOLS, object).target(),
+            target: self.client.ask(Verb::Get, &SLICE_POOLS, object).target(),
             why,
         };
         let first = Page::read(first.object).map_err(|why| unreadable(name, why))?;
@@ -162,7 +158,7 @@ impl SlicePools {
                     Err(why) => unread = Some((number, why)),
                 }
             };
-            let listed = self.wire.reduce(&SLICE_POOLS, &selector, LISTED, keep);
+            let listed = self.client.reduce(&SLICE_POOLS, &selector, LISTED, keep);
             listed.await?;
             if let Some((number, why)) = unread {
                 let target = berth_api::slices::slice_page(name, number);
@@ -183,20 +179,20 @@ impl SlicePools {
                 .is_none_or(|pool| pool == name)
                 .then(|| name.to_owned())
         };
-        self.wire
+        self.client
             .pick_metadata(&SLICE_POOLS, "", NAMED, first)
             .await
     }
 
     /// The range that the pool of that name is of, read so that every acknowledged write is seen; its rows are not.
     pub async fn range(&self, name: &str) -> Result<Option<Prefix>, LedgerError> {
-        let Some(found) = self.wire.get(&SLICE_POOLS, name).await? else {
+        let Some(found) = self.client.get(&SLICE_POOLS, name).await? else {
             return Ok(None);
         };
         let cut = Page::read(found.object).and_then(|page| page.cut());
         cut.map(|cut| Some(cut.range()))
             .map_err(|why| LedgerError::Unreadable {
-                target: self.wire.ask(Verb::Get, &SLICE_POOLS, name).target(),
+                target: self.client.ask(Verb::Get, &SLICE_POOLS, name).target(),
                 why,
             })
     }
@@ -205,7 +201,7 @@ impl SlicePools {
     pub async fn is_at(&self, name: &str, versions: &Versions) -> Result<bool, LedgerError> {
         for (number, version) in versions {
             let object = berth_api::slices::slice_page(name, *number);
-            let found = self.wire.get_metadata(&SLICE_POOLS, &object).await?;
+            let found = self.client.get_metadata(&SLICE_POOLS, &object).await?;
             let now = found
                 .as_ref()
                 .and_then(|found| found.object["metadata"]["resourceVersion"].as_str());
@@ -245,7 +241,7 @@ impl SlicePools {
             stored.insert(number, page);
         }
         let unreadable = |why| LedgerError::Unreadable {
-            target: self.wire.ask(Verb::Get, &SLICE_POOLS, name).target(),
+            target: self.client.ask(Verb::Get, &SLICE_POOLS, name).target(),
             why,
         };
         document::assemble(name, pool.table.cut(), stored).map_err(unreadable)
@@ -269,11 +265,11 @@ impl SlicePools {
     ) -> Result<Page, LedgerError> {
         let document = rows.object(object);
         self.check(object, &document)?;
-        match self.wire.create(&SLICE_POOLS, &document).await {
+        match self.client.create(&SLICE_POOLS, &document).await {
             Ok(created) => Page::written(&created, rows).map_err(|why| self.unknown(object, why)),
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() && number > 0 => {
                 // A page that was made before its pool could tell of it: nobody reads it yet.
-                let found = self.wire.get(&SLICE_POOLS, object).await?;
+                let found = self.client.get(&SLICE_POOLS, object).await?;
                 let stale = found
                     .filter(|found| document::page_in(&found.object, pool) == Some(number))
                     .and_then(|found| Page::read(found.object).ok());
@@ -291,7 +287,7 @@ impl SlicePools {
             && let Ok(patch) = serde_json::from_value(Value::Array(steps))
         {
             let patch = Patch::Json::<Value>(patch);
-            match self.wire.patch(&SLICE_POOLS, object, &patch).await {
+            match self.client.patch(&SLICE_POOLS, object, &patch).await {
                 Ok(patched) => {
                     return Page::written(&patched, rows).map_err(|why| self.unknown(object, why));
                 }
@@ -304,7 +300,7 @@ impl SlicePools {
         let merge = rows.merge(page);
         self.check(object, &merge)?;
         let patch = Patch::Merge(merge);
-        match self.wire.patch(&SLICE_POOLS, object, &patch).await {
+        match self.client.patch(&SLICE_POOLS, object, &patch).await {
             Ok(patched) => Page::written(&patched, rows).map_err(|why| self.unknown(object, why)),
             Err(failure) => Err(self.lost(object, failure)),
         }
@@ -314,7 +310,7 @@ impl SlicePools {
     fn lost(&self, object: &str, failure: Failure) -> LedgerError {
         match failure {
             Failure::Refused(refusal) if refusal.is_absence_of(object) => LedgerError::Conflict {
-                pool: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
+                pool: self.client.ask(Verb::Patch, &SLICE_POOLS, object).target(),
                 held: Vec::new(),
             },
             failure => self.failed(Verb::Patch, object, failure),
@@ -326,7 +322,9 @@ impl SlicePools {
             uid: Some(page.uid.clone()),
             resource_version: Some(page.version.clone()),
         };
-        self.wire.delete(&SLICE_POOLS, object, preconditions).await
+        self.client
+            .delete(&SLICE_POOLS, object, preconditions)
+            .await
     }
 
     /// Refused before it is sent: an object that etcd does not take is told apart from other errors, with its size.
@@ -334,7 +332,7 @@ impl SlicePools {
         let size = document.to_string().len();
         if size > self.limit {
             return Err(LedgerError::Full {
-                target: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
+                target: self.client.ask(Verb::Patch, &SLICE_POOLS, object).target(),
                 size,
                 limit: self.limit,
                 hint: "give fewer, larger slices (node_slice_size)".into(),
@@ -344,13 +342,13 @@ impl SlicePools {
     }
 
     fn failed(&self, verb: Verb, object: &str, failure: Failure) -> LedgerError {
-        failure.into_error(self.wire.ask(verb, &SLICE_POOLS, object))
+        failure.into_error(self.client.ask(verb, &SLICE_POOLS, object))
     }
 
     fn unknown(&self, object: &str, why: String) -> LedgerError {
         LedgerError::Uncertain {
             operation: Verb::Patch.name(),
-            target: self.wire.ask(Verb::Patch, &SLICE_POOLS, object).target(),
+            target: self.client.ask(Verb::Patch, &SLICE_POOLS, object).target(),
             why,
         }
     }

@@ -9,8 +9,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hyper::body::Bytes;
 use serde_json::Value;
 
-use super::base::Stamp;
-
 /// From here on it is worth a copy: some thousand entries.
 const LARGE: usize = 128 * 1024;
 
@@ -20,8 +18,18 @@ const STAND_BACK: u32 = 8;
 /// What all texts together may have: five pools of the largest size, more than one node writes at a time.
 const ROOM: usize = 8 * 1024 * 1024;
 
-#[derive(Debug, Default)]
-pub(super) struct Seen(Mutex<Sights>);
+#[derive(Debug)]
+pub(crate) struct ObjectCache {
+    sights: Mutex<Sights>,
+    /// Texts of fewer bytes are not kept.
+    kept_from: usize,
+}
+
+impl Default for ObjectCache {
+    fn default() -> Self {
+        Self::from(LARGE)
+    }
+}
 
 #[derive(Debug, Default)]
 struct Sights {
@@ -39,7 +47,7 @@ struct Sight {
 
 /// An object's text.
 #[derive(Clone, Debug)]
-pub(super) struct Text {
+pub(crate) struct Text {
     /// The version that it is of.
     version: String,
     pub bytes: Bytes,
@@ -72,9 +80,20 @@ impl Sights {
     }
 }
 
-impl Seen {
+impl ObjectCache {
+    /// Keeps the texts that have so many bytes.
+    pub const fn from(kept_from: usize) -> Self {
+        Self {
+            sights: Mutex::new(Sights {
+                of: BTreeMap::new(),
+                uses: 0,
+            }),
+            kept_from,
+        }
+    }
+
     fn sights(&self) -> MutexGuard<'_, Sights> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn note(&self, name: &str, size: usize) {
@@ -87,12 +106,12 @@ impl Seen {
     }
 
     /// That is what the object is at that version; its metadata too, unless there is another.
-    pub fn keep(&self, name: &str, stamp: &Stamp, bytes: &Bytes, metadata: Option<Value>) {
+    pub fn keep(&self, name: &str, version: &str, bytes: &Bytes, metadata: Option<Value>) {
         let mut sights = self.sights();
         let used = sights.next_use();
         let sight = sights.of.entry(name.to_owned()).or_default();
-        sight.text = (bytes.len() >= LARGE).then(|| Text {
-            version: stamp.resource_version.clone(),
+        sight.text = (bytes.len() >= self.kept_from).then(|| Text {
+            version: version.to_owned(),
             bytes: bytes.clone(),
             used,
             metadata,
@@ -101,12 +120,12 @@ impl Seen {
     }
 
     /// The object's text, if that is its version.
-    pub fn text(&self, name: &str, stamp: &Stamp) -> Option<Text> {
+    pub fn text(&self, name: &str, version: &str) -> Option<Text> {
         let mut sights = self.sights();
         let used = sights.next_use();
         let text = sights.of.get_mut(name)?.text.as_mut()?;
         text.used = used;
-        (text.version == stamp.resource_version).then(|| text.clone())
+        (text.version == version).then(|| text.clone())
     }
 
     /// Whether the object may be written whole now.
@@ -139,53 +158,47 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    fn mk_stamp(version: &str) -> Stamp {
-        Stamp::read(&json!({ "metadata": { "resourceVersion": version } })).unwrap()
-    }
 
     #[test]
     fn a_text_is_of_one_version_and_small_ones_are_not_kept() {
-        let seen = Seen::default();
+        let seen = ObjectCache::default();
         assert!(!seen.may_replace("a"));
         let large = Bytes::from(vec![b' '; LARGE]);
-        seen.keep("a", &mk_stamp("1"), &large, None);
+        seen.keep("a", "1", &large, None);
         assert!(seen.may_replace("a"));
         let text = |name: &str, version: &str| {
-            let text = seen.text(name, &mk_stamp(version));
+            let text = seen.text(name, version);
             text.map(|text| text.bytes)
         };
         assert_eq!(text("a", "1"), Some(large));
         assert_eq!(text("a", "2"), None);
         assert_eq!(text("b", "1"), None);
-        seen.keep("a", &mk_stamp("3"), &Bytes::from("{}"), None);
+        seen.keep("a", "3", &Bytes::from("{}"), None);
         assert!(!seen.may_replace("a"));
     }
 
     #[test]
     fn berth_15_21_the_texts_of_large_pools_have_a_bound_and_the_last_used_stay() {
-        let seen = Seen::default();
+        let seen = ObjectCache::default();
         let megabyte = Bytes::from(vec![b' '; 1024 * 1024]);
         for pool in 0..8 {
-            seen.keep(&pool.to_string(), &mk_stamp("1"), &megabyte, None);
+            seen.keep(&pool.to_string(), "1", &megabyte, None);
         }
-        assert!(seen.text("0", &mk_stamp("1")).is_some(), "eight have room");
+        assert!(seen.text("0", "1").is_some(), "eight have room");
         for pool in 8..12 {
-            seen.keep(&pool.to_string(), &mk_stamp("1"), &megabyte, None);
+            seen.keep(&pool.to_string(), "1", &megabyte, None);
         }
-        let kept = |pool: &i32| seen.text(&pool.to_string(), &mk_stamp("1")).is_some();
+        let kept = |pool: &i32| seen.text(&pool.to_string(), "1").is_some();
         let kept: Vec<i32> = (0..12).filter(kept).collect();
         assert_eq!(kept, [0, 5, 6, 7, 8, 9, 10, 11]);
     }
 
     #[test]
     fn after_another_writer_some_writes_are_patches_again() {
-        let seen = Seen::default();
+        let seen = ObjectCache::default();
         let large = Bytes::from(vec![b' '; LARGE]);
-        seen.keep("a", &mk_stamp("1"), &large, None);
+        seen.keep("a", "1", &large, None);
         seen.met_another("a");
         let patches = (0..100).take_while(|_| !seen.may_replace("a")).count();
         assert_eq!(patches, 8);
@@ -194,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_size_follows_its_growth() {
-        let seen = Seen::default();
+        let seen = ObjectCache::default();
         seen.note("a", 100);
         assert_eq!(seen.size_after("a", -30), 70);
         assert_eq!(seen.size_after("b", 30), 30);

@@ -1,8 +1,8 @@
-//! Released addresses that wait for their next owner (I10), kept in one annotation of the pool.
+//! Cooldowns (I10): released addresses that wait for their next owner, kept as one text of a pool's object.
 //!
-//! The kind has no field for them and other programs write it; they keep annotations. The text is
+//! Kinds of other programs have no field for them; programs keep annotations that they do not know. The text is
 //! JSON: offset -> {since, until, owner}, times in milliseconds since 1970. Kubernetes takes 256 KiB
-//! of annotations: past [`MOST`] the rests that end first give way, with a warning, because an
+//! of annotations: past [`MOST`] the cooldowns that end first give way, with a warning, because an
 //! address that could not be released would be worse.
 //!
 //! A text that can't be read is kept as it is (I5) and costs allocations alone: no address of the pool is allocated while it
@@ -11,32 +11,29 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use berth_core::{Address, Change, Moment, Prefix, Rest};
-
+use berth_core::{Address, Change, Moment, Pool, Prefix, Rest, Stray};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-use super::base::Notes;
 
 /// Bytes of the annotation. The rest of the 256 KiB is for others.
 const MOST: usize = 192 * 1024;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Resting {
+pub enum Cooldowns {
     Known(BTreeMap<u128, Noted>),
     /// The annotation is there and can't be read, for this reason.
     Unreadable(String),
 }
 
-impl Default for Resting {
+impl Default for Cooldowns {
     fn default() -> Self {
         Self::Known(BTreeMap::new())
     }
 }
 
-/// A rest as the annotation has it.
+/// A cooldown as the text has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Noted {
+pub struct Noted {
     #[serde(flatten)]
     rest: Rest,
     /// What a newer version says of it (I7).
@@ -44,17 +41,33 @@ pub(super) struct Noted {
     unknown: Map<String, Value>,
 }
 
-impl Resting {
-    pub fn read(notes: &Notes) -> Self {
-        let Notes::Resting(text) = notes else {
+impl Cooldowns {
+    /// Reads the text that is kept at `place`, which is named if it can't be read.
+    pub fn read(text: Option<&str>, place: &str) -> Self {
+        let Some(text) = text else {
             return Self::default();
         };
         match read(text) {
             Ok(rests) => Self::Known(rests),
             Err(why) => Self::Unreadable(format!(
-                "the pool's annotation {} is not what Berth writes there ({why}), so no address of it is allocated; remove it, or mend it",
-                super::base::RESTING
+                "the pool's {place} is not what Berth writes there ({why}), so no address of it is allocated; remove it, or mend it"
             )),
+        }
+    }
+
+    /// Puts them into a pool whose allocations are in it already. Another program may have allocated an address without
+    /// knowing of its cooldown: then it has none.
+    pub fn restore(&self, network: Prefix, place: &str, pool: &mut Pool) {
+        if let Self::Unreadable(why) = self {
+            pool.restore_stray(Stray {
+                key: place.to_owned(),
+                why: why.clone(),
+            });
+        }
+        for (address, rest) in self.iter(network) {
+            if !pool.is_held(address) {
+                pool.restore_rest(address, rest.clone());
+            }
         }
     }
 
@@ -179,7 +192,8 @@ fn encode<'a>(rests: impl Iterator<Item = (&'a u128, &'a Noted)>) -> String {
     serde_json::to_string(&texts).unwrap_or_default()
 }
 
-pub(super) fn now() -> Moment {
+/// The time that cooldowns are compared with.
+pub fn now() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let millis = since.unwrap_or_default().as_millis();
     Moment(u64::try_from(millis).unwrap_or(u64::MAX))
@@ -190,6 +204,8 @@ mod tests {
     use berth_core::{Handle, Owner, Record};
 
     use super::*;
+
+    const PLACE: &str = "annotation berth.dev/resting";
 
     fn mk_network() -> Prefix {
         "10.0.0.0/16".parse().unwrap()
@@ -218,13 +234,13 @@ mod tests {
         }
     }
 
-    fn reread(resting: &Resting) -> Resting {
-        Resting::read(&resting.text().map_or(Notes::Bare, Notes::Resting))
+    fn reread(resting: &Cooldowns) -> Cooldowns {
+        Cooldowns::read(resting.text().as_deref(), PLACE)
     }
 
     #[test]
     fn a_release_begins_a_rest_a_claim_ends_it_and_time_does() {
-        let begun = Resting::default()
+        let begun = Cooldowns::default()
             .after(
                 mk_network(),
                 &[
@@ -249,7 +265,7 @@ mod tests {
 
     #[test]
     fn what_does_not_concern_rests_leaves_the_text_alone() {
-        let one = Resting::default()
+        let one = Cooldowns::default()
             .after(
                 mk_network(),
                 &[release("10.0.0.1", Some(mk_rest("a", 9)))],
@@ -265,7 +281,7 @@ mod tests {
     fn berth_15_24_unknown_fields_of_a_rest_are_kept() {
         let newer =
             r#"{"1":{"since":1,"until":90,"owner":{"subject":"a","part":"b"},"why":"moved"}}"#;
-        let resting = Resting::read(&Notes::Resting(newer.into()));
+        let resting = Cooldowns::read(Some(newer), PLACE);
         let another = [release("10.0.0.2", Some(mk_rest("b", 90)))];
         let after = resting.after(mk_network(), &another, Moment(5)).unwrap();
         assert_eq!(reread(&after), after);
@@ -282,7 +298,7 @@ mod tests {
             r#"{"x":{"since":1,"until":2,"owner":{"subject":"a"}}}"#,
             r#"{"1":{"since":1,"until":02,"owner":{"subject":"a"}}}"#,
         ] {
-            let resting = Resting::read(&Notes::Resting(bad.into()));
+            let resting = Cooldowns::read(Some(bad), PLACE);
             let claims = [release("10.0.0.8", None), claim("10.0.0.7")];
             let why = resting.bars(&claims).unwrap();
             assert!(why.contains("berth.dev/resting"), "{why}");
@@ -303,7 +319,7 @@ mod tests {
                 rest: Some(mk_rest("some-longish-name", 1000 + u64::from(n))),
             })
             .collect();
-        let resting = Resting::default()
+        let resting = Cooldowns::default()
             .after(mk_network(), &many, Moment(5))
             .unwrap();
         let text = resting.text().unwrap();

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-use super::resource::{Place, Resource};
+use super::resource::{Part, Place, Resource};
 use crate::{LedgerError, Rejection, chain};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verb {
+pub enum Verb {
     Get,
     List,
     Watch,
@@ -47,31 +47,43 @@ impl Verb {
 
 /// What was asked: a refusal has to name it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
+pub struct Ask<'a> {
     pub verb: Verb,
     pub resource: &'static Resource,
-    /// The namespace of the pools.
-    pub pools: &'a str,
+    /// The part that a write changes.
+    pub part: Part,
+    /// The namespace of the connection.
+    pub connection: &'a str,
     /// Empty for the whole collection.
     pub name: &'a str,
 }
 
 impl Ask<'_> {
-    fn namespace(&self) -> Cow<'_, str> {
-        self.resource.namespace(self.pools)
+    fn namespace(&self) -> Option<Cow<'_, str>> {
+        self.resource.namespace(self.connection)
     }
 
+    /// The same for a write of that part.
+    #[must_use]
+    pub const fn of(self, part: Part) -> Self {
+        Self { part, ..self }
+    }
+
+    /// The object, or the collection, as messages name it.
     pub fn target(&self) -> String {
-        match self.name {
-            "" => format!("{}s of {}", self.resource.kind, self.namespace()),
-            name => format!("{} {}/{name}", self.resource.kind, self.namespace()),
+        let kind = self.resource.kind;
+        match (self.namespace(), self.name) {
+            (None, "") => format!("{kind}s"),
+            (None, name) => format!("{kind} {name}"),
+            (Some(namespace), "") => format!("{kind}s of {namespace}"),
+            (Some(namespace), name) => format!("{kind} {namespace}/{name}"),
         }
     }
 }
 
 /// A request that did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The server's answer.
     Refused(Refusal),
     /// No connection: nothing was sent.
@@ -83,7 +95,7 @@ pub(crate) enum Failure {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub struct Refusal {
     pub code: u16,
     pub reason: String,
     pub message: String,
@@ -208,24 +220,27 @@ fn forbidden(ask: Ask<'_>, message: String) -> String {
     if !message.contains("cannot") {
         return message;
     }
-    format!(
-        "{message}; grant `{}` on `{}` in namespace `{}`",
-        ask.verb.name(),
-        ask.resource.name(),
-        ask.namespace()
-    )
+    let (verb, part) = (ask.verb.name(), ask.part.suffix());
+    // A role names the subresource behind the plural: `things/status` of the group, said as `things.group/status`.
+    let resource = format!("{}{part}", ask.resource.name());
+    match ask.namespace() {
+        Some(namespace) => {
+            format!("{message}; grant `{verb}` on `{resource}` in namespace `{namespace}`")
+        }
+        None => format!("{message}; grant `{verb}` on `{resource}` in a ClusterRole"),
+    }
 }
 
 fn missing(ask: Ask<'_>, message: String, own: bool) -> String {
-    if own && message.starts_with("namespaces ") {
+    if own
+        && message.starts_with("namespaces ")
+        && let Some(namespace) = ask.namespace()
+    {
         let would_be_right = match ask.resource.place {
-            Place::Pools => "create it, or name another",
+            Place::Namespaced | Place::Cluster => "create it, or name another",
             Place::Claims => "nodes claim slices there; apply deploy/crds/namespace-slices.yaml",
         };
-        return format!(
-            "namespace `{}` does not exist: {would_be_right}",
-            ask.namespace()
-        );
+        return format!("namespace `{namespace}` does not exist: {would_be_right}");
     }
     if own && !message.contains("could not find the requested resource") {
         return message;
@@ -282,4 +297,39 @@ fn never_connected(cause: &(dyn StdError + 'static)) -> bool {
         next = error.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_subresource_and_role_of_a_cluster_wide_kind() {
+        const SHELVES: Resource = Resource {
+            group: "test.berth.dev",
+            version: "v1",
+            plural: "shelves",
+            kind: "Shelf",
+            place: Place::Cluster,
+        };
+        let ask = Ask {
+            verb: Verb::Update,
+            resource: &SHELVES,
+            part: Part::Object,
+            connection: "nets",
+            name: "a",
+        };
+        let refusal = Refusal {
+            code: 403,
+            message: "user cannot update".into(),
+            own: true,
+            ..Refusal::default()
+        };
+        let text = Failure::Refused(refusal).into_error(ask.of(Part::Status));
+        let text = text.to_string();
+        assert!(text.contains("update on Shelf a was refused"), "{text}");
+        let right = "grant `update` on `shelves.test.berth.dev/status` in a ClusterRole";
+        assert!(text.contains(right), "{text}");
+        assert_eq!(Ask { name: "", ..ask }.target(), "Shelfs");
+    }
 }

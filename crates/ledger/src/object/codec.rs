@@ -1,0 +1,103 @@
+//! How the objects of one kind keep a pool.
+
+use std::fmt;
+
+use berth_core::{Address, Change, Pool, Prefix, Record};
+use serde_json::{Value, json};
+
+use crate::PoolKey;
+use crate::kube::{ETCD_REQUEST_LIMIT, Part, Resource};
+
+/// Everything that [`super::ObjectLedger`] has to know of a kind. Lives with the front whose kind it is.
+///
+/// Guarantees that a codec gives: what it can't read holds its address and is never written over (I5); what it does not
+/// know stays where it is (I7); decoding what it encoded gives the same pool.
+pub trait Codec: fmt::Debug + Send + Sync + 'static {
+    /// The kind.
+    fn resource(&self) -> &'static Resource;
+
+    /// Where the entries are: in the object, or in its `status` behind the subresource.
+    fn part(&self) -> Part {
+        Part::Object
+    }
+
+    /// How a changed object is sent. Roles have to allow that verb.
+    fn write_as(&self) -> WriteAs {
+        WriteAs::Replace
+    }
+
+    /// The pool that an object keeps, or why the object can't be read at all. An entry that can't be read is a
+    /// [`berth_core::Stray`] of the pool.
+    fn decode(&self, key: &PoolKey, object: &Value) -> Result<Pool, String>;
+
+    /// Writes a commit into the object that its pool was decoded from, with everything that is kept together with the
+    /// entries (counters, attributes, cooldowns). Every precondition has been checked. Does not touch
+    /// `metadata.resourceVersion`.
+    fn encode(&self, object: &mut Value, commit: &Commit<'_>) -> Result<(), EncodeError>;
+
+    /// What has to be the same when a commit is written as it was when the caller read the pool, apart from the commit's
+    /// own addresses: if it is not, the commit is a conflict. By default the object's UID. A kind whose spec decides which
+    /// addresses there are adds `metadata.generation`, or that part of the spec where entries are in the spec too.
+    fn guard(&self, object: &Value) -> Value {
+        json!(object["metadata"]["uid"])
+    }
+
+    /// The object of an empty pool, which the first commit creates; apiVersion, kind and name are filled in. By default
+    /// none: people create the objects, and an absent one is an error.
+    fn create(&self, _key: &PoolKey) -> Option<Value> {
+        None
+    }
+
+    /// The network of the key that a listed object has.
+    fn network(&self, _object: &Value) -> Option<Prefix> {
+        None
+    }
+
+    /// Bytes that an entry takes in the object.
+    fn entry_size(&self, address: Address, record: &Record) -> usize {
+        json!({ address.to_string(): record }).to_string().len()
+    }
+
+    /// Bytes that an object may have.
+    fn size_limit(&self) -> usize {
+        ETCD_REQUEST_LIMIT
+    }
+
+    /// What to do when an object is full.
+    fn full_hint(&self) -> &'static str {
+        "release what is not used, or make another pool"
+    }
+
+    /// Whether the API server is told to keep no managedFields of the objects: they are a third of an object with an entry
+    /// per field. Not for kinds whose spec people apply (server-side apply needs them).
+    fn drops_managed_fields(&self) -> bool {
+        false
+    }
+}
+
+/// How a changed object is sent; both on exactly the version that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteAs {
+    /// All of it (`update`): the API server's cheapest write.
+    Replace,
+    /// What is different (`patch`).
+    MergePatch,
+}
+
+/// Changes, and the pool before and after them.
+#[derive(Clone, Copy, Debug)]
+pub struct Commit<'a> {
+    pub key: &'a PoolKey,
+    pub before: &'a Pool,
+    pub after: &'a Pool,
+    pub changes: &'a [Change],
+}
+
+/// Why an object can't take a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EncodeError {
+    /// For this reason: the same commit will not succeed later either.
+    Invalid(String),
+    /// Its addresses are allocated from elsewhere now.
+    Moved,
+}

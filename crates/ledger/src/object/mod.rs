@@ -1,0 +1,248 @@
+//! Pools in Kubernetes objects of any kind: the ledger is here, what a kind looks like says its [`Codec`].
+//!
+//! Guarantees: every commit is one write on exactly one version of the object, after its preconditions and the codec's
+//! guard were checked on that version (I1, I6); a write whose outcome is unknown is told as such (I2); an object that can't
+//! be read, or would pass what etcd takes, is left as it is (I5); an object is created by a commit only where its codec
+//! says so.
+
+mod codec;
+pub mod cooldown;
+mod merge;
+mod store;
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use berth_core::{Change, Record};
+use futures::stream::BoxStream;
+use serde_json::Value;
+
+use crate::kube::object_cache::ObjectCache;
+use crate::kube::turns::Turns;
+use crate::kube::version_watch::versions;
+use crate::kube::{Connection, ETCD_PATIENCE, ObjectClient, Selection};
+use crate::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn, Version, Visited,
+};
+
+pub use codec::{Codec, Commit, EncodeError, WriteAs};
+pub use cooldown::{Cooldowns, now};
+
+use store::Store;
+
+/// Pools in one answer of a list. Each may have 1.5 MB: the text of a page stays below 8 MiB.
+const PAGE: u32 = 4;
+
+/// A ledger of the pools that objects of one kind keep.
+pub struct ObjectLedger<C> {
+    client: ObjectClient,
+    codec: C,
+    cache: ObjectCache,
+    turns: Turns,
+}
+
+impl<C: Codec> fmt::Debug for ObjectLedger<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectLedger")
+            .field("codec", &self.codec)
+            .field("client", &self.client)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Codec> ObjectLedger<C> {
+    pub fn new(connection: &Connection, codec: C) -> Self {
+        Self {
+            client: ObjectClient::new(connection),
+            codec,
+            // Each commit is a write of the object: what was seen of it spares a read.
+            cache: ObjectCache::from(0),
+            turns: Turns::default(),
+        }
+    }
+
+    pub const fn client(&self) -> &ObjectClient {
+        &self.client
+    }
+
+    pub const fn codec(&self) -> &C {
+        &self.codec
+    }
+
+    /// Whether the pool's object is there. Reads its metadata alone.
+    pub async fn exists(&self, pool: &PoolKey) -> Result<bool, LedgerError> {
+        let resource = self.codec.resource();
+        let found = self.client.get_metadata(resource, &pool.name).await?;
+        Ok(found.is_some())
+    }
+
+    /// The pool that an object keeps, for who has read the object by another way (a list, a watch).
+    pub fn snapshot_of(&self, pool: &PoolKey, object: &Value) -> Result<Snapshot, LedgerError> {
+        self.store(pool).snapshot(object)
+    }
+
+    fn store<'a>(&'a self, key: &'a PoolKey) -> Store<'a, C> {
+        Store {
+            client: &self.client,
+            cache: &self.cache,
+            codec: &self.codec,
+            key,
+        }
+    }
+
+    /// The name of a pool among those that writers take turns for.
+    fn seat(&self, pool: &PoolKey) -> String {
+        format!("{}/{}", self.codec.resource().name(), pool.name)
+    }
+
+    fn key_of(&self, object: &Value) -> PoolKey {
+        let name = object["metadata"]["name"].as_str();
+        PoolKey {
+            name: name.unwrap_or_default().to_owned(),
+            network: self.codec.network(object),
+        }
+    }
+
+    fn unnamed<T>(&self, operation: &'static str) -> Result<T, LedgerError> {
+        let resource = self.codec.resource();
+        Err(LedgerError::Rejected {
+            operation,
+            target: format!("{}s", resource.kind),
+            rejection: Rejection::Storage("these objects keep pools, and no named records".into()),
+        })
+    }
+}
+
+#[async_trait]
+impl<C: Codec> Ledger for ObjectLedger<C> {
+    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.store(pool).load().await
+    }
+
+    async fn refresh(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+    ) -> Result<Option<Snapshot>, LedgerError> {
+        let known = !base.is_merged() && *base != Version::default();
+        if known && self.store(pool).is_at(base).await? {
+            return Ok(None);
+        }
+        let now = self.load(pool).await?;
+        Ok((now.version != *base).then_some(now))
+    }
+
+    async fn commit(
+        &self,
+        pool: &PoolKey,
+        base: &Version,
+        changes: &[Change],
+    ) -> Result<Version, LedgerError> {
+        if changes.is_empty() {
+            return Ok(base.clone());
+        }
+        let written = self.store(pool).commit(base, changes).await;
+        let met_others = match &written {
+            Ok(version) => version.is_merged() && !base.is_merged(),
+            Err(error) => matches!(error, LedgerError::Conflict { .. }),
+        };
+        let seat = self.seat(pool);
+        if met_others {
+            self.turns.met_others(&seat);
+        }
+        if written.is_ok() {
+            self.turns.pass(&self.client, &seat);
+        }
+        written
+    }
+
+    async fn watch_versions(
+        &self,
+        pool: &PoolKey,
+    ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
+        Ok(versions(&self.client, self.codec.resource(), &pool.name))
+    }
+
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
+        if !self.turns.take(&self.client, &self.seat(pool)).await {
+            return Turn::default();
+        }
+        // Whoever had the turn before us has written, most likely.
+        let newer = match *base != Version::default() {
+            true => self.load(pool).await.ok(),
+            false => None,
+        };
+        Turn { taken: true, newer }
+    }
+
+    fn pass_turn(&self, pool: &PoolKey) {
+        self.turns.pass(&self.client, &self.seat(pool));
+    }
+
+    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
+        self.client.timeout() + ETCD_PATIENCE
+    }
+
+    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
+        self.store(pool).fits(claims)
+    }
+
+    async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+        self.store(pool).peek().await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
+        let mut keys = Vec::new();
+        let keep = |object: Value| keys.push(self.key_of(&object));
+        let resource = self.codec.resource();
+        self.client.reduce(resource, "", PAGE, keep).await?;
+        Ok(keys)
+    }
+
+    async fn visit_pools(
+        &self,
+        visit: &mut (dyn FnMut(Visited) + Send),
+    ) -> Result<(), LedgerError> {
+        let selection = Selection {
+            page: PAGE,
+            ..Selection::default()
+        };
+        let show = |object: Value| {
+            let key = self.key_of(&object);
+            let snapshot = self.store(&key).snapshot(&object);
+            visit(Visited {
+                key,
+                publisher: None,
+                snapshot,
+            });
+        };
+        let resource = self.codec.resource();
+        self.client.list(resource, &selection, show).await
+    }
+
+    async fn create(&self, _key: &ClaimKey, _record: &Record) -> Result<(), LedgerError> {
+        self.unnamed("create")
+    }
+
+    async fn remove(&self, _key: &ClaimKey, _expected: &Record) -> Result<(), LedgerError> {
+        self.unnamed("remove")
+    }
+
+    async fn pass(
+        &self,
+        _key: &ClaimKey,
+        _expected: &Record,
+        _record: &Record,
+    ) -> Result<(), LedgerError> {
+        self.unnamed("pass")
+    }
+
+    async fn claim(&self, _key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.unnamed("read")
+    }
+
+    async fn claims(&self, _kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
+        self.unnamed("list")
+    }
+}

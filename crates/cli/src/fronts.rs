@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use berth_front::{Front, Node};
 use berth_ledger::kube::Connect;
+use berth_nodes::front::NodeArgs;
 use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
 use berth_vms::VmFlags;
 
@@ -26,6 +27,8 @@ pub struct FrontArgs {
     pub vms_only: bool,
     #[command(flatten)]
     vms: VmFlags,
+    #[command(flatten)]
+    nodes: NodeArgs,
 }
 
 impl FrontArgs {
@@ -37,7 +40,7 @@ impl FrontArgs {
         cluster: Option<Connect>,
         flat_places: Vec<PathBuf>,
     ) -> anyhow::Result<Vec<Box<dyn Front>>> {
-        let vms = self.vms.setup(named, cluster, &node.database)?;
+        let vms = self.vms.setup(named, cluster.clone(), &node.database)?;
         if self.vms_only && vms.is_none() {
             bail!(
                 "--vms-only: no VM pools are set; name them with vm-pool-ips, pools-configmap or vm-settings"
@@ -47,6 +50,9 @@ impl FrontArgs {
         fronts.push(Box::new(self.pods.front(node, flat_places)));
         if let Some(vms) = vms {
             fronts.push(Box::new(vms));
+        }
+        if let Some(nodes) = self.nodes.front(cluster) {
+            fronts.push(Box::new(nodes));
         }
         Ok(fronts)
     }

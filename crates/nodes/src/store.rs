@@ -1,39 +1,82 @@
-//! NodeIPPools as a ledger of the engine: entries in `status`, each write under the version that was read.
+//! NodeIPPools as pools of the engine: a codec of the object ledger, and the whole objects for those who plan by more than the entries.
 //!
-//! Guarantees: a write holds only for the pool, by UID, and the spec, by generation, that the changes were planned on: a pool that was
-//! deleted and created again, or that grew, is a conflict (I1). When another writer was first and the spec is the same, the changes
-//! are tried on the newer status as long as their preconditions hold there. A write whose outcome is unknown is reported as
-//! such, never as a failure (I2).
+//! Guarantees: a commit holds only for the pool, by UID, and the spec, by generation, that it was planned on: a pool that was deleted and
+//! created again, or that grew, is a conflict (I1). A status is written under the version that was read.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use berth_core::{Change, Record};
-use berth_ledger::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Version,
-};
-use futures::StreamExt;
-use futures::stream::BoxStream;
+use berth_core::Pool;
+use berth_ledger::kube::{Connection, Part, Place, Resource};
+use berth_ledger::object::{Codec, Commit, EncodeError, ObjectLedger};
+use berth_ledger::{LedgerError, PoolKey, Rejection, SharedLedger};
 use jiff::Timestamp;
+use kube::Api;
 use kube::api::{DynamicObject, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::objects::{self, NODE_IP_POOL};
-use crate::pool::codec::{self, ChangeError};
+use crate::pool::codec;
 
-/// How often one commit meets other writers before it is planned again.
-const TRIES: u32 = 8;
+/// The kind, for the ledger.
+pub const POOLS: Resource = Resource {
+    group: "nmstate.io",
+    version: "v1",
+    plural: "nodeippools",
+    kind: "NodeIPPool",
+    place: Place::Cluster,
+};
 
-/// All NodeIPPools of a cluster.
+/// How a NodeIPPool keeps a pool: entries in `status`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NodePoolCodec;
+
+/// Bytes of an allocation beside its texts.
+const ENTRY: usize = 80;
+
+impl Codec for NodePoolCodec {
+    fn resource(&self) -> &'static Resource {
+        &POOLS
+    }
+
+    fn part(&self) -> Part {
+        Part::Status
+    }
+
+    fn decode(&self, _: &PoolKey, object: &Value) -> Result<Pool, String> {
+        let read = codec::decode(object).map_err(|error| error.to_string())?;
+        Ok(read.pool)
+    }
+
+    fn encode(&self, object: &mut Value, commit: &Commit<'_>) -> Result<(), EncodeError> {
+        let next = codec::apply(object, commit.changes, Timestamp::now());
+        *object = next.map_err(|error| EncodeError::Invalid(error.to_string()))?;
+        Ok(())
+    }
+
+    fn guard(&self, object: &Value) -> Value {
+        let metadata = &object["metadata"];
+        json!([metadata["uid"], metadata["generation"]])
+    }
+
+    fn entry_size(&self, _: berth_core::Address, record: &berth_core::Record) -> usize {
+        ENTRY + record.owner.subject.len() + record.owner.part.len()
+    }
+
+    fn full_hint(&self) -> &'static str {
+        "split the pool: append no further ranges, make another pool"
+    }
+}
+
+/// All NodeIPPools of a cluster, for desks.
+pub fn ledger(connection: &Connection) -> SharedLedger {
+    std::sync::Arc::new(ObjectLedger::new(connection, NodePoolCodec))
+}
+
+/// The whole objects.
+#[derive(Clone)]
 pub struct PoolStore {
     api: Api<DynamicObject>,
     timeout: Duration,
-    /// What was last read or written of each pool: the base of the next commit, which then needs no read.
-    known: Mutex<BTreeMap<String, Value>>,
 }
 
 impl std::fmt::Debug for PoolStore {
@@ -43,52 +86,29 @@ impl std::fmt::Debug for PoolStore {
 }
 
 impl PoolStore {
-    pub fn new(client: Client, timeout: Duration) -> PoolStore {
+    pub fn new(connection: &Connection) -> PoolStore {
         PoolStore {
-            api: objects::api(client, NODE_IP_POOL),
-            timeout,
-            known: Mutex::default(),
+            api: objects::api(connection.client.clone(), NODE_IP_POOL),
+            timeout: connection.timeout,
         }
     }
 
     /// The object as it stands durably; none if there is no such pool.
     pub async fn object(&self, name: &str) -> Result<Option<Value>, LedgerError> {
         let found = self.ask("get", name, self.api.get_opt(name)).await?;
-        let Some(found) = found else {
-            self.forget(name);
-            return Ok(None);
-        };
-        let object = objects::value(&found);
-        self.remember(name, &object);
-        Ok(Some(object))
+        Ok(found.map(|object| objects::value(&object)))
     }
 
     /// Writes the object's status if the object is still at the version that it was read at.
-    pub async fn put(&self, name: &str, object: &Value) -> Result<Value, LedgerError> {
+    pub async fn put(&self, name: &str, object: &Value) -> Result<(), LedgerError> {
         let typed: DynamicObject =
             serde_json::from_value(object.clone()).map_err(|error| LedgerError::Unreadable {
                 target: target(name),
                 why: error.to_string(),
             })?;
         let params = PostParams::default();
-        let written = self
-            .ask(
-                "update",
-                name,
-                self.api.replace_status(name, &params, &typed),
-            )
-            .await;
-        match written {
-            Ok(written) => {
-                let object = objects::value(&written);
-                self.remember(name, &object);
-                Ok(object)
-            }
-            Err(error) => {
-                self.forget(name);
-                Err(error)
-            }
-        }
+        let write = self.api.replace_status(name, &params, &typed);
+        self.ask("update", name, write).await.map(drop)
     }
 
     async fn ask<T>(
@@ -106,71 +126,10 @@ impl PoolStore {
             })?
             .map_err(|error| failure(operation, name, &error))
     }
-
-    fn remember(&self, name: &str, object: &Value) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.insert(name.to_owned(), object.clone());
-    }
-
-    fn forget(&self, name: &str) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.remove(name);
-    }
-
-    fn known_at(&self, name: &str, base: &Version) -> Option<Value> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = known.get(name)?;
-        (version(found).stored() == base.stored()).then(|| found.clone())
-    }
-
-    async fn existing(&self, name: &str) -> Result<Value, LedgerError> {
-        self.object(name).await?.ok_or_else(|| missing(name))
-    }
 }
 
 fn target(name: &str) -> String {
     format!("NodeIPPool {name}")
-}
-
-fn missing(name: &str) -> LedgerError {
-    LedgerError::Rejected {
-        operation: "get",
-        target: target(name),
-        rejection: Rejection::Missing("there is no such pool".to_owned()),
-    }
-}
-
-/// The version of an object: what a commit is planned on.
-fn version(object: &Value) -> Version {
-    let text = |field: &str| {
-        let value = object.pointer(&format!("/metadata/{field}"));
-        value.map(|value| match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        })
-    };
-    let part = |field| text(field).unwrap_or_default();
-    Version::new(format!(
-        "{}/{}/{}",
-        part("resourceVersion"),
-        part("uid"),
-        part("generation")
-    ))
-}
-
-/// The pool and the spec of a version: all but the resourceVersion.
-fn spec_of(version: &Version) -> &str {
-    version
-        .stored()
-        .split_once('/')
-        .map_or("", |(_, rest)| rest)
-}
-
-fn conflict(name: &str) -> LedgerError {
-    LedgerError::Conflict {
-        pool: target(name),
-        held: Vec::new(),
-    }
 }
 
 fn failure(operation: &'static str, name: &str, error: &kube::Error) -> LedgerError {
@@ -179,7 +138,7 @@ fn failure(operation: &'static str, name: &str, error: &kube::Error) -> LedgerEr
         let why = berth_ledger::chain(error);
         // Whether a request that got no answer was carried out is unknown.
         return match operation {
-            "get" | "list" => LedgerError::Unavailable {
+            "get" => LedgerError::Unavailable {
                 target,
                 why,
                 retry_after: None,
@@ -193,10 +152,15 @@ fn failure(operation: &'static str, name: &str, error: &kube::Error) -> LedgerEr
     };
     let message = status.message.clone();
     let rejection = match status.code {
-        409 => return conflict(name),
+        // A pool that is gone is another writer's doing, too.
+        404 | 409 => {
+            return LedgerError::Conflict {
+                pool: target,
+                held: Vec::new(),
+            };
+        }
         401 => Rejection::Unauthenticated(message),
         403 => Rejection::Forbidden(message),
-        404 => Rejection::Missing(message),
         400 | 413 | 422 => Rejection::Invalid {
             code: status.code,
             message,
@@ -214,133 +178,4 @@ fn failure(operation: &'static str, name: &str, error: &kube::Error) -> LedgerEr
         target,
         rejection,
     }
-}
-
-fn refused(name: &str, error: ChangeError) -> LedgerError {
-    match error {
-        ChangeError::Mismatch { address, .. } => LedgerError::Conflict {
-            pool: target(name),
-            held: vec![address],
-        },
-        // Planned on an older spec; the next plan knows better.
-        ChangeError::Place { .. } | ChangeError::Reserved { .. } => conflict(name),
-        ChangeError::Closed { .. } | ChangeError::Spec(_) => LedgerError::Rejected {
-            operation: "claim",
-            target: target(name),
-            rejection: Rejection::Storage(error.to_string()),
-        },
-    }
-}
-
-fn snapshot(name: &str, object: &Value) -> Result<Snapshot, LedgerError> {
-    let read = codec::decode(object).map_err(|error| LedgerError::Unreadable {
-        target: target(name),
-        why: error.to_string(),
-    })?;
-    Ok(Snapshot {
-        pool: read.pool,
-        version: version(object),
-    })
-}
-
-#[async_trait]
-impl Ledger for PoolStore {
-    async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
-        snapshot(&pool.name, &self.existing(&pool.name).await?)
-    }
-
-    async fn commit(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Version, LedgerError> {
-        let name = &pool.name;
-        if changes.is_empty() {
-            return Ok(base.clone());
-        }
-        let mut known = self.known_at(name, base);
-        for _ in 0..TRIES {
-            let object = match known.take() {
-                Some(object) => object,
-                None => self.existing(name).await?,
-            };
-            let read_at = version(&object);
-            if spec_of(&read_at) != spec_of(base) {
-                return Err(conflict(name));
-            }
-            let next = codec::apply(&object, changes, Timestamp::now());
-            let next = next.map_err(|error| refused(name, error))?;
-            match self.put(name, &next).await {
-                Err(LedgerError::Conflict { .. }) => continue,
-                Err(error) => return Err(error),
-                Ok(written) => {
-                    let exact = read_at.stored() == base.stored() && !base.is_merged();
-                    let version = version(&written);
-                    return Ok(if exact { version } else { version.merged() });
-                }
-            }
-        }
-        Err(conflict(name))
-    }
-
-    fn in_doubt(&self, _: &PoolKey) -> Duration {
-        self.timeout + Duration::from_secs(10)
-    }
-
-    async fn watch(
-        &self,
-        pool: &PoolKey,
-    ) -> Result<BoxStream<'static, Result<Snapshot, LedgerError>>, LedgerError> {
-        let name = pool.name.clone();
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let objects = watcher(self.api.clone(), config)
-            .default_backoff()
-            .touched_objects();
-        let snapshots = objects.map(move |event| {
-            let object = event.map_err(|error| LedgerError::Unavailable {
-                target: target(&name),
-                why: error.to_string(),
-                retry_after: None,
-            })?;
-            snapshot(&name, &objects::value(&object))
-        });
-        Ok(snapshots.boxed())
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
-        let params = kube::api::ListParams::default();
-        let list = self.api.list_metadata(&params);
-        let found = self.ask("list", "", list).await?.items;
-        let names = found.into_iter().filter_map(|item| item.metadata.name);
-        Ok(names.map(PoolKey::named).collect())
-    }
-
-    async fn create(&self, key: &ClaimKey, _: &Record) -> Result<(), LedgerError> {
-        no_claims("create", key)
-    }
-
-    async fn remove(&self, key: &ClaimKey, _: &Record) -> Result<(), LedgerError> {
-        no_claims("remove", key)
-    }
-
-    async fn pass(&self, key: &ClaimKey, _: &Record, _: &Record) -> Result<(), LedgerError> {
-        no_claims("transfer", key)
-    }
-
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        no_claims("read", key)
-    }
-
-    async fn claims(&self, _: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        Ok(Vec::new())
-    }
-}
-
-fn no_claims<T>(operation: &'static str, key: &ClaimKey) -> Result<T, LedgerError> {
-    Err(LedgerError::Rejected {
-        operation,
-        target: key.to_string(),
-        rejection: Rejection::Storage("a NodeIPPool keeps no claims by name".to_owned()),
-    })
 }

@@ -67,7 +67,7 @@ pub(super) enum Next {
 }
 
 /// What became of a step.
-enum Done {
+pub(super) enum Done {
     Go,
     /// Plan on a new observation.
     Again,
@@ -194,6 +194,9 @@ impl Run<'_> {
                 Ok(Done::Go)
             }
             Step::DeleteEnactment => {
+                if self.handler.config.mode == Mode::Policy {
+                    self.delete_concrete().await?;
+                }
                 self.delete_enactment().await?;
                 self.memory.forget();
                 Ok(Done::Rest(Next::Settled))
@@ -285,7 +288,7 @@ impl Run<'_> {
         Ok(None)
     }
 
-    fn status(&self) -> Value {
+    pub(super) fn status(&self) -> Value {
         let object = self.seen.enactment.as_ref();
         let status = object.and_then(|object| object.get("status"));
         status.cloned().unwrap_or(Value::Null)
@@ -346,7 +349,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn put_status(&mut self, status: Value) -> Result<(), HandlerError> {
+    pub(super) async fn put_status(&mut self, status: Value) -> Result<(), HandlerError> {
         let Some(object) = &self.seen.enactment else {
             return Ok(());
         };
@@ -360,7 +363,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn show(&mut self, shown: &Shown) -> Result<Done, HandlerError> {
+    pub(super) async fn show(&mut self, shown: &Shown) -> Result<Done, HandlerError> {
         let claims = self.seen.enactment().map(|known| known.claims);
         self.ensure(&claims.unwrap_or_default()).await?;
         let generation = self.seen.generation();
@@ -514,10 +517,5 @@ impl Run<'_> {
             Err(HandlerError::Kube(kube::Error::Api(status))) if status.code == 404 => Ok(()),
             deleted => deleted.map(drop),
         }
-    }
-
-    async fn render_policy(&mut self, rendered: &Rendered) -> Result<Done, HandlerError> {
-        let _ = rendered;
-        Ok(Done::Rest(Next::Settled))
     }
 }

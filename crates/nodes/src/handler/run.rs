@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_core::Address;
 use berth_desk::Desks;
+use berth_ledger::kube::Connection;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DynamicObject, PartialObjectMeta};
@@ -67,7 +68,7 @@ enum Sign {
 
 pub struct Handler {
     pub config: HandlerConfig,
-    pub(super) store: Arc<PoolStore>,
+    pub(super) store: PoolStore,
     pub(super) desks: Desks,
     pub(super) policies: Api<DynamicObject>,
     pub(super) enactments: Api<DynamicObject>,
@@ -129,11 +130,12 @@ impl Memory {
 }
 
 impl Handler {
-    pub fn new(client: Client, desks: Desks, store: Arc<PoolStore>, config: HandlerConfig) -> Self {
+    pub fn new(connection: &Connection, desks: Desks, config: HandlerConfig) -> Handler {
+        let client = connection.client.clone();
         let api = |kind| objects::api(client.clone(), kind);
         Handler {
             config,
-            store,
+            store: PoolStore::new(connection),
             desks,
             policies: api(POLICY),
             enactments: api(ENACTMENT),

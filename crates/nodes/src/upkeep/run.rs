@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_api::nmstate::RESET_ANNOTATION;
@@ -65,7 +65,7 @@ impl UpkeepConfig {
 pub struct Upkeep {
     config: UpkeepConfig,
     client: Client,
-    store: Arc<PoolStore>,
+    store: PoolStore,
     events: Events,
     seen: Mutex<Seen>,
     changed: Notify,
@@ -86,7 +86,7 @@ struct Memory {
 }
 
 impl Upkeep {
-    pub fn new(client: Client, store: Arc<PoolStore>, config: UpkeepConfig) -> Upkeep {
+    pub fn new(client: Client, store: PoolStore, config: UpkeepConfig) -> Upkeep {
         let (timeout, identity) = (config.timeout, config.identity.clone());
         Upkeep {
             events: Events::new(client.clone(), timeout, "berth-controller", &identity),
@@ -336,7 +336,7 @@ impl Upkeep {
     /// Whether it was written.
     async fn write(&self, name: &str, object: &Value) -> bool {
         match self.store.put(name, object).await {
-            Ok(_) => true,
+            Ok(()) => true,
             Err(LedgerError::Conflict { .. }) => false,
             Err(error) => {
                 tracing::warn!(pool = name, %error, "the pool's status was not written");

@@ -4,15 +4,16 @@
 //! program is a script that keeps what it was told to apply, because what is tested here is not the host.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_ledger::{RetryPolicy, SharedLedger};
+use berth_ledger::RetryPolicy;
+use berth_ledger::kube::Connection;
 use berth_nodes::handler::{Handler, HandlerConfig, Mode};
 use berth_nodes::host::Host;
 use berth_nodes::objects::{self, ENACTMENT, Kind, NODE_IP_POOL, NODE_STATE, POLICY};
-use berth_nodes::store::PoolStore;
+use berth_nodes::store::{self, PoolStore};
 use berth_nodes::upkeep::{Upkeep, UpkeepConfig};
 use berth_parts::Parts;
 use berth_testkit::Cluster;
@@ -75,12 +76,20 @@ async fn lead(cluster: &'static Cluster) {
 }
 
 pub fn upkeep(client: kube::Client) -> Upkeep {
-    let store = Arc::new(PoolStore::new(client.clone(), Duration::from_secs(10)));
+    let store = PoolStore::new(&connection(client.clone()));
     let config = UpkeepConfig {
         grace: GRACE,
         ..UpkeepConfig::new("test")
     };
     Upkeep::new(client, store, config)
+}
+
+fn connection(client: kube::Client) -> Connection {
+    Connection {
+        client,
+        namespace: HOME.to_owned(),
+        timeout: Duration::from_secs(10),
+    }
 }
 
 pub struct Bed {
@@ -155,6 +164,15 @@ impl Bed {
             admin: cluster.client().await.unwrap(),
             dir: tempfile::tempdir().unwrap(),
         }
+    }
+
+    /// A client by a kubeconfig.
+    pub async fn client_of(&self, kubeconfig: &Path) -> kube::Client {
+        let connect = berth_ledger::kube::Connect {
+            kubeconfig: Some(kubeconfig.to_owned()),
+            ..Default::default()
+        };
+        connect.open().await.unwrap().client
     }
 
     pub fn api(&self, kind: Kind) -> Api<DynamicObject> {
@@ -280,7 +298,7 @@ impl Bed {
         if !program.exists() {
             std::os::unix::fs::symlink(script(), &program).unwrap();
         }
-        let store = Arc::new(PoolStore::new(client.clone(), Duration::from_secs(10)));
+        let connection = connection(client);
         let settings = DeskSettings {
             retry: RetryPolicy {
                 timeout: Duration::from_secs(30),
@@ -288,8 +306,7 @@ impl Bed {
             },
             ..DeskSettings::default()
         };
-        let ledger = Arc::clone(&store) as SharedLedger;
-        let desks = Desks::new(ledger, settings, DeskMetrics::default());
+        let desks = Desks::new(store::ledger(&connection), settings, DeskMetrics::default());
         let mut host = Host::new(program);
         host.limit = Duration::from_secs(5);
         let config = HandlerConfig {
@@ -298,7 +315,7 @@ impl Bed {
             host,
             timeout: Duration::from_secs(10),
         };
-        let handler = Handler::new(client, desks, store, config);
+        let handler = Handler::new(&connection, desks, config);
         Running {
             task: tokio::spawn(async move { handler.run(CancellationToken::new()).await }),
             host: place,

@@ -3,4 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
+mod cleanup;
+mod inputs;
+mod nodes;
 mod proposal;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use berth_controller::{
     Controller, ControllerConfig, DeskArgs, LeaderDesk, SliceTask, SliceTaskSettings, Tasks,
 };
+use berth_desk::{DeskMetrics, DeskSettings};
 use berth_listen::warn_if_readable_by_others;
 use berth_nodes::front::UpkeepTask;
 use berth_nodes::upkeep::UpkeepConfig;
@@ -143,11 +144,14 @@ impl TaskSettings {
         let defines = slices.defines();
         let mut tasks: Tasks = vec![Arc::new(slices)];
         if let Some(desk) = desk {
-            tasks.push(Arc::new(desk.task(
-                &connection,
-                leadership.clone(),
-                defines,
-            )));
+            // Fronts whose pools are of other kinds register their routes here.
+            let nodes = self.nodes.is_some();
+            let routes = |settings: &DeskSettings, metrics: &DeskMetrics| {
+                let route = || berth_nodes::front::route(&connection, settings, metrics);
+                nodes.then(route).into_iter().collect()
+            };
+            let leads = leadership.clone();
+            tasks.push(Arc::new(desk.task(&connection, leads, defines, routes)));
         }
         if let Some(grace) = self.nodes {
             let config = UpkeepConfig {

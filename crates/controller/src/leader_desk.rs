@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use berth_api::names;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
 use berth_front::LeaderTask;
-use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice};
+use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice, Route};
 use berth_ledger::kube::Connection;
 use berth_ledger::{KubeLedger, PoolKey};
 use prometheus_client::registry::Registry;
@@ -110,12 +110,14 @@ impl LeaderDesk {
         &self.notice
     }
 
-    /// The task. `defines` tells which pools network definitions ask for.
+    /// The task: whereabouts' pools, of which `defines` tells which ones network definitions ask for, and the kinds of `routes`, whose desks
+    /// have these settings and metrics.
     pub fn task(
         self,
         connection: &Connection,
         leadership: Leadership,
         defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
+        routes: impl FnOnce(&DeskSettings, &DeskMetrics) -> Vec<Route>,
     ) -> LeaderDeskTask {
         let metrics = DeskMetrics::default();
         // The copies follow the watch: nodes that could not reach this desk, and whereabouts, write too.
@@ -123,6 +125,7 @@ impl LeaderDesk {
             watch: true,
             ..DeskSettings::default()
         };
+        let routes = routes(&settings, &metrics);
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
         let admits = admission(Arc::clone(&ledger), defines);
         let desks = Desks::new(ledger, settings, metrics.clone());
@@ -132,6 +135,7 @@ impl LeaderDesk {
             connection.timeout,
         );
         let counter = Counter::new(desks, guard, move || leadership.is_leading(), admits);
+        let counter = routes.into_iter().fold(counter, Counter::serving);
         LeaderDeskTask {
             bound: Mutex::new(Some(self)),
             counter,

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_desk::{DeskSettings, Desks};
+use berth_desk::{CommonDesk, DeskMetrics, DeskSettings, Desks};
 use berth_front::{Front, Host as Process, LeaderTask, Lifetime, Serving, StartError};
+use berth_gather::{Leader, Owners, PoolKind, Route};
 use berth_ledger::kube::{Connect, Connection};
 use tokio_util::sync::CancellationToken;
 
 use crate::handler::{Handler, HandlerConfig, Mode, check_kept_away};
 use crate::host::Host;
-use crate::store::{self, PoolStore};
+use crate::store::{self, NodePoolCodec, PoolStore};
 use crate::upkeep::{Upkeep, UpkeepConfig};
 
 /// What an agent is told of host interfaces.
@@ -100,7 +101,16 @@ impl Front for NodeFront {
 impl NodeFront {
     fn handler(&self, connection: &Connection, host: &Process<'_>) -> Handler {
         let ledger = store::ledger(connection);
-        let settings = DeskSettings::default();
+        let leader = host.node.leader_desk.clone().map(|settings| {
+            let (client, namespace) = (connection.client.clone(), &connection.namespace);
+            Arc::new(Leader::new(client, namespace, settings))
+        });
+        let kind = PoolKind::of(&NodePoolCodec);
+        let common = leader.map(|leader| Arc::new(leader.of_kind(kind)) as Arc<dyn CommonDesk>);
+        let settings = DeskSettings {
+            common,
+            ..DeskSettings::default()
+        };
         let desks = Desks::new(ledger, settings, host.desk_metrics.clone());
         let config = HandlerConfig {
             node: host.node.name.clone(),
@@ -109,6 +119,18 @@ impl NodeFront {
             timeout: connection.timeout,
         };
         Handler::new(connection, desks, config)
+    }
+}
+
+/// NodeIPPools in the leader's desk: the claims of all nodes on one pool go into one write. People create the pools, so every pool
+/// that is there is admitted; one that is not is refused by its ledger.
+pub fn route(connection: &Connection, settings: &DeskSettings, metrics: &DeskMetrics) -> Route {
+    let ledger = store::ledger(connection);
+    Route {
+        kind: PoolKind::of(&NodePoolCodec),
+        owners: Owners::Nodes,
+        desks: Desks::new(ledger, settings.clone(), metrics.clone()),
+        admits: Arc::new(|_| Box::pin(async { true })),
     }
 }
 

@@ -119,6 +119,7 @@ impl Handler {
             self.rehearse(policy, &seen);
             return Ok(Some(Next::Settled));
         }
+        seen.lost = self.has_lost(&seen, memory).await;
         let mut steps = plan(&seen.observed(self, policy, memory, Peers::unlimited()));
         let applies = |step: &Step| matches!(step, Step::Apply(_));
         if let Some(object) = seen.policy.as_ref().filter(|_| steps.iter().any(applies)) {
@@ -140,6 +141,28 @@ impl Handler {
             }
         }
         Ok(Some(Next::Settled))
+    }
+
+    /// Once for each start of the process: whether the host lacks an address that the enactment says is applied.
+    async fn has_lost(&self, seen: &Seen, memory: &mut Memory) -> bool {
+        let applied = seen.enactment().filter(|one| one.phase == Phase::Available);
+        let Some(applied) = applied.filter(|_| self.config.mode == Mode::Host) else {
+            return false;
+        };
+        if !memory.is_first_look() {
+            return memory.has_lost();
+        }
+        let shown = match self.config.host.show().await {
+            Ok(state) => host::addresses(&state),
+            Err(error) => {
+                tracing::warn!(%error, "the host can't be looked at");
+                return false;
+            }
+        };
+        let mut claimed = applied.claims.addresses();
+        let lost = claimed.any(|address| !shown.iter().any(|(_, one)| *one == address));
+        memory.looked(lost);
+        lost
     }
 
     /// What would be done, for people.
@@ -413,6 +436,7 @@ impl Run<'_> {
                 let message = "successfully reconciled";
                 let shown = Shown::new(Phase::Available, "SuccessfullyConfigured", message);
                 self.memory.succeeded();
+                self.memory.looked(false);
                 (status, shown)
             }
             Err(error) => {

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::enact;
 use super::execute::HandlerError;
+use super::phase::Phase;
 use super::plan::{Backoff, Enactment, Observed, Peers, PolicyState, PoolView};
 use super::run::{Handler, Memory};
 use crate::capture::{CaptureError, PoolPolicy};
@@ -39,6 +40,8 @@ pub(super) struct Seen {
     pub spec: Result<PoolPolicy, CaptureError>,
     pub enactment: Option<Value>,
     pub pools: BTreeMap<String, PoolSeen>,
+    /// The host lacks an address that was applied: after a reboot, or because somebody took it off.
+    pub lost: bool,
 }
 
 #[derive(Debug)]
@@ -108,6 +111,7 @@ impl Handler {
             spec,
             enactment,
             pools,
+            lost: false,
         })
     }
 }
@@ -131,6 +135,9 @@ impl Seen {
                 claims: read.claims,
                 ..Enactment::default()
             };
+        }
+        if self.lost && read.phase == Phase::Available {
+            read.phase = Phase::New;
         }
         Some(read)
     }

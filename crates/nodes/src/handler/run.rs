@@ -91,9 +91,23 @@ pub(super) struct Memory {
     /// The pools, by UID and generation, that the last apply failed with.
     failed_with: BTreeMap<String, (String, i64)>,
     next_try: Option<Instant>,
+    /// Whether the host lacked an address when it was first looked at.
+    lost: Option<bool>,
 }
 
 impl Memory {
+    pub const fn is_first_look(&self) -> bool {
+        self.lost.is_none()
+    }
+
+    pub fn has_lost(&self) -> bool {
+        self.lost == Some(true)
+    }
+
+    pub fn looked(&mut self, lost: bool) {
+        self.lost = Some(lost);
+    }
+
     pub fn grant(&mut self, pool: &str, capture: &str, address: Address) {
         let key = (pool.to_owned(), capture.to_owned());
         self.granted.insert(key, address);

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::bed::{Bed, all_different, available, offsets};
+use crate::bed::{Bed, all_different, available, offsets, state_kind};
 
 const RESET: &str = "nmstate.io/reset-ippool";
 
@@ -154,34 +154,46 @@ async fn a_status_that_can_not_be_read_is_set_aside_and_rebuilt() {
     assert!(told, "an event says so");
 }
 
-/// A policy is deleted: the hosts' addresses are withdrawn, then the offsets are free. An address that a host still shows stays held.
+/// A policy is deleted: the hosts' addresses are withdrawn, then the offsets are free. What an enactment claims or a host shows stays held, and
+/// the pool says where.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_policy_frees_what_no_host_shows() {
     let bed = Bed::new("deleted").await;
     let pool = bed.pool("traffic-1", "10.21.5.1", "10.21.5.9").await;
     let policy = bed.policy(&[&pool]).await;
-    let mut handlers = bed.handlers(2).await;
+    let mut handlers = bed.handlers(3).await;
     bed.until_policy(&policy, "Available").await;
-    all_different(&bed.addresses(&policy).await);
-    // The second node's handler is dead: nothing takes its address off the interface.
+    let before = bed.addresses(&policy).await;
+    all_different(&before);
+    // Two handlers are dead: nothing takes their addresses off the interfaces. Of the third node the enactment is gone, too.
     handlers.pop().unwrap().kill().await;
-    let (node, shown) = bed.addresses(&policy).await.pop().unwrap();
+    handlers.pop().unwrap().kill().await;
+    let (node, shown) = &before[2];
+    let state = bed.until(state_kind(), node, |state| {
+        state.to_string().contains(&shown[0])
+    });
+    state.await;
     bed.delete(POLICY, &policy).await;
+    bed.delete(ENACTMENT, &format!("{node}.{policy}")).await;
     let told = bed
         .until(NODE_IP_POOL, &pool, |pool| {
-            offsets(pool).len() == 1 && available(pool).2.contains("stays held")
+            offsets(pool).len() == 2 && available(pool).2.contains("stays held")
         })
         .await;
     let text = available(&told).2;
     assert!(
-        text.contains(&shown[0]) && text.contains(&node) && text.contains("eth1"),
+        text.contains(&shown[0]) && text.contains(node) && text.contains("eth1"),
         "{text}"
     );
-    // Its handler returns, withdraws the address, and the last offset is free.
-    let _back = bed.handler(&node).await;
+    // One handler returns and withdraws its address; the other host shows its address no more.
+    let _back = bed.handler(&bed.node(2)).await;
+    bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 1)
+        .await;
+    bed.delete(state_kind(), node).await;
     bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).is_empty())
         .await;
-    bed.until_gone(ENACTMENT, &format!("{node}.{policy}")).await;
+    bed.until_gone(ENACTMENT, &format!("{}.{policy}", bed.node(2)))
+        .await;
 }
 
 /// A node that a policy no longer selects gives its address back.

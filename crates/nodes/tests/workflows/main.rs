@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bed;
+mod beside;
 mod cleanup;
 mod inputs;
 mod nodes;

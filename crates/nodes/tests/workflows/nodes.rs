@@ -89,6 +89,12 @@ async fn a_reboot_keeps_the_address() {
     std::fs::remove_file(bed.host_dir(&node).join("state")).unwrap();
     let _again = bed.handler(&node).await;
     bed.set_ready(&node, true).await;
+    let state = bed.host_dir(&node).join("state");
+    let begun = std::time::Instant::now();
+    while !std::fs::read_to_string(&state).is_ok_and(|text| text.contains(&before[1].1[0])) {
+        assert!(begun.elapsed().as_secs() < 60, "it is not applied again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     bed.until_enacted(&node, &policy, "Available").await;
     assert_eq!(bed.addresses(&policy).await, before);
     let pool = bed.get(NODE_IP_POOL, &pool).await.unwrap();

@@ -53,6 +53,7 @@ impl Site {
             include_str!("../../../../deploy/controller/rbac.yaml"),
             include_str!("../../../../deploy/nodes/rbac.yaml"),
             include_str!("../../../../deploy/nodes/captures.yaml"),
+            include_str!("../../../../deploy/nodes/policies.yaml"),
         ] {
             cluster.apply(text).await.unwrap();
         }
@@ -149,6 +150,22 @@ impl Site {
         }
     }
 
+    /// An agent's token can't change another node's enactment, and changes its own.
+    async fn refuses_what_is_of_another_node(&self) {
+        let account = self.agents.on("node01").await.unwrap();
+        let patch = |node: &str| {
+            let file = format!("--kubeconfig={}", account.kubeconfig().display());
+            let arguments = ["annotate", "nnce", &format!("{node}.static-ip"), "touched=yes"];
+            let mut command = std::process::Command::new(self.cluster.kubectl_file());
+            command.arg(file).args(arguments).output().unwrap()
+        };
+        let refused = patch("node02");
+        let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(told.contains("of its own node, node01"), "{told}");
+        let own = patch("node01");
+        assert!(own.status.success(), "{own:?}");
+    }
+
     /// The pool's allocations: node -> address.
     fn allocations(&self, pool: &Value) -> Vec<(String, String)> {
         let list = pool["status"]["allocations"].as_array();
@@ -223,6 +240,7 @@ async fn hosts_keep_their_addresses_through_kills_of_leader_and_agents() {
     });
     let before = site.allocations(&pool);
     assert_eq!(before.len(), 3);
+    site.refuses_what_is_of_another_node().await;
     // The leader is killed; a node joins all the same.
     let lease = site.kubectl(&[
         "get",

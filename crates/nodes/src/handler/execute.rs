@@ -428,7 +428,11 @@ impl Run<'_> {
 
     async fn apply(&mut self, rendered: &Rendered) -> Result<Done, HandlerError> {
         let generation = self.seen.generation();
-        let tries = self.seen.enactment().map_or(0, |known| known.tries) + 1;
+        let mut pools = self.seen.pools.iter();
+        // The plan counts anew when a pool has changed.
+        let anew = pools.any(|(name, pool)| self.memory.has_changed(name, &pool.identity()));
+        let tried = self.seen.enactment().filter(|_| !anew);
+        let tries = tried.map_or(0, |known| known.tries) + 1;
         let outcome = self.apply_to_host(rendered).await;
         let (status, shown) = match outcome {
             Ok(resolved) => {

@@ -38,28 +38,33 @@ async fn prepared() -> &'static Cluster {
     let cluster = Cluster::shared().await;
     READY
         .get_or_init(|| async {
-            let manifests = Parts::find().unwrap().kubernetes_nmstate().unwrap();
-            for file in ["crds.yaml", "admission.yaml"] {
-                let text = std::fs::read_to_string(manifests.join(file)).unwrap();
-                cluster.apply(&text).await.unwrap();
-            }
-            for text in [
-                include_str!("../../../../deploy/crds/nmstate.io_nodeippools.yaml"),
-                include_str!("../../../../deploy/nodes/rbac.yaml"),
-                include_str!("../../../../deploy/nodes/captures.yaml"),
-                include_str!("../../../../deploy/nodes/beside-nmstate/rbac.yaml"),
-            ] {
-                cluster.apply(text).await.unwrap();
-            }
-            for name in [HANDLER, CONTROLLER] {
-                let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-                    "metadata": { "name": name, "namespace": HOME } });
-                cluster.apply_object(account).await.unwrap();
-            }
+            install(cluster).await;
             lead(cluster).await;
         })
         .await;
     cluster
+}
+
+/// Definitions, rules and roles.
+async fn install(cluster: &Cluster) {
+    let manifests = Parts::find().unwrap().kubernetes_nmstate().unwrap();
+    for file in ["crds.yaml", "admission.yaml"] {
+        let text = std::fs::read_to_string(manifests.join(file)).unwrap();
+        cluster.apply(&text).await.unwrap();
+    }
+    for text in [
+        include_str!("../../../../deploy/crds/nmstate.io_nodeippools.yaml"),
+        include_str!("../../../../deploy/nodes/rbac.yaml"),
+        include_str!("../../../../deploy/nodes/captures.yaml"),
+        include_str!("../../../../deploy/nodes/beside-nmstate/rbac.yaml"),
+    ] {
+        cluster.apply(text).await.unwrap();
+    }
+    for name in [HANDLER, CONTROLLER] {
+        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+                    "metadata": { "name": name, "namespace": HOME } });
+        cluster.apply_object(account).await.unwrap();
+    }
 }
 
 /// One leader for all tests of the process, in a runtime of its own.
@@ -135,6 +140,11 @@ show) cat "$dir/state" 2>/dev/null || echo '{"interfaces":[]}' ;;
 policy) cat "$dir/resolved" 2>/dev/null ;;
 apply)
   if [ -f "$dir/hang" ]; then exec sleep 600; fi
+  if [ -f "$dir/../slow" ]; then
+    mkdir "$dir/../busy" 2>/dev/null || echo "$dir" >> "$dir/../overlaps"
+    sleep 0.3
+    rmdir "$dir/../busy" 2>/dev/null
+  fi
   if [ -f "$dir/fail" ]; then cat "$dir/fail" >&2; exit 1; fi
   cp "$dir/state" "$dir/before" 2>/dev/null
   cp "$last" "$dir/next" && mv "$dir/next" "$dir/state" ;;
@@ -164,6 +174,27 @@ impl Bed {
             admin: cluster.client().await.unwrap(),
             dir: tempfile::tempdir().unwrap(),
         }
+    }
+
+    /// On a cluster of its own, without a leader. It ends with the process.
+    pub async fn alone(name: &str) -> Bed {
+        let cluster: &'static Cluster = Box::leak(Box::new(Cluster::start().await.unwrap()));
+        install(cluster).await;
+        Bed {
+            name: name.to_owned(),
+            cluster,
+            admin: cluster.client().await.unwrap(),
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// A leader of this cluster, until it is aborted.
+    pub fn leader(&self, client: kube::Client) -> JoinHandle<()> {
+        let upkeep = upkeep(client);
+        let stop = CancellationToken::new();
+        tokio::spawn(async move {
+            tokio::join!(upkeep.follow(stop.clone()), upkeep.lead(stop));
+        })
     }
 
     /// A client by a kubeconfig.

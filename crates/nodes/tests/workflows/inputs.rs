@@ -1,6 +1,7 @@
 //! Bad input and failing hosts: each is said where it is wrong, nothing is applied, nothing is lost.
 
 use berth_nodes::objects::{NODE_IP_POOL, POLICY};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, message, offsets};
@@ -141,6 +142,32 @@ async fn an_apply_that_fails_is_tried_five_times_and_aborts_the_others() {
         text.starts_with("1/2 nodes failed to configure, 1 nodes aborted configuration"),
         "{text}"
     );
+    // The interface is there now, and the pool grows: the same generation is tried again, with the same address.
+    let before = bed.addresses(&policy).await;
+    std::fs::remove_file(bed.host_dir(&node).join("fail")).unwrap();
+    let patch = json!({ "spec": { "range": { "end": "10.23.3.19" } } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let api = bed.api(NODE_IP_POOL);
+    api.patch(&pool, &params, &patch).await.unwrap();
+    bed.until_enacted(&node, &policy, "Available").await;
+    assert_eq!(bed.addresses(&policy).await[0], before[0]);
+}
+
+/// `maxUnavailable: 1`: no two hosts are changed at the same time, and all are.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_max_unavailable_nodes_apply_at_a_time() {
+    let bed = Bed::new("atatime").await;
+    let pool = bed.pool("traffic-1", "10.23.6.1", "10.23.6.9").await;
+    let shared = bed.host_dir("x");
+    let shared = shared.parent().unwrap();
+    std::fs::write(shared.join("slow"), "").unwrap();
+    let mut spec = bed.policy_spec(&[&pool]);
+    spec["maxUnavailable"] = json!(1);
+    let policy = bed.policy_with("static-ip", spec).await;
+    let _handlers = bed.handlers(5).await;
+    bed.until_policy(&policy, "Available").await;
+    let overlaps = std::fs::read_to_string(shared.join("overlaps"));
+    assert!(overlaps.is_err(), "{overlaps:?}");
 }
 
 /// An apply that hangs is ended in time, rolled back and tried again.

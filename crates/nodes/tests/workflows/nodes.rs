@@ -316,3 +316,68 @@ async fn pools_that_overlap_name_each_other() {
         assert!(text.starts_with(&start), "{text}");
     }
 }
+
+/// kill -9 between each pair of writes of the leader, while it rebuilds a pool that was deleted and created again: the addresses are kept, and the last
+/// leader ends what the others began.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_killed_after_each_of_its_writes_is_replaced() {
+    use berth_testkit::{Fate, Relay};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let bed = Bed::alone("leaderkill").await;
+    let first = bed.leader(bed.admin.clone());
+    let pool = bed.pool("traffic-1", "10.22.12.1", "10.22.12.5").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(3).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    first.abort();
+    bed.delete(NODE_IP_POOL, &pool).await;
+    bed.pool("traffic-1", "10.22.12.1", "10.22.12.9").await;
+    bed.annotate(NODE_IP_POOL, &pool, "nmstate.io/reset-ippool", "")
+        .await;
+    // A node that joins meanwhile gets nothing before the others have theirs back.
+    let node = bed.add_node(4).await;
+    let _fourth = bed.handler(&node).await;
+    for allowed in 0..6 {
+        let relay = Relay::new(bed.cluster).await.unwrap();
+        let writes = Arc::new(AtomicUsize::new(0));
+        let (counter, limit) = (Arc::clone(&writes), allowed);
+        relay.rule(move |asked| {
+            if asked.method == "GET" {
+                return Fate::Pass;
+            }
+            match counter.fetch_add(1, Ordering::SeqCst) {
+                nth if nth < limit => Fate::Pass,
+                nth if nth == limit => Fate::Lose,
+                _ => Fate::Cut,
+            }
+        });
+        let leader = bed.leader(bed.client_of(&relay.kubeconfig()).await);
+        let begun = std::time::Instant::now();
+        while writes.load(Ordering::SeqCst) <= allowed {
+            let settled = bed.get(NODE_IP_POOL, &pool).await.unwrap();
+            if available(&settled).1 == "ReconciledPool" && begun.elapsed().as_secs() > 3 {
+                break;
+            }
+            assert!(
+                begun.elapsed().as_secs() < 60,
+                "write {allowed} does not come"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        leader.abort();
+    }
+    let _last = bed.leader(bed.admin.clone());
+    bed.until_enacted(&node, &policy, "Available").await;
+    let after = bed.addresses(&policy).await;
+    all_different(&after);
+    assert_eq!(after[..3], before[..], "kept");
+    let done = bed
+        .until(NODE_IP_POOL, &pool, |pool| {
+            let reset = pool["metadata"]["annotations"].get("nmstate.io/reset-ippool");
+            reset.is_none() && available(pool).1 == "ReconciledPool" && offsets(pool).len() == 4
+        })
+        .await;
+    assert_eq!(done["status"]["used"], 4);
+}

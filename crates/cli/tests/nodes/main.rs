@@ -155,7 +155,12 @@ impl Site {
         let account = self.agents.on("node01").await.unwrap();
         let patch = |node: &str| {
             let file = format!("--kubeconfig={}", account.kubeconfig().display());
-            let arguments = ["annotate", "nnce", &format!("{node}.static-ip"), "touched=yes"];
+            let arguments = [
+                "annotate",
+                "nnce",
+                &format!("{node}.static-ip"),
+                "touched=yes",
+            ];
             let mut command = std::process::Command::new(self.cluster.kubectl_file());
             command.arg(file).args(arguments).output().unwrap()
         };
@@ -277,11 +282,6 @@ async fn hosts_keep_their_addresses_through_kills_of_leader_and_agents() {
         shown.contains("traffic-1") && shown.contains("node02.static-ip"),
         "{shown}"
     );
-    if let Some(file) = std::env::var_os("BERTH_SHOW_NODES") {
-        let yaml = site.kubectl(&["get", "nip", "traffic-1", "-o", "yaml"]);
-        let enactment = site.kubectl(&["get", "nnce", "node02.static-ip", "-o", "yaml"]);
-        std::fs::write(file, format!("{shown}\n{yaml}\n{enactment}")).unwrap();
-    }
 }
 
 /// Beside kubernetes-nmstate, but without what keeps it away from pool policies: the agent does not start, and says what to apply.

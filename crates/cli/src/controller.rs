@@ -9,6 +9,8 @@ use berth_controller::{
 };
 use berth_front::Kind;
 use berth_listen::warn_if_readable_by_others;
+use berth_nodes::front::UpkeepTask;
+use berth_nodes::upkeep::UpkeepConfig;
 use berth_pods::garbage::{CollectTask, GarbageSettings};
 use berth_pods::node::GarbageArgs;
 
@@ -30,6 +32,12 @@ pub struct ControllerArgs {
     collect: bool,
     #[command(flatten)]
     garbage: GarbageArgs,
+    /// Look after NodeIPPools and the policies that name them (deploy/nodes).
+    #[arg(long, env = "BERTH_NODES")]
+    nodes: bool,
+    /// Seconds that no enactment must claim a host's address before it is released.
+    #[arg(long, env = "BERTH_NODES_GRACE", default_value_t = 60.0, value_parser = seconds)]
+    nodes_grace: f64,
     #[command(flatten)]
     files: NodeFileArgs,
     /// Seconds that a leader which is gone may go unnoticed.
@@ -99,6 +107,10 @@ impl ControllerArgs {
                 unseen_is_apart: self.ignore_on_disk_networks,
             },
             garbage,
+            nodes: self
+                .nodes
+                .then(|| Duration::from_secs_f64(self.nodes_grace)),
+            resync: Duration::from_secs(self.resync),
         };
         daemon::run(async move {
             let told = daemon::told()?;
@@ -121,6 +133,9 @@ struct TaskSettings {
     slices: SliceTaskSettings,
     /// None: agents collect by themselves.
     garbage: Option<GarbageSettings>,
+    /// The grace period of hosts' addresses; none: NodeIPPools are not looked after.
+    nodes: Option<Duration>,
+    resync: Duration,
 }
 
 impl TaskSettings {
@@ -137,6 +152,15 @@ impl TaskSettings {
                 defines,
                 &self.kinds,
             )));
+        }
+        if let Some(grace) = self.nodes {
+            let config = UpkeepConfig {
+                grace,
+                resync: self.resync,
+                timeout: connection.timeout,
+                ..UpkeepConfig::new(leadership.identity())
+            };
+            tasks.push(Arc::new(UpkeepTask::new(&connection, config)));
         }
         if let Some(settings) = self.garbage {
             let identity = leadership.identity().to_owned();

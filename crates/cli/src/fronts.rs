@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use anyhow::bail;
 use berth_front::{Front, Kind, Node};
 use berth_ledger::kube::Connect;
+use berth_nodes::front::{NODE_IP_POOL_KIND, NodeArgs};
 use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
 use berth_vms::VmFlags;
 
 /// The kinds of pools that fronts keep in objects of their own, beside whereabouts' IPPools: for the leader's desk and for
 /// `berth pools`.
-pub const KINDS: &[Kind] = &[];
+pub const KINDS: &[Kind] = &[NODE_IP_POOL_KIND];
 
 /// The names that the CNI plugin is installed under.
 pub fn plugin_names() -> Vec<&'static str> {
@@ -30,6 +31,8 @@ pub struct FrontArgs {
     pub vms_only: bool,
     #[command(flatten)]
     vms: VmFlags,
+    #[command(flatten)]
+    nodes: NodeArgs,
 }
 
 impl FrontArgs {
@@ -41,7 +44,7 @@ impl FrontArgs {
         cluster: Option<Connect>,
         flat_places: Vec<PathBuf>,
     ) -> anyhow::Result<Vec<Box<dyn Front>>> {
-        let vms = self.vms.setup(named, cluster, &node.database)?;
+        let vms = self.vms.setup(named, cluster.clone(), &node.database)?;
         if self.vms_only && vms.is_none() {
             bail!(
                 "--vms-only: no VM pools are set; name them with vm-pool-ips, pools-configmap or vm-settings"
@@ -51,6 +54,9 @@ impl FrontArgs {
         fronts.push(Box::new(self.pods.front(node, flat_places)));
         if let Some(vms) = vms {
             fronts.push(Box::new(vms));
+        }
+        if let Some(nodes) = self.nodes.front(cluster) {
+            fronts.push(Box::new(nodes));
         }
         Ok(fronts)
     }

@@ -154,6 +154,19 @@ impl Claims {
         named.chain(unnamed.map(|address| ("", *address)))
     }
 
+    /// The pools that have an entry.
+    pub fn pools(&self) -> impl Iterator<Item = &str> {
+        let named = self.pools.keys().chain(self.unnamed.keys());
+        let names: std::collections::BTreeSet<&str> = named.map(String::as_str).collect();
+        names.into_iter()
+    }
+
+    /// All addresses, of whichever pool.
+    pub fn addresses(&self) -> impl Iterator<Item = Address> {
+        let named = self.pools.values().flat_map(|captures| captures.values());
+        named.chain(self.unnamed.values().flatten()).copied()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.pools.is_empty() && self.unnamed.is_empty()
     }

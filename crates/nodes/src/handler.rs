@@ -9,10 +9,22 @@
 //! pool, the enactment or its annotation already names is used again, on a node that is not Ready too; only a Ready node gets a new one.
 //! Steps are executed in order; the plan is made again after each observation, so a step that failed is simply not done yet.
 
+mod concrete;
+pub mod enact;
+mod execute;
+mod node_state;
+mod observe;
+mod peers;
 mod phase;
 mod plan;
+mod run;
 
+pub use concrete::{OF, check_kept_away};
+pub use execute::HandlerError;
+pub use observe::{KEPT_AWAY, POLICY_UID, ThisNode, is_ours, selects};
 pub use phase::{Phase, Shown};
 pub use plan::{
-    Backoff, Enactment, Mode, Observed, Peers, PolicyState, PoolView, Step, Wait, plan,
+    Backoff, Enactment, Mode, Observed, Peers, PolicyState, PoolView, Step, Wait, no_free_address,
+    plan,
 };
+pub use run::{Handler, HandlerConfig};

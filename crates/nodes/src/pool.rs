@@ -1,11 +1,13 @@
 //! A NodeIPPool: its addresses and their offsets, what its status says is allocated, and its condition.
 
+pub mod codec;
 mod condition;
 mod growth;
 mod range;
 mod space;
 mod status;
 
+pub use codec::{Holder, NodePool};
 pub use condition::{Collision, Condition, Health};
 pub use growth::{Shrinks, check_growth};
 pub use range::SpecError;

@@ -8,6 +8,11 @@
 //! its condition is ReconcilingPool and it allocates nothing new. What can't be read is kept aside before anything is written (I5).
 
 mod collisions;
+mod execute;
 mod plan;
+mod policies;
+mod run;
+mod seen;
 
-pub use plan::{Claim, Freed, Holder, Observed, Outcome, Reset, Seen, Step, plan};
+pub use plan::{Claim, Freed, Observed, Outcome, Reset, Seen, Step, plan};
+pub use run::{Upkeep, UpkeepConfig};

@@ -12,6 +12,7 @@ mod build;
 mod cache;
 mod catalog;
 mod debian;
+mod nmstate;
 mod promtool;
 mod tools;
 pub mod waited;
@@ -37,6 +38,7 @@ pub struct Parts {
 pub fn ensure(mut progress: impl FnMut(&str)) -> Result<Parts> {
     let cache = Cache::locate()?;
     promtool::ensure(&cache, &mut progress)?;
+    nmstate::ensure(&cache, &mut progress)?;
     if catalog::missing(&cache).is_empty() {
         return Ok(Parts { cache });
     }
@@ -143,6 +145,11 @@ impl Parts {
     /// Prometheus' own judge of what `/metrics` serves.
     pub fn promtool(&self) -> Result<PathBuf> {
         promtool::find(&self.cache)
+    }
+
+    /// The directory of kubernetes-nmstate's manifests: `crds.yaml` and `admission.yaml`.
+    pub fn kubernetes_nmstate(&self) -> Result<PathBuf> {
+        nmstate::find(&self.cache)
     }
 
     pub fn multus(&self) -> PathBuf {

@@ -197,13 +197,11 @@ fn leave(observed: &Observed<'_>) -> Vec<Step> {
     let Some(enactment) = &observed.enactment else {
         return Vec::new();
     };
-    let pools = observed.pools.keys();
     let held = observed
         .pools
         .values()
         .flat_map(|pool| pool.held.values().copied());
-    let claimed = pools.flat_map(|pool| enactment.claims.of_pool(pool).map(|(_, address)| address));
-    let mut addresses: Vec<Address> = held.chain(claimed).collect();
+    let mut addresses: Vec<Address> = held.chain(enactment.claims.addresses()).collect();
     addresses.sort_unstable();
     addresses.dedup();
     let mut steps = Vec::new();
@@ -226,7 +224,7 @@ fn refuse(observed: &Observed<'_>, error: &CaptureError) -> Vec<Step> {
 }
 
 /// Upstream's words for a state that could not be generated.
-fn failed_generation(why: impl std::fmt::Display) -> Shown {
+pub(super) fn failed_generation(why: impl std::fmt::Display) -> Shown {
     let message = format!("failure generating desiredState and capturedStates: {why}");
     Shown::new(Phase::Failing, "FailedToConfigure", message)
 }
@@ -300,10 +298,14 @@ fn absent(pool: &str) -> Vec<Step> {
     vec![Step::Show(shown), Step::Wait(Wait::Pool(pool.to_owned()))]
 }
 
+/// What an enactment says when a pool has nothing for its node; the leader finds it there.
+pub fn no_free_address(pool: &str, node: &str) -> String {
+    format!("NodeIPPool {pool} has no free address for node {node}")
+}
+
 fn exhausted(pool: &str, node: &str) -> Vec<Step> {
-    let why = format!("NodeIPPool {pool} has no free address for node {node}");
     vec![
-        Step::Show(failed_generation(why)),
+        Step::Show(failed_generation(no_free_address(pool, node))),
         Step::Wait(Wait::Pool(pool.to_owned())),
     ]
 }

@@ -63,11 +63,13 @@ impl Health {
 
     /// Whether addresses may be allocated to new owners. An address that an enactment names is taken back in any case but an
     /// unusable spec.
-    pub const fn allocates(&self) -> bool {
-        matches!(
-            self,
-            Health::UpToDate { .. } | Health::Exhausted { .. } | Health::Collision(_)
-        )
+    pub fn allocates(&self) -> bool {
+        Self::reason_allocates(self.condition().reason)
+    }
+
+    /// The same by the condition's reason, as those who read the object know it.
+    pub fn reason_allocates(reason: &str) -> bool {
+        matches!(reason, "ReconciledPool" | "ExhaustedIPPool" | "IPCollision")
     }
 }
 

@@ -11,6 +11,8 @@ use thiserror::Error;
 /// A spec that can't be used: the field, the value and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SpecError {
+    #[error("spec: {0}")]
+    Shape(String),
     #[error("spec.{field}: `{value}` can't be read; give {expected}")]
     Malformed {
         field: String,

@@ -211,6 +211,11 @@ impl PoolSpace {
         self.reservations.get(&address).map(String::as_str)
     }
 
+    /// The addresses that are reserved for a node each.
+    pub fn reserved(&self) -> impl Iterator<Item = Address> {
+        self.reservations.keys().copied()
+    }
+
     /// The address that is reserved for a node.
     pub fn reservation_of(&self, node: &str) -> Option<Address> {
         let mut all = self.reservations.iter();

@@ -6,15 +6,7 @@ use std::time::Duration;
 use berth_core::{Address, Moment, Offset};
 
 use super::collisions;
-use crate::pool::{Described, Health, Offsets, Place, PoolSpace, Recorded, SpecError};
-
-/// Who an address is for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Holder {
-    pub node: String,
-    pub policy: String,
-    pub capture: String,
-}
+use crate::pool::{Described, Health, Holder, Offsets, Place, PoolSpace, Recorded, SpecError};
 
 /// An enactment's claim to an address of this pool.
 #[derive(Clone, Debug, PartialEq, Eq)]

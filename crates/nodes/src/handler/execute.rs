@@ -1,0 +1,549 @@
+//! Executes the plan of one policy on this node, one durable step after the other.
+//!
+//! Guarantees: what follows an allocation or a record is planned again on a new quorum read, so that an address is applied only
+//! if the pool still has it after the enactment names it; a process that ends between two steps resumes with the plan of what it finds.
+
+use std::time::Duration;
+
+use berth_core::{Address, Answer, Claim, Refusal, Request, Space, Want};
+use berth_desk::DeskError;
+use berth_ledger::{LedgerError, PoolKey};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use super::enact;
+use super::observe::{POLICY_UID, Seen, is_ours, wants};
+use super::peers::Turn;
+use super::phase::{Phase, Shown};
+use super::plan::{Backoff, Mode, Peers, Step, TRIES, Wait, plan};
+use super::run::{Handler, Memory};
+use crate::capture::Rendered;
+use crate::enactment::{self, ANNOTATION, Claims};
+use crate::host::{self, HostError};
+use crate::objects;
+use crate::pool::codec::{self, Holder, TAKEN_BACK};
+
+/// How often one policy is planned in a row.
+const ROUNDS: usize = 24;
+/// After what may be over soon: a conflict, a pool that is being rebuilt, another node's turn.
+const SOON: Duration = Duration::from_millis(500);
+
+/// Why a policy was not served to the end; it is tried again.
+#[derive(Debug, Error)]
+pub enum HandlerError {
+    #[error(transparent)]
+    Kube(#[from] kube::Error),
+    #[error("no answer of the API server in time")]
+    NoAnswer,
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Desk(#[from] DeskError),
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error("an object can't be made: {0}")]
+    Object(String),
+}
+
+impl HandlerError {
+    pub(super) fn object(error: serde_json::Error) -> HandlerError {
+        HandlerError::Object(error.to_string())
+    }
+
+    /// Somebody else wrote: planned again at once.
+    fn is_conflict(&self) -> bool {
+        matches!(self, HandlerError::Kube(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
+            || matches!(self, HandlerError::Ledger(LedgerError::Conflict { .. }))
+    }
+}
+
+/// When a policy is looked at again, unless something changes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Only a change matters.
+    Settled,
+    After(Duration),
+}
+
+/// What became of a step.
+pub(super) enum Done {
+    Go,
+    /// Plan on a new observation.
+    Again,
+    Rest(Next),
+}
+
+impl Handler {
+    /// Brings this node in line with one policy, as far as it goes now.
+    pub(super) async fn reconcile(
+        &self,
+        policy: &str,
+        memory: &mut Memory,
+    ) -> Result<Next, HandlerError> {
+        let name = match enactment::name(&self.config.node, policy) {
+            Ok(name) => name,
+            Err(error) => {
+                tracing::warn!(policy, %error, "the policy is not served on this node");
+                return Ok(Next::Settled);
+            }
+        };
+        for _ in 0..ROUNDS {
+            match self.round(policy, &name, memory).await {
+                Ok(None) => {}
+                Ok(Some(next)) => return Ok(next),
+                Err(error) if error.is_conflict() => {
+                    tracing::debug!(policy, %error, "somebody else wrote; planned again");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Next::After(SOON))
+    }
+
+    async fn round(
+        &self,
+        policy: &str,
+        name: &str,
+        memory: &mut Memory,
+    ) -> Result<Option<Next>, HandlerError> {
+        if self.this_node().is_none() {
+            return Ok(Some(Next::Settled));
+        }
+        let mut seen = self.see(policy, name).await?;
+        let foreign = |object: &Value| seen.policy.is_none() && !is_ours(object);
+        if seen.enactment.as_ref().is_some_and(foreign) {
+            return Ok(Some(Next::Settled));
+        }
+        if self.config.mode == Mode::Off {
+            self.rehearse(policy, &seen);
+            return Ok(Some(Next::Settled));
+        }
+        seen.lost = self.has_lost(&seen, memory).await;
+        let mut steps = plan(&seen.observed(self, policy, memory, Peers::unlimited()));
+        let applies = |step: &Step| matches!(step, Step::Apply(_));
+        if let Some(object) = seen.policy.as_ref().filter(|_| steps.iter().any(applies)) {
+            let peers = self.peers(object).await?;
+            steps = plan(&seen.observed(self, policy, memory, peers));
+        }
+        let mut run = Run {
+            handler: self,
+            policy,
+            name,
+            seen: &mut seen,
+            memory,
+        };
+        for step in steps {
+            match run.execute(step).await? {
+                Done::Go => {}
+                Done::Again => return Ok(None),
+                Done::Rest(next) => return Ok(Some(next)),
+            }
+        }
+        Ok(Some(Next::Settled))
+    }
+
+    /// Once for each start of the process: whether the host lacks an address that the enactment says is applied.
+    async fn has_lost(&self, seen: &Seen, memory: &mut Memory) -> bool {
+        let applied = seen.enactment().filter(|one| one.phase == Phase::Available);
+        let Some(applied) = applied.filter(|_| self.config.mode == Mode::Host) else {
+            return false;
+        };
+        if !memory.is_first_look() {
+            return memory.has_lost();
+        }
+        let shown = match self.config.host.show().await {
+            Ok(state) => host::addresses(&state),
+            Err(error) => {
+                tracing::warn!(%error, "the host can't be looked at");
+                return false;
+            }
+        };
+        let mut claimed = applied.claims.addresses();
+        let lost = claimed.any(|address| !shown.iter().any(|(_, one)| *one == address));
+        memory.looked(lost);
+        lost
+    }
+
+    /// What would be done, for people.
+    fn rehearse(&self, policy: &str, seen: &Seen) {
+        let Ok(spec) = &seen.spec else {
+            return;
+        };
+        if seen.policy.is_none() || !spec.uses_pools() {
+            return;
+        }
+        let pools = |name: &str| Some(&seen.pools.get(name)?.read.as_ref().ok()?.space);
+        match spec.rehearse(pools) {
+            Ok(()) => tracing::info!(policy, "the policy can be rendered; nothing is applied"),
+            Err(error) => tracing::warn!(policy, %error, "the policy can't be rendered"),
+        }
+    }
+}
+
+/// One plan that is being executed.
+pub(super) struct Run<'a> {
+    pub handler: &'a Handler,
+    pub policy: &'a str,
+    /// The enactment's.
+    pub name: &'a str,
+    pub seen: &'a mut Seen,
+    pub memory: &'a mut Memory,
+}
+
+impl Run<'_> {
+    async fn execute(&mut self, step: Step) -> Result<Done, HandlerError> {
+        match step {
+            // It is made with what it is to record, or to show.
+            Step::CreateEnactment => Ok(Done::Go),
+            Step::Allocate {
+                capture,
+                pool,
+                address,
+            } => self.allocate(&pool, &capture, address).await,
+            Step::Record {
+                generation,
+                claims,
+                rendered,
+            } => {
+                self.record(generation, &claims, &rendered).await?;
+                Ok(Done::Again)
+            }
+            Step::Show(shown) => self.show(&shown).await,
+            Step::Apply(rendered) => self.apply(&rendered).await,
+            Step::RenderPolicy(rendered) => self.render_policy(&rendered).await,
+            Step::Withdraw { addresses } => {
+                self.withdraw(&addresses).await?;
+                Ok(Done::Go)
+            }
+            Step::DeleteEnactment => {
+                if self.handler.config.mode == Mode::Policy {
+                    self.delete_concrete().await?;
+                }
+                self.delete_enactment().await?;
+                self.memory.forget();
+                Ok(Done::Rest(Next::Settled))
+            }
+            Step::Wait(wait) => Ok(Done::Rest(match wait {
+                Wait::Pool(_) | Wait::NodeReady | Wait::PolicyChange => Next::Settled,
+                Wait::MaxUnavailable => Next::After(SOON),
+                Wait::Backoff(left) => Next::After(left),
+            })),
+        }
+    }
+
+    async fn allocate(
+        &mut self,
+        pool: &str,
+        capture: &str,
+        address: Option<Address>,
+    ) -> Result<Done, HandlerError> {
+        let holder = Holder::new(&self.handler.config.node, self.policy, capture);
+        let granted = match address {
+            Some(address) => self.take_back(pool, &holder, address).await?,
+            None => None,
+        };
+        let granted = match granted {
+            Some(granted) => Some(granted),
+            // The pool has given it to another, or has it no more: only then another one is asked for.
+            None if self.seen.node.ready => self.allocate_new(pool, &holder).await?,
+            None => return Ok(Done::Rest(Next::Settled)),
+        };
+        match granted {
+            Some(address) => {
+                self.memory.grant(pool, capture, address);
+                Ok(Done::Again)
+            }
+            // The next plan says so.
+            None => Ok(Done::Again),
+        }
+    }
+
+    /// Claims the address that the enactment names.
+    async fn take_back(
+        &self,
+        pool: &str,
+        holder: &Holder,
+        address: Address,
+    ) -> Result<Option<Address>, HandlerError> {
+        let record = holder.record().with(TAKEN_BACK, "true");
+        let space = std::sync::Arc::new(Space::only(address));
+        let claim = Request::Claim(Claim {
+            record: record.clone(),
+            wants: vec![Want::exactly(space, address)],
+        });
+        let desk = self.handler.desks.of(&PoolKey::named(pool));
+        let unnamed = codec::unnamed();
+        match desk.submit(claim).await? {
+            Answer::Granted(granted) => Ok(granted.first().map(|one| one.address)),
+            Answer::Refused(Refusal::Held { by, .. }) if by == unnamed.owner => {
+                let transfer = Request::Reown {
+                    address,
+                    expected: unnamed,
+                    record,
+                };
+                let answer = desk.submit(transfer).await?;
+                Ok(matches!(answer, Answer::Reowned).then_some(address))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn allocate_new(
+        &self,
+        pool: &str,
+        holder: &Holder,
+    ) -> Result<Option<Address>, HandlerError> {
+        let seen = self.seen.pools.get(pool);
+        let Some(read) = seen.and_then(|pool| pool.read.as_ref().ok()) else {
+            return Ok(None);
+        };
+        let desk = self.handler.desks.of(&PoolKey::named(pool));
+        for want in wants(read, &holder.node) {
+            let claim = Request::Claim(Claim {
+                record: holder.record(),
+                wants: vec![want],
+            });
+            if let Answer::Granted(granted) = desk.submit(claim).await? {
+                return Ok(granted.first().map(|one| one.address));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn status(&self) -> Value {
+        let object = self.seen.enactment.as_ref();
+        let status = object.and_then(|object| object.get("status"));
+        status.cloned().unwrap_or(Value::Null)
+    }
+
+    /// The claims first as metadata, which other writers keep, then the whole status.
+    async fn record(
+        &mut self,
+        generation: i64,
+        claims: &Claims,
+        rendered: &Rendered,
+    ) -> Result<(), HandlerError> {
+        let known = self.seen.enactment().map(|known| known.claims);
+        let kept: Vec<Address> = claims.addresses().collect();
+        let dropped = known.iter().flat_map(Claims::addresses);
+        let dropped: Vec<Address> = dropped.filter(|one| !kept.contains(one)).collect();
+        if self.handler.config.mode == Mode::Host && !dropped.is_empty() {
+            // While the enactment still names them: it is tried again if this process ends here.
+            self.withdraw(&dropped).await?;
+        }
+        self.ensure(claims).await?;
+        let status = enact::record(&self.status(), generation, claims, rendered);
+        self.put_status(status).await
+    }
+
+    /// The enactment with these claims in its metadata.
+    async fn ensure(&mut self, claims: &Claims) -> Result<(), HandlerError> {
+        let uid = self.seen.policy_uid().to_owned();
+        let api = &self.handler.enactments;
+        let annotations = match claims.is_empty() {
+            true => json!({ POLICY_UID: uid }),
+            false => json!({ POLICY_UID: uid, ANNOTATION: claims.annotation() }),
+        };
+        let written = match &self.seen.enactment {
+            None => {
+                let node = (&*self.handler.config.node, &*self.seen.node.uid);
+                let mut object = enact::fresh(self.name, node, self.policy, claims);
+                object["metadata"]["annotations"] = annotations;
+                let object = serde_json::from_value(object).map_err(HandlerError::object)?;
+                let params = PostParams::default();
+                self.handler.ask(api.create(&params, &object)).await?
+            }
+            Some(known) => {
+                let wanted = annotations.as_object().into_iter().flatten();
+                let mut wanted = wanted.filter_map(|(key, value)| Some((key, value.as_str()?)));
+                if wanted.all(|(key, value)| objects::annotation(known, key) == Some(value)) {
+                    return Ok(());
+                }
+                let patch = json!({ "metadata": { "annotations": annotations } });
+                let params = PatchParams::default();
+                let patch = Patch::Merge(&patch);
+                self.handler
+                    .ask(api.patch(self.name, &params, &patch))
+                    .await?
+            }
+        };
+        self.seen.enactment = Some(objects::value(&written));
+        Ok(())
+    }
+
+    pub(super) async fn put_status(&mut self, status: Value) -> Result<(), HandlerError> {
+        let Some(object) = &self.seen.enactment else {
+            return Ok(());
+        };
+        let mut object = object.clone();
+        object["status"] = status;
+        let object: DynamicObject = serde_json::from_value(object).map_err(HandlerError::object)?;
+        let (api, params) = (&self.handler.enactments, PostParams::default());
+        let written = api.replace_status(self.name, &params, &object);
+        let written = self.handler.ask(written).await?;
+        self.seen.enactment = Some(objects::value(&written));
+        Ok(())
+    }
+
+    pub(super) async fn show(&mut self, shown: &Shown) -> Result<Done, HandlerError> {
+        let claims = self.seen.enactment().map(|known| known.claims);
+        self.ensure(&claims.unwrap_or_default()).await?;
+        let generation = self.seen.generation();
+        let mut status = self.status();
+        if status["policyGeneration"].as_i64() != Some(generation) {
+            status = enact::unrecorded(&status, generation);
+        } else if enact::shows(&status, shown) {
+            return Ok(Done::Go);
+        }
+        self.put_status(enact::show(&status, shown)).await?;
+        match shown.phase {
+            Phase::Progressing => self.wait_for_turn().await,
+            _ => Ok(Done::Go),
+        }
+    }
+
+    /// This node counts as unavailable from now on; it applies when no more than `maxUnavailable` do.
+    async fn wait_for_turn(&mut self) -> Result<Done, HandlerError> {
+        let Some(policy) = self.seen.policy.clone() else {
+            return Ok(Done::Again);
+        };
+        let begun = tokio::time::Instant::now();
+        loop {
+            match self.handler.may_apply(&policy).await? {
+                Turn::Granted => return Ok(Done::Go),
+                Turn::Wait if begun.elapsed() < self.handler.config.host.limit => {
+                    tokio::time::sleep(SOON / 2).await;
+                }
+                Turn::Wait | Turn::GiveWay => {
+                    let message = "another node applies the policy, and maxUnavailable is reached";
+                    let pending = Shown::new(Phase::Pending, "MaxUnavailableLimitReached", message);
+                    self.put_status(enact::show(&self.status(), &pending))
+                        .await?;
+                    return Ok(Done::Rest(Next::After(SOON)));
+                }
+            }
+        }
+    }
+
+    async fn apply(&mut self, rendered: &Rendered) -> Result<Done, HandlerError> {
+        let generation = self.seen.generation();
+        let mut pools = self.seen.pools.iter();
+        // The plan counts anew when a pool has changed.
+        let anew = pools.any(|(name, pool)| self.memory.has_changed(name, &pool.identity()));
+        let tried = self.seen.enactment().filter(|_| !anew);
+        let tries = tried.map_or(0, |known| known.tries) + 1;
+        let outcome = self.apply_to_host(rendered).await;
+        let (status, shown) = match outcome {
+            Ok(resolved) => {
+                let status = self.resolved_status(&resolved);
+                let message = "successfully reconciled";
+                let shown = Shown::new(Phase::Available, "SuccessfullyConfigured", message);
+                self.memory.succeeded();
+                self.memory.looked(false);
+                (status, shown)
+            }
+            Err(error) => {
+                let node = &self.handler.config.node;
+                let message = format!(
+                    "error reconciling NodeNetworkConfigurationPolicy on node {node} at desired state apply: {error}"
+                );
+                tracing::warn!(policy = self.policy, tries, %error, "the policy was not applied");
+                let status = enact::tried(&self.status(), generation, tries);
+                let pools = self.seen.pools.iter();
+                let pools = pools.map(|(name, pool)| (name.clone(), pool.identity()));
+                self.memory.failed(Backoff::after(tries), pools.collect());
+                (
+                    status,
+                    Shown::new(Phase::Failing, "FailedToConfigure", message),
+                )
+            }
+        };
+        self.put_status(enact::show(&status, &shown)).await?;
+        self.publish().await;
+        Ok(match shown.phase {
+            Phase::Failing if tries < TRIES => Done::Rest(Next::After(Backoff::after(tries))),
+            _ => Done::Rest(Next::Settled),
+        })
+    }
+
+    async fn apply_to_host(&self, rendered: &Rendered) -> Result<host::Resolved, HostError> {
+        let config = &self.handler.config;
+        let resolved = config.host.resolve(rendered).await?;
+        let wanted: Vec<Address> = self
+            .seen
+            .enactment()
+            .map(|known| known.claims.addresses().collect())
+            .unwrap_or_default();
+        config
+            .host
+            .apply(&resolved.desired_state, self.probe(&wanted))
+            .await?;
+        Ok(resolved)
+    }
+
+    /// The host has the addresses, and the API server is still reached.
+    async fn probe(&self, wanted: &[Address]) -> Result<(), String> {
+        let state = self.handler.config.host.show().await;
+        let state = state.map_err(|error| error.to_string())?;
+        let shown = host::addresses(&state);
+        for address in wanted {
+            if !shown.iter().any(|(_, one)| one == address) {
+                return Err(format!("no interface has {address} after the apply"));
+            }
+        }
+        let reached = self.handler.policies.get_metadata_opt(self.policy).await;
+        let failed = |error| format!("the API server is not reached after the apply: {error}");
+        reached.map(drop).map_err(failed)
+    }
+
+    /// The status with what nmstate made of the policy.
+    fn resolved_status(&self, resolved: &host::Resolved) -> Value {
+        let mut status = self.status();
+        if resolved.captured.is_empty() && resolved.desired_state == status["desiredState"] {
+            return status;
+        }
+        status["desiredState"] = resolved.desired_state.clone();
+        for (name, captured) in &resolved.captured {
+            status["capturedStates"][name] = captured.clone();
+        }
+        status
+    }
+
+    async fn publish(&self) {
+        if self.handler.config.mode != Mode::Host {
+            return;
+        }
+        if let Err(error) = self.handler.publish_state().await {
+            tracing::warn!(%error, "the NodeNetworkState was not written; it is tried again");
+        }
+    }
+
+    async fn withdraw(&self, addresses: &[Address]) -> Result<(), HandlerError> {
+        let host = &self.handler.config.host;
+        let current = host.show().await?;
+        if let Some(state) = host::without(&current, addresses) {
+            host.apply(&state, async { Ok(()) }).await?;
+        }
+        self.publish().await;
+        Ok(())
+    }
+
+    async fn delete_enactment(&self) -> Result<(), HandlerError> {
+        let Some(object) = &self.seen.enactment else {
+            return Ok(());
+        };
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(objects::uid(object).to_owned()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let api = &self.handler.enactments;
+        match self.handler.ask(api.delete(self.name, &params)).await {
+            Err(HandlerError::Kube(kube::Error::Api(status))) if status.code == 404 => Ok(()),
+            deleted => deleted.map(drop),
+        }
+    }
+}

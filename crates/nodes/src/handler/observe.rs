@@ -1,0 +1,276 @@
+//! What the handler reads before it plans: policy, enactment and pools, each by a quorum read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use berth_core::{Address, Answer, Claim, Refusal, Request, Want, plan as dry_run};
+use serde_json::Value;
+
+use super::enact;
+use super::execute::HandlerError;
+use super::phase::Phase;
+use super::plan::{Backoff, Enactment, Observed, Peers, PolicyState, PoolView};
+use super::run::{Handler, Memory};
+use crate::capture::{CaptureError, PoolPolicy};
+use crate::enactment::ANNOTATION;
+use crate::objects;
+use crate::pool::codec::{self, Holder, NodePool};
+
+/// The annotation of an enactment with the UID of the policy that it was recorded for: one that was created again under its name
+/// is another policy, though its generation may be the same.
+pub const POLICY_UID: &str = "berth.dev/policy-uid";
+
+/// The selector that keeps kubernetes-nmstate away from pool policies; no node has it, and Berth does not ask for it.
+pub const KEPT_AWAY: &str = "berth.dev/pool-policy";
+
+/// This node, as the watch shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThisNode {
+    pub uid: String,
+    pub labels: BTreeMap<String, String>,
+    pub ready: bool,
+}
+
+/// Everything that was read about one policy.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub node: ThisNode,
+    /// None if it is deleted or does not select the node.
+    pub policy: Option<Value>,
+    pub spec: Result<PoolPolicy, CaptureError>,
+    pub enactment: Option<Value>,
+    pub pools: BTreeMap<String, PoolSeen>,
+    /// The host lacks an address that was applied: after a reboot, or because somebody took it off.
+    pub lost: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct PoolSeen {
+    pub object: Value,
+    pub read: Result<NodePool, String>,
+}
+
+impl PoolSeen {
+    /// The pool and its spec: another one is a change.
+    pub fn identity(&self) -> (String, i64) {
+        let uid = objects::uid(&self.object).to_owned();
+        (uid, objects::generation(&self.object))
+    }
+}
+
+/// Whether a policy selects a node with these labels.
+pub fn selects(policy: &Value, labels: &BTreeMap<String, String>) -> bool {
+    let selector = policy.pointer("/spec/nodeSelector");
+    let wanted = selector.and_then(Value::as_object);
+    let mut wanted = wanted.into_iter().flatten();
+    wanted.all(|(key, value)| {
+        key == KEPT_AWAY || labels.get(key).map(String::as_str) == value.as_str()
+    })
+}
+
+/// Whether Berth wrote an enactment: those of policies without pools are kubernetes-nmstate's.
+pub fn is_ours(enactment: &Value) -> bool {
+    objects::annotation(enactment, ANNOTATION).is_some()
+        || objects::annotation(enactment, POLICY_UID).is_some()
+        || enactment.pointer("/status/ippool").is_some()
+}
+
+impl Handler {
+    pub(super) async fn see(&self, policy: &str, name: &str) -> Result<Seen, HandlerError> {
+        let node = self.this_node().unwrap_or_default();
+        let found = self.ask(self.policies.get_opt(policy)).await?;
+        let found = found.map(|object| objects::value(&object));
+        let found = found.filter(|object| {
+            selects(object, &node.labels) && object.pointer("/metadata/deletionTimestamp").is_none()
+        });
+        let enactment = self.ask(self.enactments.get_opt(name)).await?;
+        let enactment = enactment.map(|object| objects::value(&object));
+        let nothing = Value::Null;
+        let spec = found.as_ref().and_then(|object| object.get("spec"));
+        let spec = PoolPolicy::read(spec.unwrap_or(&nothing));
+        let mut names: Vec<String> = match &spec {
+            Ok(spec) => spec.wanted().map(|(_, pool)| pool.to_owned()).collect(),
+            Err(_) => Vec::new(),
+        };
+        if let Some(enactment) = enactment.as_ref().filter(|_| found.is_none()) {
+            names.extend(enact::read(enactment).claims.pools().map(str::to_owned));
+        }
+        let mut pools = BTreeMap::new();
+        for name in names {
+            if pools.contains_key(&name) {
+                continue;
+            }
+            if let Some(object) = self.store.object(&name).await? {
+                let read = codec::decode(&object).map_err(|error| error.to_string());
+                pools.insert(name, PoolSeen { object, read });
+            }
+        }
+        Ok(Seen {
+            node,
+            policy: found,
+            spec,
+            enactment,
+            pools,
+            lost: false,
+        })
+    }
+}
+
+impl Seen {
+    pub fn generation(&self) -> i64 {
+        self.policy.as_ref().map_or(0, objects::generation)
+    }
+
+    pub fn policy_uid(&self) -> &str {
+        self.policy.as_ref().map_or("", objects::uid)
+    }
+
+    /// The enactment as it counts for this policy: one of a policy that was deleted and created again keeps its claims alone.
+    pub fn enactment(&self) -> Option<Enactment> {
+        let object = self.enactment.as_ref()?;
+        let mut read = enact::read(object);
+        let of = objects::annotation(object, POLICY_UID);
+        if self.policy.is_some() && of != Some(self.policy_uid()) {
+            read = Enactment {
+                claims: read.claims,
+                ..Enactment::default()
+            };
+        }
+        if self.lost && read.phase == Phase::Available {
+            read.phase = Phase::New;
+        }
+        Some(read)
+    }
+
+    pub fn observed<'a>(
+        &'a self,
+        handler: &'a Handler,
+        policy: &str,
+        memory: &Memory,
+        peers: Peers,
+    ) -> Observed<'a> {
+        let pools = self.pools.iter().map(|(name, pool)| {
+            let view = self.view(name, pool, (&handler.config.node, policy), memory);
+            (name.as_str(), view)
+        });
+        Observed {
+            node: &handler.config.node,
+            ready: self.node.ready,
+            mode: handler.config.mode,
+            policy: match &self.policy {
+                None => PolicyState::Gone,
+                Some(object) => PolicyState::Selecting {
+                    generation: objects::generation(object),
+                    spec: self.spec.as_ref().map_err(Clone::clone),
+                },
+            },
+            enactment: self.enactment(),
+            pools: pools.collect(),
+            peers,
+            backoff: memory.backoff().map_or(Backoff::Over, Backoff::Left),
+        }
+    }
+
+    fn view<'a>(
+        &self,
+        name: &str,
+        pool: &'a PoolSeen,
+        (node, policy): (&str, &str),
+        memory: &Memory,
+    ) -> PoolView<'a> {
+        let read = match &pool.read {
+            Ok(read) => read,
+            Err(why) => {
+                return PoolView {
+                    space: Err(why.clone()),
+                    held: BTreeMap::new(),
+                    allocates: false,
+                    refused: false,
+                    changed: false,
+                };
+            }
+        };
+        let wanted = self.spec.as_ref().ok().into_iter().flat_map(|spec| {
+            let of_pool = spec.wanted().filter(move |(_, of)| *of == name);
+            of_pool.map(|(capture, _)| capture.to_owned())
+        });
+        let wanted: Vec<String> = wanted.collect();
+        let enactment = self.enactment();
+        let claimed = |capture: &str| enactment.as_ref()?.claims.address(name, capture);
+        let mut held = BTreeMap::new();
+        for capture in &wanted {
+            let known = memory.granted(name, capture).or_else(|| claimed(capture));
+            let found = held_for(read, &Holder::new(node, policy, capture), known);
+            if let Some(address) = found {
+                held.insert(capture.clone(), address);
+            }
+        }
+        let missing = wanted.iter().find(|capture| !held.contains_key(*capture));
+        let refused = missing.is_some_and(|capture| {
+            claimed(capture).is_none() && is_exhausted(read, &Holder::new(node, policy, capture))
+        });
+        PoolView {
+            space: Ok(&read.space),
+            held,
+            allocates: read.allocates(),
+            refused: refused && read.allocates(),
+            changed: memory.has_changed(name, &pool.identity()),
+        }
+    }
+}
+
+/// The address that a pool has for a holder. In a pool that is too large to describe every owner, one that is allocated without a
+/// description is the holder's if the holder knows it.
+fn held_for(read: &NodePool, holder: &Holder, known: Option<Address>) -> Option<Address> {
+    let record = holder.record();
+    let mut mine = read.pool.held_by(&record.owner);
+    // A second owner that the status names too is no owner.
+    let own = |address: &Address| {
+        read.pool
+            .get(*address)
+            .is_some_and(|r| r.same_holder(&record))
+    };
+    if let Some(address) = mine.find(own) {
+        return Some(address);
+    }
+    let large = read.pool.len() > berth_api::nmstate::MAX_DESCRIBED;
+    known.filter(|address| {
+        let held = read.pool.get(*address);
+        large && held.is_some_and(|held| held.same_holder(&codec::unnamed()))
+    })
+}
+
+/// Whether the pool has nothing for a holder, now.
+fn is_exhausted(read: &NodePool, holder: &Holder) -> bool {
+    let now = codec::moment(jiff::Timestamp::now());
+    let wants = wants(read, &holder.node);
+    wants.into_iter().all(|want| {
+        let claim = Claim {
+            record: holder.record(),
+            wants: vec![want],
+        };
+        let outcome = dry_run(&mut read.pool.clone(), &[Request::Claim(claim)], now);
+        matches!(
+            outcome.answers.first(),
+            Some(Answer::Refused(
+                Refusal::Exhausted { .. } | Refusal::Held { .. } | Refusal::Resting { .. }
+            ))
+        )
+    })
+}
+
+/// What a node may get of a pool, in the order in which it is asked for: its reservation, then each range.
+pub(super) fn wants(read: &NodePool, node: &str) -> Vec<Want> {
+    let mut wants = Vec::new();
+    if let Some(address) = read.space.reservation_of(node) {
+        let space = Arc::new(berth_core::Space::only(address));
+        wants.push(Want::exactly(space, address));
+    }
+    let reserved: Vec<Address> = read.space.reserved().collect();
+    for space in read.space.spaces() {
+        let mut want = Want::any(Arc::new(space.clone()));
+        want.avoid.clone_from(&reserved);
+        wants.push(want);
+    }
+    wants
+}

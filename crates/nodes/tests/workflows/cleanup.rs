@@ -1,0 +1,215 @@
+//! "Manual NodeIPPool clean up" and "manual NNCP/NNCE allocated ips clean up", and what is collected without anybody asking.
+
+use berth_nodes::objects::{ENACTMENT, NODE_IP_POOL, POLICY};
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use serde_json::json;
+
+use crate::bed::{Bed, all_different, available, offsets, state_kind};
+
+const RESET: &str = "nmstate.io/reset-ippool";
+
+fn has_reset(object: &serde_json::Value) -> bool {
+    object["metadata"]["annotations"].get(RESET).is_some()
+}
+
+impl Bed {
+    /// Adds an offset to a pool's status that nothing claims.
+    async fn add_stale(&self, pool: &str, offset: u64) {
+        let object = self.get(NODE_IP_POOL, pool).await.unwrap();
+        let mut list = offsets(&object);
+        list.push(offset);
+        let patch = json!({ "status": { "allocated-offsets": list } });
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let api = self.api(NODE_IP_POOL);
+        api.patch_status(pool, &params, &patch).await.unwrap();
+    }
+
+    async fn events(&self, of: &str) -> Vec<Event> {
+        let events: Api<Event> = Api::namespaced(self.admin.clone(), "default");
+        let params = ListParams::default().fields(&format!("involvedObject.name={of}"));
+        events.list(&params).await.unwrap().items
+    }
+}
+
+/// The pool is annotated: a stale offset is free at once, the addresses in use stay, and the annotation goes when it is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn manual_clean_up_of_the_pool() {
+    let bed = Bed::new("cleanpool").await;
+    let pool = bed.pool("traffic-1", "10.21.1.1", "10.21.1.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(3).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    bed.add_stale(&pool, 7).await;
+    bed.annotate(NODE_IP_POOL, &pool, RESET, "").await;
+    let done = bed
+        .until(NODE_IP_POOL, &pool, |pool| {
+            !has_reset(pool) && !offsets(pool).contains(&7)
+        })
+        .await;
+    assert_eq!(offsets(&done).len(), 3);
+    let done = bed.until_pool(&pool, "ReconciledPool").await;
+    assert_eq!(available(&done).0, "True");
+    assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
+}
+
+/// The same on the policy and on one enactment, with the pool's name; another pool's name is an event.
+#[tokio::test(flavor = "multi_thread")]
+async fn manual_clean_up_of_nncp_and_nnce() {
+    let bed = Bed::new("cleannnce").await;
+    let pool = bed.pool("traffic-1", "10.21.2.1", "10.21.2.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(3).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    bed.annotate(POLICY, &policy, RESET, &pool).await;
+    bed.until(POLICY, &policy, |policy| !has_reset(policy))
+        .await;
+    let enactment = format!("{}.{policy}", bed.node(1));
+    bed.annotate(ENACTMENT, &enactment, RESET, &pool).await;
+    bed.until(ENACTMENT, &enactment, |one| !has_reset(one))
+        .await;
+    bed.until_pool(&pool, "ReconciledPool").await;
+    assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
+    // A pool that does not exist.
+    bed.annotate(POLICY, &policy, RESET, "no-such-pool").await;
+    let begun = std::time::Instant::now();
+    loop {
+        let events = bed.events(&policy).await;
+        let told = events.iter().any(|event| {
+            event.reason.as_deref() == Some("UnknownIPPool")
+                && event
+                    .message
+                    .as_deref()
+                    .unwrap_or("")
+                    .contains("`no-such-pool`")
+        });
+        if told {
+            break;
+        }
+        assert!(
+            begun.elapsed().as_secs() < 60,
+            "no event of an unknown pool"
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}
+
+/// "The field `status.allocated-offsets` can be set with an empty list triggering a pool reconstruction."
+#[tokio::test(flavor = "multi_thread")]
+async fn an_emptied_list_of_offsets_is_rebuilt() {
+    let bed = Bed::new("emptied").await;
+    let pool = bed.pool("traffic-1", "10.21.3.1", "10.21.3.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(3).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    let held = offsets(&bed.get(NODE_IP_POOL, &pool).await.unwrap());
+    let patch = json!({ "status": { "allocated-offsets": [] } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let api = bed.api(NODE_IP_POOL);
+    api.patch_status(&pool, &params, &patch).await.unwrap();
+    bed.until(NODE_IP_POOL, &pool, |pool| {
+        offsets(pool) == held
+            && pool["status"]["allocations"]
+                .as_array()
+                .is_some_and(|all| all.len() == 3)
+    })
+    .await;
+    bed.until_pool(&pool, "ReconciledPool").await;
+    assert_eq!(bed.addresses(&policy).await, before);
+}
+
+/// Offsets that are listed twice, or past the end: the readable part counts, the rest is kept aside, the pool is rebuilt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_that_can_not_be_read_is_set_aside_and_rebuilt() {
+    let bed = Bed::new("unsynced").await;
+    let pool = bed.pool("traffic-1", "10.21.4.1", "10.21.4.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(2).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    let held = offsets(&bed.get(NODE_IP_POOL, &pool).await.unwrap());
+    let patch = json!({ "status": { "allocated-offsets": [held[0], held[0], 99] } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let api = bed.api(NODE_IP_POOL);
+    api.patch_status(&pool, &params, &patch).await.unwrap();
+    let told = bed
+        .until(NODE_IP_POOL, &pool, |pool| {
+            pool["status"].get("set-aside").is_some() && available(pool).1 == "ReconciledPool"
+        })
+        .await;
+    let aside = told["status"]["set-aside"].to_string();
+    assert!(
+        aside.contains("99") && aside.contains("listed twice"),
+        "{aside}"
+    );
+    assert_eq!(offsets(&told), held);
+    assert_eq!(bed.addresses(&policy).await, before);
+    let reasons = bed.events(&pool).await;
+    let told = reasons
+        .iter()
+        .any(|event| event.reason.as_deref() == Some("UnsyncronizedIPPool"));
+    assert!(told, "an event says so");
+}
+
+/// A policy is deleted: the hosts' addresses are withdrawn, then the offsets are free. What an enactment claims or a host shows stays held, and
+/// the pool says where.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_policy_frees_what_no_host_shows() {
+    let bed = Bed::new("deleted").await;
+    let pool = bed.pool("traffic-1", "10.21.5.1", "10.21.5.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let mut handlers = bed.handlers(3).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    all_different(&before);
+    // Two handlers are dead: nothing takes their addresses off the interfaces. Of the third node the enactment is gone, too.
+    handlers.pop().unwrap().kill().await;
+    handlers.pop().unwrap().kill().await;
+    let (node, shown) = &before[2];
+    let state = bed.until(state_kind(), node, |state| {
+        state.to_string().contains(&shown[0])
+    });
+    state.await;
+    bed.delete(POLICY, &policy).await;
+    bed.delete(ENACTMENT, &format!("{node}.{policy}")).await;
+    let told = bed
+        .until(NODE_IP_POOL, &pool, |pool| {
+            offsets(pool).len() == 2 && available(pool).2.contains("stays held")
+        })
+        .await;
+    let text = available(&told).2;
+    assert!(
+        text.contains(&shown[0]) && text.contains(node) && text.contains("eth1"),
+        "{text}"
+    );
+    // One handler returns and withdraws its address; the other host shows its address no more.
+    let _back = bed.handler(&bed.node(2)).await;
+    bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 1)
+        .await;
+    bed.delete(state_kind(), node).await;
+    bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).is_empty())
+        .await;
+    bed.until_gone(ENACTMENT, &format!("{}.{policy}", bed.node(2)))
+        .await;
+}
+
+/// A node that a policy no longer selects gives its address back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_no_longer_selected_gives_its_address_back() {
+    let bed = Bed::new("unselect").await;
+    let pool = bed.pool("traffic-1", "10.21.6.1", "10.21.6.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(2).await;
+    bed.until_policy(&policy, "Available").await;
+    let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(bed.admin.clone());
+    let patch = json!({ "metadata": { "labels": { "bed": "another" } } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    nodes.patch(&bed.node(2), &params, &patch).await.unwrap();
+    bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 1)
+        .await;
+    bed.until_gone(ENACTMENT, &format!("{}.{policy}", bed.node(2)))
+        .await;
+}

@@ -1,0 +1,214 @@
+//! Bad input and failing hosts: each is said where it is wrong, nothing is applied, nothing is lost.
+
+use berth_nodes::objects::{NODE_IP_POOL, POLICY};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, message, offsets};
+
+impl Bed {
+    fn interface(&self, ip: &str) -> Value {
+        json!({ "interfaces": [{ "name": "eth1", "type": "ethernet", "state": "up",
+            "ipv4": { "enabled": true, "address": [{ "ip": ip, "prefix-length": 24 }] } }] })
+    }
+}
+
+/// Captures that can't be resolved: the enactment is Failing and says field, value and what would be right; nothing is allocated.
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_captures_are_refused_before_anything_is_allocated() {
+    let bed = Bed::new("captures").await;
+    let pool = bed.pool("traffic-1", "10.23.1.1", "10.23.1.9").await;
+    let six = bed
+        .pool_with("six", json!({ "range": { "cidr": "fd00:23::/64", "start": "fd00:23::1", "end": "fd00:23::9" } }))
+        .await;
+    bed.until_pool(&pool, "ReconciledPool").await;
+    bed.until_pool(&six, "ReconciledPool").await;
+    let node = bed.add_node(1).await;
+    let handler = bed.handler(&node).await;
+    let allocate = format!("ippool.{pool}.allocate");
+    let cases = [
+        (
+            "typo",
+            json!({ "a": format!("ippool.{pool}.alocate") }),
+            "{{ capture.a.ip }}",
+            vec!["alocate", "allocate"],
+        ),
+        (
+            "dotted",
+            json!({ "my.addr": allocate }),
+            "{{ capture.my.addr.ip }}",
+            vec!["my.addr"],
+        ),
+        (
+            "field",
+            json!({ "a": allocate }),
+            "{{ capture.a.ipx }}",
+            vec!["ipx"],
+        ),
+        (
+            "piped",
+            json!({ "a": format!("{allocate} | interfaces.name==\"eth1\"") }),
+            "{{ capture.a.ip }}",
+            vec!["|"],
+        ),
+        (
+            "unequal",
+            json!({ "a": allocate, "b": "interfaces.name!=\"eth1\"" }),
+            "{{ capture.a.ip }}",
+            vec!["!="],
+        ),
+        (
+            "family",
+            json!({ "a": format!("ippool.{six}.allocate") }),
+            "{{ capture.a.ip }}",
+            vec!["ipv4", "IPv6"],
+        ),
+    ];
+    for (name, capture, ip, words) in cases {
+        let spec = json!({ "nodeSelector": { "bed": bed.name }, "capture": capture, "desiredState": bed.interface(ip) });
+        let policy = bed.policy_with(name, spec).await;
+        let refused = bed.until_enacted(&node, &policy, "Failing").await;
+        let text = message(&refused);
+        assert!(
+            text.starts_with("failure generating desiredState and capturedStates:"),
+            "{name}: {text}"
+        );
+        for word in words {
+            assert!(text.contains(word), "{name}: {text}");
+        }
+        let degraded = bed.until_policy(&policy, "Degraded").await;
+        assert!(message(&degraded).contains("1/1 nodes failed"), "{name}");
+        bed.delete(POLICY, &policy).await;
+    }
+    for pool in [&pool, &six] {
+        let pool = bed.get(NODE_IP_POOL, pool).await.unwrap();
+        assert!(offsets(&pool).is_empty(), "nothing was allocated");
+    }
+    assert!(!handler.calls().contains("apply"), "nothing was applied");
+}
+
+/// A policy that names a pool which does not exist waits, and is served when the pool appears.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_waits_for_its_pool() {
+    let bed = Bed::new("waits").await;
+    let policy = bed.policy(&["waits-later"]).await;
+    let node = bed.add_node(1).await;
+    let _handler = bed.handler(&node).await;
+    let waits = bed.until_enacted(&node, &policy, "Pending").await;
+    let text = message(&waits);
+    assert!(
+        text.contains("NodeIPPool waits-later does not exist"),
+        "{text}"
+    );
+    bed.pool("later", "10.23.2.1", "10.23.2.9").await;
+    bed.until_enacted(&node, &policy, "Available").await;
+}
+
+/// nmstate's own message: five tries, then Failing; the other node is not begun. The address stays whose it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_that_fails_is_tried_five_times_and_aborts_the_others() {
+    let bed = Bed::new("fails").await;
+    let pool = bed.pool("traffic-1", "10.23.3.1", "10.23.3.9").await;
+    let mut spec = bed.policy_spec(&[&pool]);
+    spec["maxUnavailable"] = json!(1);
+    let policy = bed.policy_with("static-ip", spec).await;
+    let node = bed.add_node(1).await;
+    let told = "NmstateError: InvalidArgument: Interface eth1 not found";
+    std::fs::write(bed.host_dir(&node).join("fail"), told).unwrap();
+    let handler = bed.handler(&node).await;
+    let failed = bed
+        .until(
+            berth_nodes::objects::ENACTMENT,
+            &format!("{node}.{policy}"),
+            |object| object["status"]["retryCount"]["1"] == 5,
+        )
+        .await;
+    assert!(message(&failed).contains(told), "{}", message(&failed));
+    let calls = handler.calls();
+    let applies = calls
+        .lines()
+        .filter(|line| line.starts_with("apply"))
+        .count();
+    assert_eq!(applies, 5, "{calls}");
+    assert!(calls.contains("rollback"), "{calls}");
+    let second = bed.add_node(2).await;
+    let other = bed.handler(&second).await;
+    let aborted = bed.until_enacted(&second, &policy, "Aborted").await;
+    assert!(message(&aborted).contains(&node), "{}", message(&aborted));
+    assert!(!other.calls().contains("apply"));
+    let degraded = bed.until_policy(&policy, "Degraded").await;
+    let text = message(&degraded);
+    assert!(
+        text.starts_with("1/2 nodes failed to configure, 1 nodes aborted configuration"),
+        "{text}"
+    );
+    // The interface is there now, and the pool grows: the same generation is tried again, with the same address.
+    let before = bed.addresses(&policy).await;
+    std::fs::remove_file(bed.host_dir(&node).join("fail")).unwrap();
+    let patch = json!({ "spec": { "range": { "end": "10.23.3.19" } } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let api = bed.api(NODE_IP_POOL);
+    api.patch(&pool, &params, &patch).await.unwrap();
+    bed.until_enacted(&node, &policy, "Available").await;
+    assert_eq!(bed.addresses(&policy).await[0], before[0]);
+}
+
+/// `maxUnavailable: 1`: no two hosts are changed at the same time, and all are.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_max_unavailable_nodes_apply_at_a_time() {
+    let bed = Bed::new("atatime").await;
+    let pool = bed.pool("traffic-1", "10.23.6.1", "10.23.6.9").await;
+    let shared = bed.host_dir("x");
+    let shared = shared.parent().unwrap();
+    std::fs::write(shared.join("slow"), "").unwrap();
+    let mut spec = bed.policy_spec(&[&pool]);
+    spec["maxUnavailable"] = json!(1);
+    let policy = bed.policy_with("static-ip", spec).await;
+    let _handlers = bed.handlers(5).await;
+    bed.until_policy(&policy, "Available").await;
+    let overlaps = std::fs::read_to_string(shared.join("overlaps"));
+    assert!(overlaps.is_err(), "{overlaps:?}");
+}
+
+/// An apply that hangs is ended in time, rolled back and tried again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_that_hangs_is_rolled_back_and_tried_again() {
+    let bed = Bed::new("hangs").await;
+    let pool = bed.pool("traffic-1", "10.23.4.1", "10.23.4.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let node = bed.add_node(1).await;
+    let hang = bed.host_dir(&node).join("hang");
+    std::fs::write(&hang, "").unwrap();
+    let handler = bed.handler(&node).await;
+    let failed = bed.until_enacted(&node, &policy, "Failing").await;
+    assert!(
+        message(&failed).contains("gave no result within 5 s"),
+        "{}",
+        message(&failed)
+    );
+    std::fs::remove_file(&hang).unwrap();
+    bed.until_enacted(&node, &policy, "Available").await;
+    assert!(handler.calls().contains("rollback"));
+}
+
+/// An address that is reserved for a node goes to no other, though it is the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_is_kept_for_its_node() {
+    let bed = Bed::new("reserved").await;
+    let reserved = bed.node(2);
+    let pool = bed
+        .pool_with(
+            "traffic-1",
+            json!({
+                "range": { "cidr": "10.23.5.0/24", "start": "10.23.5.1", "end": "10.23.5.3" },
+                "reservations": { reserved.as_str(): "10.23.5.1" },
+            }),
+        )
+        .await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(3).await;
+    bed.until_policy(&policy, "Available").await;
+    let addresses = bed.addresses(&policy).await;
+    assert_eq!(addresses[1], (reserved, vec!["10.23.5.1".to_owned()]));
+    crate::bed::all_different(&addresses);
+}

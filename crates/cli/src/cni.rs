@@ -42,6 +42,14 @@ impl CniArgs {
         let answer = self
             .serve(&store)
             .unwrap_or_else(|error| Answer::failure(error.render(None)));
+        let answer = match &answer.delegate {
+            Some(delegate) => {
+                let environment = Environment::from_process();
+                let error = berth_cni::delegate::exec(delegate, &environment.path);
+                Answer::failure(error.render(None))
+            }
+            None => answer,
+        };
         let mut stdout = io::stdout().lock();
         let printed = match answer.stdout.is_empty() {
             true => Ok(()),

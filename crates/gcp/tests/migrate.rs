@@ -105,6 +105,7 @@ async fn scene() -> Scene {
         moves: record.clone(),
         nic: "nic0".to_owned(),
         range: Some("live".to_owned()),
+        lock: None,
     };
     Scene {
         local,

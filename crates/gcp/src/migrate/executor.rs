@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::machine::{Call, Move, Next, Outcome, Phase, Winner};
 use crate::cloud::{Cloud, CloudError, RequestId};
-use crate::nic::{Aliases, MAX_ALIASES};
+use crate::nic::{Aliases, MAX_ALIASES, NodeLock};
 
 /// Where a VM is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +86,8 @@ pub struct Mover<M> {
     pub nic: String,
     /// The secondary range; None for the subnet's primary range.
     pub range: Option<String>,
+    /// This node's VM, and the lock that is held around each update of it.
+    pub lock: Option<(Vm, NodeLock)>,
 }
 
 /// A move that is over.
@@ -171,6 +173,13 @@ impl<M: Moves> Mover<M> {
         version: &M::Version,
     ) -> Result<(Outcome, Option<CloudError>), MoveError> {
         let vm = &call.node;
+        let _held = match &self.lock {
+            Some((own, lock)) if own == vm => {
+                let held = lock.hold().await;
+                Some(held.map_err(|error| MoveError::Record(error.to_string()))?)
+            }
+            _ => None,
+        };
         let read = self.cloud.instance(&vm.zone, &vm.instance).await;
         let read = read.and_then(|instance| instance.nic(&self.nic).cloned());
         let nic = match read {

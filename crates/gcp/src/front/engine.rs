@@ -26,6 +26,7 @@ use super::moves::Running;
 use super::pools::{PoolInfo, at, undone};
 use super::settings::Settings;
 use super::site::Site;
+use crate::migrate::executor::Vm;
 use crate::nic::{NicPlace, NicReconciler, NicTarget, NodeLock, Release};
 
 /// Of an allocation: which VM has its alias, so that it is found when its Node is gone.
@@ -291,6 +292,17 @@ impl Release for Releaser {
         let released = engine.release_detached(&self.journal, address).await;
         released.map_err(|error| error.msg)
     }
+}
+
+/// The VM that has the alias of an allocation, where it is recorded; its name is its node's unless another is.
+pub(super) fn vm_of(record: &Record) -> Option<Vm> {
+    let instance = record
+        .attribute(INSTANCE)
+        .or_else(|| record.attribute(NODE))?;
+    Some(Vm {
+        zone: record.attribute(ZONE)?.to_owned(),
+        instance: instance.to_owned(),
+    })
 }
 
 /// How the address of an allocation became its VM's.

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, PoisonError};
 
 use berth_attachment::{Entry, Goal, Intent, IntentId, Journal, Recorded};
-use berth_core::{Address, Change, Handle, Pool, Record, STAGE};
+use berth_core::{Address, Change, Pool, Record, STAGE};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Version};
 
 use crate::nic::NicPlace;
@@ -75,13 +75,6 @@ impl NicJournal {
 
     pub async fn row(&self, address: Ipv4Addr) -> Result<Option<Row>, LedgerError> {
         Ok(self.rows().await?.remove(&address))
-    }
-
-    /// The addresses of a container.
-    pub async fn of_container(&self, container: &Handle) -> Result<Rows, LedgerError> {
-        let mut rows = self.rows().await?;
-        rows.retain(|_, row| row.holder.handle == *container);
-        Ok(rows)
     }
 
     /// Notes who holds the address, before anything is done about it.
@@ -308,7 +301,7 @@ fn difference(before: &Rows, after: &Rows) -> Vec<Change> {
 mod tests {
     use std::sync::Arc;
 
-    use berth_core::Owner;
+    use berth_core::{Handle, Owner};
     use berth_ledger::SqliteLedger;
 
     use super::*;
@@ -366,8 +359,8 @@ mod tests {
         assert_eq!(recorded.intent, None);
         assert_eq!(recorded.present, [address(2)].into());
         assert_eq!(recorded.absent, [address(3)].into());
-        let found = journal.of_container(&Handle::new("c2")).await.unwrap();
-        assert_eq!(found[&address(2)].holder, holder("c2"));
+        let rows = journal.rows().await.unwrap();
+        assert_eq!(rows[&address(2)].holder, holder("c2"));
     }
 
     #[tokio::test]

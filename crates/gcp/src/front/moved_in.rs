@@ -11,7 +11,7 @@ use tokio::time::timeout_at;
 use super::add::{Call, owner};
 use super::cluster::PodFacts;
 use super::config::{invalid, later};
-use super::engine::{Engine, INSTANCE, ZONE, now};
+use super::engine::{Engine, now, vm_of};
 use super::moves::{CONTROLLER, MOVE_OUT, MoveNote, Place, finished, of_record, reserved};
 use super::pools::{at, unread};
 use crate::migrate::executor::Vm;
@@ -170,11 +170,8 @@ impl Engine {
 
     /// The VM that has the alias.
     async fn source_vm(&self, record: &Record, node: &str) -> Result<Vm, CniError> {
-        if let (Some(zone), Some(instance)) = (record.attribute(ZONE), record.attribute(INSTANCE)) {
-            return Ok(Vm {
-                zone: zone.to_owned(),
-                instance: instance.to_owned(),
-            });
+        if let Some(vm) = vm_of(record) {
+            return Ok(vm);
         }
         let found = self.cluster.provider_id(node).await.map_err(unread)?;
         let vm = found.as_deref().and_then(Vm::of_provider_id);

@@ -16,7 +16,7 @@ use rand::RngExt;
 use tokio::time::{Instant, sleep};
 
 use super::config::later;
-use super::engine::{Engine, INSTANCE, ZONE, jittered, method_of, now, unrecorded};
+use super::engine::{Engine, jittered, method_of, now, unrecorded, vm_of};
 use super::journal::{POOL, State};
 use super::moves::{KEPT_AT, of_record};
 use super::pools::{PoolInfo, unread, v4};
@@ -226,14 +226,9 @@ impl Engine {
         record: &Record,
     ) -> Result<(), CniError> {
         let site = self.site().await?;
-        let (Some(zone), Some(instance)) = (record.attribute(ZONE), record.attribute(INSTANCE))
-        else {
+        let Some(vm) = vm_of(record) else {
             tracing::warn!(%address, pool = info.name, "its node is gone and its VM unknown: `berth gcp check` releases it");
             return Ok(());
-        };
-        let vm = Vm {
-            zone: zone.to_owned(),
-            instance: instance.to_owned(),
         };
         self.detach_from(site, info, &vm, address).await?;
         self.free(info, address, record).await?;

@@ -1,7 +1,7 @@
-//! The node's agent: takes CNI calls on a unix socket and serves them from one process, so that claims of pods
-//! that start together share commits, and a pod's start costs no connection set-up.
+//! The node's agent: takes CNI calls on a unix socket and hands each to the front that answers to its plugin name. One process
+//! for all calls: requests of pods that start together share commits, and a pod's start costs no connection set-up.
 //!
-//! [`serve`] runs it; [`once`] is the same engine for one call, where no agent runs. An agent stops when told, after finishing what is under way; killed, it loses
+//! [`serve`] runs a list of fronts ([`berth_front::Front`]); [`once`] serves one call from the same list, where no agent runs. An agent stops when told, after finishing what is under way; killed, it loses
 //! nothing: every answer was durable before it was given (I2).
 #![cfg_attr(
     test,
@@ -13,20 +13,12 @@
     )
 )]
 
-mod boot;
-mod collectors;
-mod mark;
+mod fronts;
 mod metrics;
 mod once;
-mod release;
 mod routes;
 mod serve;
 mod socket;
-mod stores;
 
-pub use berth_gather::GatherSettings;
-pub use berth_pods::garbage::{GarbageSettings, Patience};
-pub use berth_slices::SliceSettings;
-pub use once::{OnceConfig, once};
-pub use release::{RELEASE_PATH, ReleaseAnswer, ReleaseFailure, ReleaseReason, ReleaseRequest};
+pub use once::once;
 pub use serve::{AgentConfig, AgentError, serve};

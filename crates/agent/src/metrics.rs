@@ -28,8 +28,6 @@ pub(crate) struct Metrics {
     calls: Family<Outcome, Counter>,
     seconds: Family<Verb, Histogram>,
     pub(crate) under_way: Gauge,
-    /// As the last look at readiness found it.
-    pub(crate) degraded: Gauge,
 }
 
 impl Metrics {
@@ -44,7 +42,6 @@ impl Metrics {
                 ])
             }),
             under_way: Gauge::default(),
-            degraded: Gauge::default(),
         };
         let registry = registry.sub_registry_with_prefix("berth_agent");
         registry.register(
@@ -62,11 +59,6 @@ impl Metrics {
             "cni_calls_under_way",
             "CNI calls being served",
             metrics.under_way.clone(),
-        );
-        registry.register(
-            "degraded",
-            "1 if the API server could not be reached when readiness was last asked for",
-            metrics.degraded.clone(),
         );
         metrics
     }

@@ -1,78 +1,59 @@
-//! One call without an agent: the same engine, in the process that the plugin starts.
-
-use std::path::PathBuf;
-use std::sync::Arc;
+//! One CNI call without an agent: what `berth cni` does.
 
 use berth_cni::wire::{Answer, Request};
+use berth_cni::{CniError, Code, NetConf};
 use berth_desk::DeskMetrics;
-use berth_ledger::kube::Connect;
-use berth_pods::config::{NodeFiles, flat};
-use berth_pods::{Front, Stores};
+use berth_front::{Front, Host, Lifetime, Node};
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use crate::stores::{Lifetime, NodeStores};
+use crate::fronts::unknown;
 
-/// Where a call without an agent finds its store.
-#[derive(Debug, Clone)]
-pub struct OnceConfig {
-    pub database: PathBuf,
-    /// The node's name in its cluster; empty where it is unknown.
-    pub node: String,
-    /// The cluster that keeps all pools; none: the one that the network names, or this machine.
-    pub cluster: Option<Connect>,
-    /// Where the flat file is looked for; none for the places that whereabouts has.
-    pub flat_places: Option<Vec<PathBuf>>,
-    /// Where libcni keeps the results of this node's attachments.
-    pub result_caches: Vec<PathBuf>,
-    /// The directory of the agent's socket: what this boot knows of the node's database is there.
-    pub runtime: Option<PathBuf>,
-    /// Below which a network may name files, where nothing says that this node is in a cluster; none for the directories of
-    /// CNI configurations.
-    pub definition_paths: Option<Vec<PathBuf>>,
-    /// What says that this node was installed for a cluster, if anything does: it is then never served from its own file.
-    pub installed: Option<PathBuf>,
-}
-
-/// The node's files, where they are looked for.
-pub(crate) fn node_files(
-    places: Option<Vec<PathBuf>>,
-    directories: Option<Vec<PathBuf>>,
-) -> NodeFiles {
-    let usual = |paths: &[&str]| paths.iter().map(PathBuf::from).collect();
-    NodeFiles::new(
-        places.unwrap_or_else(|| usual(&flat::PLACES)),
-        directories.unwrap_or_else(|| usual(&flat::DIRECTORIES)),
-    )
-}
-
-/// Serves one call.
-pub async fn once(config: OnceConfig, request: &Request) -> Answer {
-    let stores = NodeStores::new(
-        config.database,
-        config.cluster,
-        Lifetime::Call {
-            node: config.node.clone(),
-            result_caches: config.result_caches,
-            runtime: config.runtime,
-        },
-        DeskMetrics::default(),
-    )
-    .with_installed(config.installed);
-    let stores = Arc::new(stores);
-    let files = node_files(config.flat_places, config.definition_paths);
-    let files = files.with_known_cluster(stores.is_cluster_known());
-    let front = Front::new(Arc::clone(&stores) as Arc<dyn Stores>, config.node).with_files(files);
-    let answer = front.answer(request).await;
-    stores.finish().await;
+/// Serves one call by the front whose plugin name it has. No other front is started.
+pub async fn once(node: &Node, fronts: Vec<Box<dyn Front>>, request: &Request) -> Answer {
+    let known: Vec<&'static str> = fronts
+        .iter()
+        .flat_map(|front| front.plugins())
+        .copied()
+        .collect();
+    let answers = |front: &Box<dyn Front>| front.plugins().contains(&request.plugin.as_str());
+    let Some(front) = fronts.into_iter().find(answers) else {
+        return unknown(request, known.iter());
+    };
+    let host = Host {
+        node,
+        lifetime: Lifetime::Call,
+        registry: &mut Registry::default(),
+        desk_metrics: DeskMetrics::default(),
+        stop: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    };
+    let name = front.name();
+    let serving = match front.start(host).await {
+        Ok(serving) => serving,
+        Err(error) => {
+            let error = CniError::new(
+                Code::TryLater,
+                format!("the {name} front can't be started: {error}"),
+            );
+            return Answer::failure(error.render(NetConf::version_of(&request.stdin)));
+        }
+    };
+    let answer = serving.call(request).await;
+    serving.finish().await;
     answer
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::Arc;
 
     use berth_cni::Environment;
     use berth_ledger::{SharedLedger, SqliteLedger};
     use berth_pods::Store;
+    use berth_pods::node::PodFront;
     use serde_json::json;
 
     use super::*;
@@ -95,24 +76,25 @@ mod tests {
     }
 
     async fn call(database: &Path, container: &str) -> i32 {
-        let config = OnceConfig {
+        let node = Node {
             database: database.to_owned(),
-            node: String::new(),
-            cluster: None,
-            flat_places: Some(Vec::new()),
-            result_caches: Vec::new(),
-            runtime: None,
-            definition_paths: Some(Vec::new()),
-            installed: None,
+            ..Node::default()
         };
-        once(config, &mk_add(container)).await.exit
+        let front = PodFront {
+            flat_places: Some(Vec::new()),
+            definition_paths: Some(Vec::new()),
+            ..PodFront::default()
+        };
+        once(&node, vec![Box::new(front)], &mk_add(container))
+            .await
+            .exit
     }
 
     /// Containers of an older boot, which nobody deleted.
     async fn left(database: &Path, containers: &[&str]) {
         let ledger: SharedLedger = Arc::new(SqliteLedger::open(database).unwrap());
         let store = Arc::new(Store::standalone(ledger, DeskMetrics::default()));
-        let front = Front::new(Arc::new(store), "")
+        let front = berth_pods::Front::new(Arc::new(store), "")
             .with_boot("old")
             .with_flat_places(Vec::new());
         for container in containers {
@@ -129,5 +111,28 @@ mod tests {
         assert_eq!(call(&database, "new-1").await, 0);
         assert_eq!(call(&database, "new-2").await, 0);
         assert_ne!(call(&database, "new-3").await, 0, "both are in use");
+    }
+
+    #[tokio::test]
+    async fn a_name_that_no_front_answers_to_is_refused_on_del_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node {
+            database: dir.path().join("berth.db"),
+            ..Node::default()
+        };
+        for verb in ["ADD", "DEL"] {
+            let mut request = mk_add("c");
+            request.environment.command = verb.into();
+            request.plugin = "gcp-ipam".into();
+            let answer = once(&node, vec![Box::new(PodFront::default())], &request).await;
+            assert_eq!(answer.exit, 1, "{verb}");
+            assert!(answer.stdout.contains("gcp-ipam"), "{}", answer.stdout);
+            assert!(
+                answer.stdout.contains("berth, whereabouts"),
+                "{}",
+                answer.stdout
+            );
+        }
+        assert!(!node.database.exists(), "no front was started");
     }
 }

@@ -3,9 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use berth_agent::{AgentConfig, GarbageSettings, Patience, serve};
+use berth_agent::{AgentConfig, serve};
 use berth_api::whereabouts::IPPool;
+use berth_front::Node;
 use berth_ledger::kube::Connect;
+use berth_pods::garbage::{GarbageSettings, Patience};
+use berth_pods::node::PodFront;
 use berth_testkit::{Cluster, Served};
 use kube::Api;
 use kube::api::PostParams;
@@ -33,28 +36,29 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
     let dir = tempfile::tempdir().unwrap();
     let config = AgentConfig {
         socket: dir.path().join("berth.sock"),
-        database: dir.path().join("berth.db"),
-        node: "node-1".to_owned(),
-        cluster: Some(Connect {
-            kubeconfig: Some(account.kubeconfig().to_owned()),
-            namespace: Some(namespace.clone()),
-            ..Connect::default()
-        }),
         listen: None,
-        flat_places: Some(Vec::new()),
-        installed: None,
-        definition_paths: None,
-        garbage: GarbageSettings {
-            patience: Patience {
-                grace: Duration::from_millis(300),
-                node_grace: Duration::from_millis(300),
-            },
-            interval: Duration::from_secs(1),
-            ..GarbageSettings::default()
+        node: Node {
+            name: "node-1".to_owned(),
+            database: dir.path().join("berth.db"),
+            cluster: Some(Connect {
+                kubeconfig: Some(account.kubeconfig().to_owned()),
+                namespace: Some(namespace.clone()),
+                ..Connect::default()
+            }),
+            ..Node::default()
         },
-        gather: None,
-        slices: Default::default(),
-        vms: None,
+        fronts: vec![Box::new(PodFront {
+            flat_places: Some(Vec::new()),
+            garbage: GarbageSettings {
+                patience: Patience {
+                    grace: Duration::from_millis(300),
+                    node_grace: Duration::from_millis(300),
+                },
+                interval: Duration::from_secs(1),
+                ..GarbageSettings::default()
+            },
+            ..PodFront::default()
+        })],
     };
     let agent = Served::start(|told| async {
         serve(config, told).await.unwrap();

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use berth_agent::{AgentConfig, serve};
 use berth_api::whereabouts::IPPool;
+use berth_front::Node;
 use berth_ledger::kube::Connect;
+use berth_pods::node::PodFront;
 use berth_testkit::{Account, Cluster, PodCall, Served, given};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -59,20 +61,20 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
     fs::copy(old.kubeconfig(), &kubeconfig).unwrap();
     let config = AgentConfig {
         socket: socket.clone(),
-        database: dir.path().join("berth.db"),
-        node: "node-1".to_owned(),
-        cluster: Some(Connect {
-            kubeconfig: Some(kubeconfig.clone()),
-            ..Connect::default()
-        }),
         listen: None,
-        flat_places: Some(Vec::new()),
-        installed: None,
-        definition_paths: None,
-        garbage: Default::default(),
-        gather: None,
-        slices: Default::default(),
-        vms: None,
+        node: Node {
+            name: "node-1".to_owned(),
+            database: dir.path().join("berth.db"),
+            cluster: Some(Connect {
+                kubeconfig: Some(kubeconfig.clone()),
+                ..Connect::default()
+            }),
+            ..Node::default()
+        },
+        fronts: vec![Box::new(PodFront {
+            flat_places: Some(Vec::new()),
+            ..PodFront::default()
+        })],
     };
     let agent = Served::start(|told| async {
         serve(config, told).await.unwrap();

@@ -4,15 +4,16 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use berth_agent::OnceConfig;
 use berth_cni::conf::LONGEST_CONFIGURATION;
 use berth_cni::wire::{Answer, DEFAULT_SOCKET, Request};
 use berth_cni::{CniError, Code, Environment};
+use berth_front::Node;
 use berth_install::Pointer;
 use berth_pods::config::NodeFiles;
 
+use crate::fronts::CallArgs;
 use crate::logs::{self, LogFormat};
-use crate::node::{ClusterArgs, DefinitionArgs, NodeFileArgs, ResultArgs};
+use crate::node::{ClusterArgs, NodeFileArgs};
 use crate::store::StoreArgs;
 
 /// The flat file's name.
@@ -29,11 +30,9 @@ pub struct CniArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
     #[command(flatten)]
-    results: ResultArgs,
-    #[command(flatten)]
-    definitions: DefinitionArgs,
-    #[command(flatten)]
     files: NodeFileArgs,
+    #[command(flatten)]
+    fronts: CallArgs,
 }
 
 impl CniArgs {
@@ -72,24 +71,23 @@ impl CniArgs {
         // After the usual places: an agent knows those, and the two must read the same.
         places.extend(installed.iter().map(|found| found.configuration.join(FLAT)));
         let told = installed.as_ref().and_then(|found| found.database.clone());
-        let config = OnceConfig {
+        let node = Node {
+            // No definition names the node: it could name another one, and claim that one's slices.
+            name: (self.files.name(self.node, &homes(&places))).unwrap_or_default(),
             // The agent's own: a second file would allocate what the first has (I1).
             database: store.node_database_or(told),
-            // No definition names the node: it could name another one, and claim that one's slices.
-            node: (self.files.name(self.node, &homes(&places))).unwrap_or_default(),
             cluster: self.cluster.connect(),
-            flat_places: Some(places),
-            definition_paths: self.definitions.paths(),
-            result_caches: self.results.directories(),
+            leader_desk: None,
             runtime: socket().parent().map(PathBuf::from),
             installed: installed.map(|found| found.path),
         };
+        let fronts = self.fronts.list(&node, places);
         let request = Request::new(&self.plugin, environment, stdin);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| CniError::new(Code::Internal, format!("no runtime: {error}")))?;
-        Ok(runtime.block_on(berth_agent::once(config, &request)))
+        Ok(runtime.block_on(berth_agent::once(&node, fronts, &request)))
     }
 }
 

@@ -4,15 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_controller::{Controller, ControllerConfig};
-use berth_ledger::KubeLedger;
+use berth_controller::{
+    Controller, ControllerConfig, DeskArgs, LeaderDesk, SliceTask, SliceTaskSettings, Tasks,
+};
 use berth_listen::warn_if_readable_by_others;
-use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings};
-use prometheus_client::registry::Registry;
-use tokio_util::sync::CancellationToken;
+use berth_pods::garbage::{CollectTask, GarbageSettings};
+use berth_pods::node::GarbageArgs;
 
-use crate::agent::GarbageArgs;
-use crate::common_desk::DeskArgs;
 use crate::daemon;
 use crate::logs::{self, LogFormat};
 use crate::node::{ClusterArgs, NodeFileArgs};
@@ -85,15 +83,20 @@ impl ControllerArgs {
         }
         let mut config = ControllerConfig {
             cluster,
-            identity: name.clone(),
+            identity: name,
             notice: Default::default(),
             lease: (!self.no_election).then(|| Duration::from_secs(self.lease_duration)),
-            grace: Duration::from_secs_f64(self.slice_grace),
-            gather: Duration::from_millis(self.gather_ms),
-            resync: Duration::from_secs(self.resync),
             listen: self.listen,
-            flat_places,
-            unseen_is_apart: self.ignore_on_disk_networks,
+        };
+        let settings = TaskSettings {
+            slices: SliceTaskSettings {
+                grace: Duration::from_secs_f64(self.slice_grace),
+                gather: Duration::from_millis(self.gather_ms),
+                resync: Duration::from_secs(self.resync),
+                flat_places,
+                unseen_is_apart: self.ignore_on_disk_networks,
+            },
+            garbage,
         };
         daemon::run(async move {
             let told = daemon::told()?;
@@ -103,34 +106,42 @@ impl ControllerArgs {
                 .flat_map(|desk| desk.notice().annotations())
                 .collect();
             let controller = Controller::open(config).await?;
-            let mut registry = Registry::default();
-            let stop = CancellationToken::new();
-            let desk = desk.map(|desk| {
-                let (connection, leadership) = (controller.connection(), controller.leadership());
-                let defines = controller.defines();
-                let (registry, stop) = (&mut registry, stop.clone());
-                tokio::spawn(desk.serve(&connection, leadership, defines, registry, stop))
-            });
-            let collector = garbage.map(|settings| {
-                let (connection, leadership) = (controller.connection(), controller.leadership());
-                let ledger = Arc::new(KubeLedger::new(connection.clone()));
-                let metrics = GarbageMetrics::default();
-                metrics.register(&mut registry);
-                let leads = move || leadership.is_leading();
-                let collector = Collector::new(connection, ledger, &name, "", settings, metrics);
-                tokio::spawn(collector.led(leads).run(stop.clone().cancelled_owned()))
-            });
-            let ended = controller.run(registry, told).await;
-            stop.cancel();
-            if let Some(collector) = collector {
-                let _ = collector.await;
-            }
-            if let Some(desk) = desk {
-                let _ = desk.await;
-            }
-            ended?;
+            let tasks = settings.tasks(&controller, desk);
+            controller.run(tasks, told).await?;
             Ok(())
         })
+    }
+}
+
+/// What the tasks of a leader are told.
+struct TaskSettings {
+    slices: SliceTaskSettings,
+    /// None: agents collect by themselves.
+    garbage: Option<GarbageSettings>,
+}
+
+impl TaskSettings {
+    /// The list of tasks: the one place that names them all.
+    fn tasks(self, controller: &Controller, desk: Option<LeaderDesk>) -> Tasks {
+        let (connection, leadership) = (controller.connection(), controller.leadership());
+        let slices = SliceTask::new(&connection, &leadership, self.slices);
+        let defines = slices.defines();
+        let mut tasks: Tasks = vec![Arc::new(slices)];
+        if let Some(desk) = desk {
+            tasks.push(Arc::new(desk.task(
+                &connection,
+                leadership.clone(),
+                defines,
+            )));
+        }
+        if let Some(settings) = self.garbage {
+            let identity = leadership.identity().to_owned();
+            let leads = move || leadership.is_leading();
+            tasks.push(Arc::new(CollectTask::new(
+                connection, identity, settings, leads,
+            )));
+        }
+        tasks
     }
 }
 

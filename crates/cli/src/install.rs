@@ -14,6 +14,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
 
 use crate::daemon;
+use crate::fronts;
 use crate::logs::{self, LogFormat};
 use crate::output::{self, Format, Row};
 
@@ -150,6 +151,7 @@ impl InstallArgs {
         Ok(Settings {
             layout,
             plugin,
+            plugin_names: fronts::plugin_names(),
             engine: given(self.engine.as_deref()).unwrap_or(this),
             cluster: (!self.standalone).then_some(cluster),
             database,

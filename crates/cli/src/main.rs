@@ -9,11 +9,11 @@ mod agent;
 mod agent_client;
 mod allocate;
 mod cni;
-mod common_desk;
 mod controller;
 mod daemon;
 mod exit;
 mod find;
+mod fronts;
 mod install;
 mod logs;
 mod node;
@@ -24,7 +24,6 @@ mod store;
 mod up;
 mod vm;
 mod vm_client;
-mod vm_flags;
 
 use std::process::ExitCode;
 

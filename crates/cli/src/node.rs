@@ -31,49 +31,6 @@ impl ClusterArgs {
     }
 }
 
-/// Where the container runtime and Multus have libcni keep the results of this node's attachments.
-const RESULT_CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
-
-/// What the container runtime knows of this node's attachments.
-#[derive(Debug, Clone, clap::Args)]
-pub struct ResultArgs {
-    /// Where libcni keeps the results of this node's attachments: read when a node's database may be older than what it has
-    /// allocated. May be given several times; separated by commas in the variable.
-    #[arg(long, env = "BERTH_RESULT_CACHE", value_delimiter = ',', value_name = "DIR", default_values = RESULT_CACHES)]
-    result_cache: Vec<PathBuf>,
-}
-
-impl ResultArgs {
-    pub fn directories(&self) -> Vec<PathBuf> {
-        let named = self.result_cache.iter();
-        named
-            .filter(|path| !path.as_os_str().is_empty())
-            .cloned()
-            .collect()
-    }
-}
-
-/// What network definitions may name of this node.
-#[derive(Debug, Clone, clap::Args)]
-pub struct DefinitionArgs {
-    /// Directories, between colons, below which a network definition may name files (kubernetes.kubeconfig,
-    /// configuration_path) on a machine that is in no cluster; they must be root's. On a node of a cluster it names
-    /// none [default: the directories of CNI configurations, such as /etc/cni/net.d].
-    #[arg(long, value_name = "DIRS", env = "BERTH_DEFINITION_PATHS")]
-    definition_paths: Option<OsString>,
-}
-
-impl DefinitionArgs {
-    pub fn paths(&self) -> Option<Vec<PathBuf>> {
-        let paths = self.definition_paths.as_ref()?;
-        Some(
-            std::env::split_paths(paths)
-                .filter(|path| path.is_absolute())
-                .collect(),
-        )
-    }
-}
-
 /// Which files tell what the node's administrator or installer has set.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct NodeFileArgs {

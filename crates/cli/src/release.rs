@@ -11,10 +11,10 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use anyhow::bail;
-use berth_agent::{RELEASE_PATH, ReleaseFailure, ReleaseReason, ReleaseRequest};
 use berth_cni::wire::DEFAULT_SOCKET;
 use berth_core::{Address, Record};
 use berth_pods::by_hand::{self, Asker, Standing};
+use berth_pods::node::{RELEASE_PATH, ReleaseFailure, ReleaseReason, ReleaseRequest};
 use clap::Args;
 
 use crate::addresses::AddressRow;

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use berth_agent::AgentConfig;
+use berth_front::Node;
+use berth_pods::node::PodFront;
 use clap::Args;
 use serde::Serialize;
 
@@ -82,29 +84,29 @@ impl Up {
         make_private(&state)?;
         leave_network(&state)?;
         let plugin = Plugin::find(self.plugin.as_deref())?;
+        let (socket, database) = (state.join("berth.sock"), state.join("berth.db"));
         let config = AgentConfig {
-            socket: state.join("berth.sock"),
-            database: state.join("berth.db"),
-            node: String::new(),
-            cluster: None,
+            socket: socket.clone(),
             listen: None,
-            flat_places: Some(Vec::new()),
-            installed: None,
-            definition_paths: Some(Vec::new()),
-            garbage: Default::default(),
-            gather: None,
-            slices: Default::default(),
-            vms: None,
+            node: Node {
+                database: database.clone(),
+                ..Node::default()
+            },
+            fronts: vec![Box::new(PodFront {
+                flat_places: Some(Vec::new()),
+                definition_paths: Some(Vec::new()),
+                ..PodFront::default()
+            })],
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let mut agent = tokio::spawn(berth_agent::serve(config.clone(), async {
+        let mut agent = tokio::spawn(berth_agent::serve(config, async {
             let _ = stopped.await;
         }));
-        ready(&config.socket, &mut agent).await?;
-        let attached = attach_all(&plugin, &config).await?;
+        ready(&socket, &mut agent).await?;
+        let attached = attach_all(&plugin, &socket, &database).await?;
         output::print(format, &attached)?;
         if format == Format::Table {
-            output::say(&what_next(&state, &config.socket, self.once))?;
+            output::say(&what_next(&state, &socket, self.once))?;
         }
         if !self.once {
             tokio::select! {
@@ -181,8 +183,12 @@ async fn ready(
 }
 
 /// One CNI ADD per pretended pod, by the plugin binary, one after the other.
-async fn attach_all(plugin: &Plugin, config: &AgentConfig) -> anyhow::Result<Vec<Attached>> {
-    let ledger = berth_ledger::SqliteLedger::open(&config.database)?;
+async fn attach_all(
+    plugin: &Plugin,
+    socket: &Path,
+    database: &Path,
+) -> anyhow::Result<Vec<Attached>> {
+    let ledger = berth_ledger::SqliteLedger::open(database)?;
     let before = plugin::held(&ledger).await?;
     let mut attached = Vec::new();
     for pod in PODS {
@@ -193,7 +199,7 @@ async fn attach_all(plugin: &Plugin, config: &AgentConfig) -> anyhow::Result<Vec
         };
         let began = Instant::now();
         let addresses = plugin
-            .add(&attachment, NETWORK, &config.socket)
+            .add(&attachment, NETWORK, socket)
             .await
             .with_context(|| format!("an address for {}", attachment.pod))?;
         let milliseconds = began.elapsed().as_secs_f64() * 1000.0;

@@ -1,4 +1,4 @@
-//! What the controller counts.
+//! What the assignment of slices counts.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -6,7 +6,6 @@ use prometheus_client::registry::Registry;
 
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    pub leading: Gauge,
     pub passes: Counter,
     writes: Counter,
     refused: Counter,
@@ -20,11 +19,6 @@ pub struct Metrics {
 impl Metrics {
     pub fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("berth_controller");
-        registry.register(
-            "leading",
-            "1 while this process leads",
-            self.leading.clone(),
-        );
         registry.register("passes", "Looks at all networks", self.passes.clone());
         registry.register("writes", "NodeSlicePools written", self.writes.clone());
         registry.register(

@@ -1,10 +1,11 @@
-//! The controller's life: connect, stand for election, watch, work, stop.
+//! The controller's life: connect, stand for election, run its tasks, stop.
+//!
+//! Every replica runs each task's `follow`; the leader also its `lead`, once a term.
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,27 +15,20 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use berth_api::slices::CONTROLLER_LEASE;
-use berth_ledger::kube::slicepools::SlicePools;
+use berth_front::LeaderTask;
+use berth_ledger::LedgerError;
 use berth_ledger::kube::{Connect, Connection};
-use berth_ledger::{KubeLedger, LedgerError, PoolKey};
 use berth_listen::{Limits, Server, Transport, exposition};
-use berth_pods::garbage::witness::Witness;
-use berth_pods::policy::Policies;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
-use tokio::time::Instant;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::election::{Candidate, Election, Leadership};
-use crate::events::Recorder;
-use crate::look::Looker;
-use crate::lost::LostClaims;
-use crate::metrics::Metrics;
-use crate::published::NetworksMap;
-use crate::seen::Seen;
-use crate::tend::{Ended, Tender};
-use crate::vanished;
-use crate::work::Work;
+
+/// What a leader does, each task for the whole cluster.
+pub type Tasks = Vec<Arc<dyn LeaderTask>>;
 
 /// How a controller is set up.
 #[derive(Clone, Debug)]
@@ -46,18 +40,8 @@ pub struct ControllerConfig {
     pub notice: BTreeMap<String, String>,
     /// How long a leader that is gone goes unnoticed; none: no election, this process always leads.
     pub lease: Option<Duration>,
-    /// How long a node, or what a change would drop, must have been unused before it is taken (I4, I8).
-    pub grace: Duration,
-    /// How long after a change the others that come with it are waited for.
-    pub gather: Duration,
-    /// How often everything is read anew.
-    pub resync: Duration,
     /// Where health, readiness and metrics are served, if anywhere.
     pub listen: Option<SocketAddr>,
-    /// Where the flat file is looked for.
-    pub flat_places: Vec<PathBuf>,
-    /// Definitions whose configuration is on the nodes' disks are taken for networks of other ranges.
-    pub unseen_is_apart: bool,
 }
 
 /// Why a controller does not run.
@@ -71,16 +55,18 @@ pub enum ControllerError {
         #[source]
         source: io::Error,
     },
+    /// A process that goes on without one of its tasks looks well and is not: it ends, and is started again.
+    #[error("the task {0} ended by itself")]
+    Task(&'static str),
 }
 
-/// A controller that is about to run. What else a leader does gets its connection and its leadership here.
+/// A controller that is about to run. Its tasks get its connection and its leadership here.
 #[derive(Debug)]
 pub struct Controller {
     config: ControllerConfig,
     connection: Connection,
     leadership: Leadership,
     election: Option<Election>,
-    seen: Arc<Seen>,
 }
 
 impl Controller {
@@ -114,7 +100,6 @@ impl Controller {
             connection,
             leadership,
             election,
-            seen: Arc::default(),
         })
     }
 
@@ -122,83 +107,61 @@ impl Controller {
         self.leadership.clone()
     }
 
-    /// Whether some network definition that was seen asks for that pool.
-    pub fn defines(&self) -> impl Fn(&PoolKey) -> bool + Send + Sync + 'static {
-        let seen = Arc::clone(&self.seen);
-        move |pool| seen.defines(pool)
-    }
-
     pub fn connection(&self) -> Connection {
         self.connection.clone()
     }
 
-    /// Runs until `shutdown` completes, then gives the Lease back. `registry` is what `/metrics` shows.
+    /// Runs until `shutdown` completes, then gives the Lease back.
     pub async fn run(
         self,
-        mut registry: Registry,
+        tasks: Tasks,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), ControllerError> {
-        let Controller {
-            config,
-            connection,
-            leadership,
-            election,
-            seen,
-        } = self;
-        let client = connection.client.clone();
-        let metrics = Metrics::default();
-        metrics.register(&mut registry);
+        let mut registry = Registry::default();
         exposition::register_build_info(&mut registry);
+        let leading = Gauge::default();
+        registry
+            .sub_registry_with_prefix("berth_controller")
+            .register("leading", "1 while this process leads", leading.clone());
+        for task in &tasks {
+            task.register(&mut registry);
+        }
         let stop = CancellationToken::new();
-        let election = election.map(|election| tokio::spawn(election.run(stop.clone())));
-        let pools = SlicePools::new(&connection);
-        let listener = listen(&config, registry, &seen, &leadership, &stop).await?;
-        let leads = leadership.clone();
-        let claims = KubeLedger::new(connection.clone());
-        let work = Work {
-            seen: Arc::clone(&seen),
-            leadership,
-            tender: Tender {
-                pools: pools.clone(),
-                looker: Looker {
-                    witness: Witness::new(client.clone(), connection.timeout),
-                    ledger: KubeLedger::new(connection.clone()),
-                },
-                grace: config.grace,
-                metrics,
-                ended: Ended::default(),
-            },
-            recorder: Recorder::new(client.clone(), &config.identity, connection.timeout),
-            networks: NetworksMap::new(client.clone(), &connection.namespace, connection.timeout),
-            gather: config.gather,
-            resync: config.resync,
-            unseen_is_apart: config.unseen_is_apart,
-            memories: BTreeMap::new(),
-            claims: LostClaims::default(),
-            sweep: false,
-            begun: Instant::now(),
+        let state = AppState {
+            registry: Arc::new(registry),
+            tasks: tasks.clone().into(),
+            leadership: self.leadership.clone(),
         };
+        let listener = listen(self.config.listen, state, &stop).await?;
+        let election = self
+            .election
+            .map(|election| tokio::spawn(election.run(stop.clone())));
+        let mut running = JoinSet::new();
+        running.spawn(tell_leading(leading, self.leadership.clone(), stop.clone()));
+        let names: Vec<&'static str> = tasks.iter().map(|task| task.name()).collect();
+        for task in tasks {
+            let name = task.name();
+            let (followed, until) = (Arc::clone(&task), stop.clone());
+            running.spawn(async move {
+                followed.follow(until).await;
+                name
+            });
+            running.spawn(terms(task, self.leadership.clone(), stop.clone()));
+        }
         tracing::info!(
-            identity = config.identity,
-            namespace = connection.namespace,
+            identity = self.config.identity,
+            namespace = self.connection.namespace,
+            tasks = ?names,
             "the controller runs"
         );
-        let policies = Policies::new(&connection);
-        let watches = async {
-            tokio::join!(
-                seen.follow_policy(&policies),
-                seen.follow_nodes(client.clone()),
-                seen.follow_definitions(client.clone(), &config.flat_places),
-                seen.follow_pools(&pools),
-                vanished::call_nodes(&claims, &seen, &leads),
-            );
+        let ended = tokio::select! {
+            () = shutdown => Ok(()),
+            Some(ended) = running.join_next() => {
+                Err(ControllerError::Task(ended.unwrap_or("that panicked")))
+            }
         };
-        tokio::select! {
-            () = shutdown => {}
-            () = watches => {}
-            () = work.run(stop.clone()) => {}
-        }
         stop.cancel();
+        while running.join_next().await.is_some() {}
         if let Some(election) = election {
             let _ = election.await;
         }
@@ -206,50 +169,75 @@ impl Controller {
             let _ = listener.await;
         }
         tracing::info!("the controller has stopped");
-        Ok(())
+        ended
     }
 }
 
-/// Runs a controller and nothing beside it.
-pub async fn serve(
-    config: ControllerConfig,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), ControllerError> {
-    let controller = Controller::open(config).await?;
-    controller.run(Registry::default(), shutdown).await
+/// Has a task lead, term after term, until stopped.
+async fn terms(
+    task: Arc<dyn LeaderTask>,
+    mut leadership: Leadership,
+    stop: CancellationToken,
+) -> &'static str {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return task.name(),
+            () = leadership.until_leading() => {}
+        }
+        let term = stop.child_token();
+        let mut watched = leadership.clone();
+        let deposed = async {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = watched.until_deposed() => {}
+            }
+            term.cancel();
+        };
+        tokio::join!(task.lead(term.clone()), deposed);
+    }
+}
+
+async fn tell_leading(
+    leading: Gauge,
+    mut leadership: Leadership,
+    stop: CancellationToken,
+) -> &'static str {
+    let telling = async {
+        loop {
+            leadership.until_leading().await;
+            leading.set(1);
+            leadership.until_deposed().await;
+            leading.set(0);
+        }
+    };
+    stop.run_until_cancelled(telling).await;
+    "leading"
 }
 
 #[derive(Clone)]
-struct Desk {
+struct AppState {
     registry: Arc<Registry>,
-    seen: Arc<Seen>,
+    tasks: Arc<[Arc<dyn LeaderTask>]>,
     leadership: Leadership,
 }
 
 async fn listen(
-    config: &ControllerConfig,
-    registry: Registry,
-    seen: &Arc<Seen>,
-    leadership: &Leadership,
+    address: Option<SocketAddr>,
+    state: AppState,
     stop: &CancellationToken,
 ) -> Result<Option<tokio::task::JoinHandle<()>>, ControllerError> {
-    let Some(address) = config.listen else {
+    let Some(address) = address else {
         return Ok(None);
     };
     let listener = TcpListener::bind(address)
         .await
         .map_err(|source| ControllerError::Listen { address, source })?;
-    let desk = Desk {
-        registry: Arc::new(registry),
-        seen: Arc::clone(seen),
-        leadership: leadership.clone(),
-    };
     let routes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/leader", get(leader))
         .route("/metrics", get(metrics))
-        .with_state(desk);
+        .with_state(state);
     let server = Server {
         name: "controller health and metrics",
         transport: Transport::Tcp(listener),
@@ -259,28 +247,35 @@ async fn listen(
     Ok(Some(tokio::spawn(server.run(stop.clone()))))
 }
 
-/// Ready when it could take over at once: leader or not, it knows what there is.
-async fn ready(State(desk): State<Desk>) -> Response {
-    if desk.seen.is_complete() {
-        return "ready\n".into_response();
+/// Ready when it could take over at once: leader or not, every task knows what there is.
+async fn ready(State(state): State<AppState>) -> Response {
+    let waiting: Vec<String> = state
+        .tasks
+        .iter()
+        .filter_map(|task| task.ready().err())
+        .collect();
+    match waiting.is_empty() {
+        true => "ready\n".into_response(),
+        false => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{}\n", waiting.join("; ")),
+        )
+            .into_response(),
     }
-    let told =
-        "nodes, network definitions, NodeSlicePools or the RangePolicy were not listed yet\n";
-    (StatusCode::SERVICE_UNAVAILABLE, told).into_response()
 }
 
 /// Who leads, for people.
-async fn leader(State(desk): State<Desk>) -> Response {
-    let leader = desk.leadership.leader().unwrap_or_default();
+async fn leader(State(state): State<AppState>) -> Response {
+    let leader = state.leadership.leader().unwrap_or_default();
     axum::Json(serde_json::json!({
         "identity": leader.identity,
         "notice": leader.notice,
-        "this": desk.leadership.is_leading(),
-        "term": desk.leadership.term(),
+        "this": state.leadership.is_leading(),
+        "term": state.leadership.term(),
     }))
     .into_response()
 }
 
-async fn metrics(State(desk): State<Desk>, headers: HeaderMap) -> Response {
-    exposition::respond(&desk.registry, &headers)
+async fn metrics(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    exposition::respond(&state.registry, &headers)
 }

@@ -16,7 +16,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::disjoint::Apart;
-use crate::election::Leadership;
 use crate::events::Recorder;
 use crate::faults;
 use crate::look::LookError;
@@ -37,7 +36,6 @@ const LATER: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Work {
     pub seen: Arc<Seen>,
-    pub leadership: Leadership,
     pub tender: Tender,
     pub recorder: Recorder,
     pub networks: NetworksMap,
@@ -54,34 +52,20 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    pub async fn run(mut self, stop: CancellationToken) {
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = self.leadership.until_leading() => {}
-            }
-            self.tender.metrics.leading.set(1);
-            // What was known in an earlier term may be anything by now; what was suspected proves nothing.
-            self.memories.clear();
-            self.claims = LostClaims::default();
-            self.networks.forget();
-            self.sweep = true;
-            self.lead(&stop).await;
-            self.tender.metrics.leading.set(0);
-        }
-    }
-
-    /// Until deposed or stopped.
-    async fn lead(&mut self, stop: &CancellationToken) {
-        let mut deposed = self.leadership.clone();
+    /// One term, until it is cancelled.
+    pub async fn lead(&mut self, term: &CancellationToken) {
+        // What was known in an earlier term may be anything by now; what was suspected proves nothing.
+        self.memories.clear();
+        self.claims = LostClaims::default();
+        self.networks.forget();
+        self.sweep = true;
         let seen = Arc::clone(&self.seen);
         let mut again = Some(Instant::now());
         let mut resync = Instant::now() + self.resync;
         loop {
             let due = again.map_or(resync, |again| again.min(resync));
             tokio::select! {
-                () = stop.cancelled() => return,
-                () = deposed.until_deposed() => return,
+                () = term.cancelled() => return,
                 () = seen.changed.notified() => tokio::time::sleep(self.gather).await,
                 () = tokio::time::sleep_until(due) => {}
             }
@@ -94,8 +78,7 @@ impl Work {
             }
             // A pass is dropped where it stands when leadership ends: whatever it was about to write is guarded.
             again = tokio::select! {
-                () = stop.cancelled() => return,
-                () = deposed.until_deposed() => return,
+                () = term.cancelled() => return,
                 again = self.pass() => again,
             };
         }

@@ -21,10 +21,35 @@ use crate::pointer;
 
 /// What is kept of the time before Berth.
 const BEFORE: &str = ".before-berth";
-/// Where the plugin looks for the engine, and the names it is called by.
+/// Where the plugin looks for the engine.
 const ENGINE: &str = "berth-full";
-const PLUGINS: [&str; 2] = ["berth", "whereabouts"];
 const PROGRAM_MODE: u32 = 0o755;
+
+/// A text that goes beside the plugin's configuration.
+struct TextFile {
+    name: &'static str,
+    /// None where there is nothing to write on this node.
+    text: fn(&Settings, Option<&content::Cluster>) -> Option<String>,
+}
+
+/// The texts, under the names that whereabouts has for them, in the order in which they are written.
+const TEXTS: &[TextFile] = &[
+    TextFile {
+        name: "whereabouts.kubeconfig",
+        text: |_, cluster| cluster.map(content::kubeconfig),
+    },
+    TextFile {
+        name: "whereabouts.conf",
+        text: |settings, cluster| {
+            let own = settings.layout.own();
+            cluster.map(|_| content::flat_file(&own.there, &settings.cron))
+        },
+    },
+    TextFile {
+        name: "nodename",
+        text: |settings, _| settings.node.clone(),
+    },
+];
 
 /// What is installed, and where.
 #[derive(Debug, Clone)]
@@ -32,6 +57,8 @@ pub struct Settings {
     pub layout: Layout,
     /// The CNI plugin's executable.
     pub plugin: PathBuf,
+    /// The names that it is installed under, one for each `ipam.type` that a front answers to.
+    pub plugin_names: Vec<&'static str>,
     /// `berth` itself: what the plugin runs where no agent listens.
     pub engine: PathBuf,
     /// None on a node of no cluster: there the programs are all there is to install.
@@ -227,21 +254,15 @@ fn carry_out(layout: &Layout, step: Step) -> Result<Placed, InstallError> {
 impl Settings {
     fn items(&self) -> Result<Vec<Item>, InstallError> {
         let own = self.layout.own();
-        let mut texts = Vec::new();
-        if let Some(cluster) = &self.cluster {
-            let cluster = cluster.read()?;
-            texts.push(("whereabouts.kubeconfig", content::kubeconfig(&cluster)));
-            let flat = content::flat_file(&own.there, &self.cron);
-            texts.push(("whereabouts.conf", flat));
-        }
-        if let Some(node) = &self.node {
-            texts.push(("nodename", node.clone()));
-        }
-        let texts = texts.into_iter().map(|(name, text)| Item {
-            file: join(&own, name),
-            mode: self.mode,
-            content: Content::Text(text),
-            shared: true,
+        let source = self.cluster.as_ref();
+        let cluster = source.map(ClusterSource::read).transpose()?;
+        let texts = TEXTS.iter().filter_map(|file| {
+            Some(Item {
+                file: join(&own, file.name),
+                mode: self.mode,
+                content: Content::Text((file.text)(self, cluster.as_ref())?),
+                shared: true,
+            })
         });
         let program = |name: &str, source: &Path| Item {
             file: join(&self.layout.bin, name),
@@ -256,7 +277,8 @@ impl Settings {
             shared: false,
         });
         let engine = [program(ENGINE, &self.engine)];
-        let plugins = PLUGINS.map(|name| program(name, &self.plugin));
+        let names = self.plugin_names.iter();
+        let plugins = names.map(|name| program(name, &self.plugin));
         let programs = engine.into_iter().chain(plugins);
         Ok(texts.chain(pointer).chain(programs).collect())
     }
@@ -277,11 +299,10 @@ impl Settings {
     /// Every file that this installs, as this process sees it.
     pub(crate) fn places(&self) -> Vec<PathBuf> {
         let own = self.layout.own().here;
-        let names = ["whereabouts.kubeconfig", "whereabouts.conf", "nodename"];
-        let beside = [pointer::NAME, ENGINE].into_iter().chain(PLUGINS);
-        names
-            .into_iter()
-            .map(|name| own.join(name))
+        let texts = TEXTS.iter().map(|file| own.join(file.name));
+        let plugins = self.plugin_names.iter().copied();
+        let beside = [pointer::NAME, ENGINE].into_iter().chain(plugins);
+        texts
             .chain(beside.map(|name| self.layout.bin.here.join(name)))
             .collect()
     }

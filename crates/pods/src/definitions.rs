@@ -12,9 +12,7 @@ use berth_cni::{CniError, conf};
 use serde_json::{Value, json};
 
 use crate::config::{ConfigError, Found, NamedPaths, NodeFiles, PodNetwork};
-
-/// The names that a network may call the plugin by.
-const PLUGINS: [&str; 2] = ["whereabouts", "berth"];
+use crate::node::PLUGINS;
 
 /// What a definition says.
 #[derive(Debug, Default)]
@@ -58,7 +56,7 @@ pub fn read(name: &str, config: &str, flat_places: &[PathBuf]) -> Definition {
             let named = |plugin: &str| config.contains(&format!("\"{plugin}\""));
             return Definition {
                 unknown: Some(format!("spec.config: {}", CniError::from(error).msg)),
-                may_be_ours: PLUGINS.into_iter().any(named),
+                may_be_ours: PLUGINS.iter().copied().any(named),
                 ..Definition::default()
             };
         }
@@ -101,7 +99,7 @@ fn network(conf: &Value, files: &NodeFiles) -> Option<DefinedNetwork> {
     let path = Path::Root("ipam");
     let ipam = Fields::of(&path, conf.get("ipam")?).ok()?;
     let kind = ipam.text_or_empty("type").ok()?;
-    let kind = PLUGINS.into_iter().find(|plugin| *plugin == kind)?;
+    let kind = PLUGINS.iter().copied().find(|plugin| *plugin == kind)?;
     let slice_size = ipam.text_or_empty("node_slice_size").unwrap_or_default();
     let conf = match NetConf::of(conf) {
         Ok(conf) => conf,

@@ -15,6 +15,7 @@
 //! | `cut` | what a claim may take of this node's slices |
 //! | [`reserve`] | one address across pools whose ranges overlap |
 //! | [`store`] | where pools are kept |
+//! | [`node`] | the front in a node's agent: its stores, collectors, flags |
 //! | [`journal`] | what this node was given |
 //! | [`by_hand`] | addresses that a person allocates and releases |
 //! | [`boot`] | which boot the node is in |
@@ -49,6 +50,7 @@ pub mod gc;
 pub mod journal;
 pub mod layout;
 mod named_reads;
+pub mod node;
 mod own;
 pub mod policy;
 pub mod probe;

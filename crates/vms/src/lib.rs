@@ -6,7 +6,9 @@
 
 mod audit;
 mod boot;
+mod flags;
 mod fleet;
+mod front;
 pub mod http;
 mod metrics;
 mod pool;
@@ -18,6 +20,7 @@ mod start;
 pub mod vm;
 
 pub use boot::BootNote;
+pub use flags::VmFlags;
 pub use fleet::Fleet;
 pub use http::router;
 pub use metrics::VmMetrics;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use berth_agent::SliceSettings;
+use berth_slices::SliceSettings;
 use berth_testkit::Fate;
 use serde_json::{Value, json};
 

@@ -4,7 +4,6 @@
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use berth_agent::SliceSettings;
 use berth_api::berth::SliceCall;
 use berth_api::claim::{NETWORK, NODE, RANGE, SliceClaim, SliceClaimSpec};
 use berth_api::whereabouts::IPPool;
@@ -15,6 +14,7 @@ use berth_ledger::{
     Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Version,
 };
 use berth_pods::{Front, Store, Stores};
+use berth_slices::SliceSettings;
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, Slices, sliced};
 use berth_testkit::{Asked, Fate, Relay, given};

@@ -93,8 +93,8 @@ async fn a_pod_does_not_wait_for_a_second_slice_while_the_api_server_is_away() {
 }
 
 /// Settings that look at a range only when something calls for it.
-fn seldom(publish_within: Duration) -> berth_agent::SliceSettings {
-    berth_agent::SliceSettings {
+fn seldom(publish_within: Duration) -> berth_slices::SliceSettings {
+    berth_slices::SliceSettings {
         look: Duration::from_secs(600),
         publish_within,
         ..quick()
@@ -158,7 +158,7 @@ async fn berth_15_24_a_publication_waits_as_long_as_retry_after_says() {
     let site = Site::shared().await;
     // Two slices in use, so that a pass has a second one to go on with.
     let ipam = small("10.27.0.0/24");
-    let settings = berth_agent::SliceSettings {
+    let settings = berth_slices::SliceSettings {
         look: Duration::from_secs(600),
         ..quick()
     };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use berth_agent::SliceSettings;
+use berth_slices::SliceSettings;
 use berth_testkit::Asked;
 use serde_json::json;
 

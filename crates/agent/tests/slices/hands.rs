@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use berth_agent::SliceSettings;
 use berth_api::berth::SliceCall;
+use berth_slices::SliceSettings;
 use futures::future::join_all;
 use kube::api::DeleteParams;
 use serde_json::json;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use berth_agent::SliceSettings;
 use berth_api::whereabouts::NodeSlicePool;
+use berth_slices::SliceSettings;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 

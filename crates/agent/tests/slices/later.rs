@@ -19,7 +19,7 @@ const RESERVATIONS: &str = "/overlappingrangeipreservations";
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
     let site = Site::shared().await;
-    let settings = berth_agent::SliceSettings {
+    let settings = berth_slices::SliceSettings {
         look: Duration::from_millis(100),
         ..quick()
     };

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use berth_agent::{AgentConfig, GarbageSettings, OnceConfig, Patience, SliceSettings, once, serve};
+use berth_agent::{AgentConfig, once, serve};
 use berth_api::claim::{self, SliceClaim};
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_cni::http;
 use berth_cni::wire::{Answer, Request};
 use berth_ledger::kube::Connect;
 use berth_ledger::{Ledger, SqliteLedger};
+use berth_pods::garbage::{GarbageSettings, Patience};
+use berth_pods::node::PodFront;
+use berth_slices::SliceSettings;
 use berth_testkit::{Agents, Cluster, Relay, Served, given};
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::{Api, ListParams, PostParams};
@@ -203,7 +206,9 @@ pub struct Copied([Option<Vec<u8>>; 3]);
 pub struct Machine {
     _dir: tempfile::TempDir,
     pub node: String,
-    config: AgentConfig,
+    socket: PathBuf,
+    host: berth_front::Node,
+    front: PodFront,
     agent: Option<Served>,
 }
 
@@ -213,7 +218,7 @@ impl Machine {
         let copy = tempfile::tempdir().unwrap();
         for suffix in ["", "-wal"] {
             let name = format!("berth.db{suffix}");
-            let from = self.config.database.with_file_name(&name);
+            let from = self.host.database.with_file_name(&name);
             let _ = std::fs::copy(from, copy.path().join(&name));
         }
         let ledger = SqliteLedger::open(copy.path().join("berth.db")).unwrap();
@@ -233,15 +238,14 @@ impl Machine {
 
     pub async fn start_with(site: &Site, node: &str, slices: SliceSettings) -> Machine {
         let dir = tempfile::tempdir().unwrap();
-        let config = AgentConfig {
-            socket: dir.path().join("berth.sock"),
+        let host = berth_front::Node {
+            name: node.to_owned(),
             database: dir.path().join("berth.db"),
-            node: node.to_owned(),
             cluster: Some(site.connect_as(node, 3).await),
-            listen: None,
+            ..berth_front::Node::default()
+        };
+        let front = PodFront {
             flat_places: Some(Vec::new()),
-            installed: None,
-            definition_paths: None,
             garbage: GarbageSettings {
                 patience: Patience {
                     grace: Duration::from_secs(600),
@@ -251,19 +255,21 @@ impl Machine {
                 interval: Duration::from_secs(36_000),
                 ..GarbageSettings::default()
             },
-            gather: None,
             slices: SliceSettings {
                 result_caches: vec![dir.path().join("results")],
                 runtime: Some(dir.path().join("run")),
                 ..slices
             },
-            vms: None,
+            ..PodFront::default()
         };
+        let socket = dir.path().join("berth.sock");
         site.register(node).await;
         let mut machine = Machine {
             _dir: dir,
             node: node.to_owned(),
-            config,
+            socket,
+            host,
+            front,
             agent: None,
         };
         machine.run().await;
@@ -273,7 +279,7 @@ impl Machine {
     /// What the agent answers on its socket to a plain GET: status and body.
     pub async fn get(&self, path: &str) -> (u16, String) {
         use std::io::{Read, Write};
-        let (socket, path) = (self.config.socket.clone(), path.to_owned());
+        let (socket, path) = (self.socket.clone(), path.to_owned());
         let asked = move || {
             let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
             let request =
@@ -298,28 +304,33 @@ impl Machine {
     }
 
     pub fn collecting(&mut self, grace: Duration) {
-        self.config.garbage.patience.grace = grace;
-        self.config.garbage.interval = Duration::from_secs(1);
+        self.front.garbage.patience.grace = grace;
+        self.front.garbage.interval = Duration::from_secs(1);
     }
 
     /// Pods of this node are collected, and all pools are looked at by others.
     pub fn sweep_rarely(&mut self) {
-        self.config.garbage.interval = Duration::from_secs(3600);
+        self.front.garbage.interval = Duration::from_secs(3600);
     }
 
     /// Its requests go that way from its next start on.
     pub fn behind(&mut self, relay: &Relay) {
-        if let Some(cluster) = &mut self.config.cluster {
+        if let Some(cluster) = &mut self.host.cluster {
             cluster.kubeconfig = Some(relay.kubeconfig());
         }
     }
 
     pub async fn run(&mut self) {
-        let config = self.config.clone();
+        let config = AgentConfig {
+            socket: self.socket.clone(),
+            listen: None,
+            node: self.host.clone(),
+            fronts: vec![Box::new(self.front.clone())],
+        };
         let agent = Served::start(|told| async {
             serve(config, told).await.unwrap();
         });
-        let socket = self.config.socket.clone();
+        let socket = self.socket.clone();
         until("the agent starts", async || {
             socket.exists().then_some(()).ok_or("no socket".to_owned())
         })
@@ -348,7 +359,7 @@ impl Machine {
     }
 
     fn file(&self, end: &str) -> PathBuf {
-        PathBuf::from(format!("{}{end}", self.config.database.display()))
+        PathBuf::from(format!("{}{end}", self.host.database.display()))
     }
 
     /// A copy of the node's ledger. The agent must not run.
@@ -408,7 +419,7 @@ impl Machine {
     }
 
     async fn send(&self, request: Request) -> Answer {
-        let socket = self.config.socket.clone();
+        let socket = self.socket.clone();
         let called = move || http::call(&socket, &request, Duration::from_secs(120));
         tokio::task::spawn_blocking(called).await.unwrap().unwrap()
     }
@@ -435,17 +446,8 @@ impl Machine {
         ipam: &Value,
     ) -> impl Future<Output = Result<Vec<String>, (u64, String)>> + use<> {
         let request = request("ADD", "ns", pod, &format!("{pod}-container"), ipam);
-        let config = OnceConfig {
-            database: self.config.database.clone(),
-            node: self.node.clone(),
-            cluster: self.config.cluster.clone(),
-            flat_places: Some(Vec::new()),
-            result_caches: vec![self.result_cache()],
-            runtime: self.config.slices.runtime.clone(),
-            definition_paths: None,
-            installed: None,
-        };
-        async move { given(&once(config, &request).await) }
+        let (node, front) = (self.host.clone(), self.front.clone());
+        async move { given(&once(&node, vec![Box::new(front)], &request).await) }
     }
 
     pub async fn add_in(&self, namespace: &str, pod: &str, ipam: &Value) -> String {

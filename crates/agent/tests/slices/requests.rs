@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth_agent::SliceSettings;
+use berth_slices::SliceSettings;
 use berth_testkit::Cluster;
 use kube::api::ListParams;
 use kube::core::Request;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth_agent::SliceSettings;
+use berth_slices::SliceSettings;
 use serde_json::json;
 
 use crate::bare::claim;

@@ -28,8 +28,8 @@ impl<'a> World<'a> {
     /// The same, with that between its periodic looks.
     pub async fn start_resyncing(site: &'a Site, grace: Duration, resync: Duration) -> World<'a> {
         let mut config = test_controller::config(site.kubeconfig.clone(), &site.namespace);
-        config.grace = grace;
-        config.resync = resync;
+        config.slices.grace = grace;
+        config.slices.resync = resync;
         let controller = test_controller::start(config);
         World { site, controller }
     }

@@ -96,7 +96,7 @@ async fn calico_3589_6244_a_node_that_returns_while_its_slice_is_recalled_keeps_
     let world = sliced("recall").await;
     let mut config = world.config();
     // The pause after the recall is half of it.
-    config.grace = GRACE * 10;
+    config.slices.grace = GRACE * 10;
     let running = test_controller::start(config);
     world.until_rows("blue", &BOTH).await;
     world.delete_node("a").await;
@@ -151,7 +151,7 @@ async fn a_pod_of_a_definition_that_differs_in_size_keeps_the_slice_too() {
 async fn a_node_that_is_made_again_in_time_keeps_its_slice() {
     let world = sliced("again").await;
     let mut config = world.config();
-    config.grace = GRACE * 4;
+    config.slices.grace = GRACE * 4;
     let running = test_controller::start(config);
     world.until_rows("blue", &BOTH).await;
     for _ in 0..3 {

@@ -15,7 +15,7 @@ async fn four_thousand_slices_are_one_object_and_many_nodes_are_one_write() {
     world.network("net", ipam).await;
     let mut config = world.config();
     // Longer than it takes to make the nodes below: what comes together is written together.
-    config.gather = Duration::from_secs(5);
+    config.slices.gather = Duration::from_secs(5);
     let running = test_controller::start(config);
     let served = async |count: usize| {
         let rows = world.rows("cni").await;

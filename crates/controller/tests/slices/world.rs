@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use berth_api::claim::{self, NODE, SliceClaim, SliceClaimSpec};
-use berth_controller::ControllerConfig;
 use berth_testkit::{Cluster, Served};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
 use kube::Client;
@@ -83,7 +82,7 @@ impl World {
         }
     }
 
-    pub fn config(&self) -> ControllerConfig {
+    pub fn config(&self) -> test_controller::Config {
         test_controller::config(self.cluster.kubeconfig(), &self.namespace)
     }
 

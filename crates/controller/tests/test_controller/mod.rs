@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use berth_controller::{ControllerConfig, serve};
+use berth_controller::{Controller, ControllerConfig, SliceTask, SliceTaskSettings};
 use berth_ledger::kube::Connect;
 use berth_testkit::Served;
 use kube::api::{ApiResource, GroupVersionKind};
@@ -12,9 +13,15 @@ use kube::api::{ApiResource, GroupVersionKind};
 /// Two looks lie this far apart.
 pub const GRACE: Duration = Duration::from_millis(400);
 
+/// How a controller is started.
+pub struct Config {
+    pub controller: ControllerConfig,
+    pub slices: SliceTaskSettings,
+}
+
 /// Of the pools of that namespace.
-pub fn config(kubeconfig: PathBuf, namespace: &str) -> ControllerConfig {
-    ControllerConfig {
+pub fn config(kubeconfig: PathBuf, namespace: &str) -> Config {
+    let controller = ControllerConfig {
         cluster: Connect {
             kubeconfig: Some(kubeconfig),
             namespace: Some(namespace.to_owned()),
@@ -23,18 +30,24 @@ pub fn config(kubeconfig: PathBuf, namespace: &str) -> ControllerConfig {
         identity: "test".into(),
         notice: BTreeMap::new(),
         lease: None,
+        listen: None,
+    };
+    let slices = SliceTaskSettings {
         grace: GRACE,
         gather: Duration::from_millis(50),
         resync: Duration::from_secs(300),
-        listen: None,
         flat_places: Vec::new(),
         unseen_is_apart: false,
-    }
+    };
+    Config { controller, slices }
 }
 
-pub fn start(config: ControllerConfig) -> Served {
+pub fn start(config: Config) -> Served {
     Served::start(|told| async {
-        serve(config, told).await.unwrap();
+        let controller = Controller::open(config.controller).await.unwrap();
+        let (connection, leadership) = (controller.connection(), controller.leadership());
+        let slices = SliceTask::new(&connection, &leadership, config.slices);
+        controller.run(vec![Arc::new(slices)], told).await.unwrap();
     })
 }
 

@@ -8,6 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use berth_agent::AgentConfig;
+use berth_front::Node;
+use berth_pods::node::PodFront;
 use berth_testkit::fed;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -143,18 +145,18 @@ impl TestNode {
     pub fn start(&mut self) {
         let config = AgentConfig {
             socket: self.socket(),
-            database: self.dir.path().join("berth.db"),
-            node: "node-1".into(),
-            cluster: None,
             listen: None,
-            flat_places: Some(Vec::new()),
-            // Tests name their clusters in the network.
-            installed: None,
-            definition_paths: Some(vec!["/".into()]),
-            garbage: Default::default(),
-            gather: None,
-            slices: Default::default(),
-            vms: None,
+            node: Node {
+                name: "node-1".into(),
+                database: self.dir.path().join("berth.db"),
+                ..Node::default()
+            },
+            fronts: vec![Box::new(PodFront {
+                flat_places: Some(Vec::new()),
+                // Tests name their clusters in the network.
+                definition_paths: Some(vec!["/".into()]),
+                ..PodFront::default()
+            })],
         };
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {

@@ -39,6 +39,7 @@ mod reserved;
 pub(crate) mod sandbox;
 mod survey;
 mod sweep;
+mod task;
 pub mod terms;
 pub mod turn;
 mod unheld;
@@ -56,6 +57,7 @@ use berth_ledger::kube::Connection;
 
 pub use metrics::GarbageMetrics;
 pub use plan::Patience;
+pub use task::CollectTask;
 
 use crate::config::flat;
 use crate::journal::Journal;

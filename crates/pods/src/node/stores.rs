@@ -2,8 +2,8 @@
 //!
 //! An agent that was told its cluster keeps every network's pools there. One that was not follows the node's flat file or, where
 //! nothing says that the node is in a cluster, the network: the cluster of its kubeconfig
-//! ([`berth_pods::config::NodeFiles`] says which files a network may name). Where neither names one, the node's own SQLite file
-//! is used, unless something says that this node's pools are in a cluster ([`Mark`], `berth install`): then the call is refused.
+//! ([`crate::config::NodeFiles`] says which files a network may name). Where neither names one, the node's own SQLite file
+//! is used, unless something says that this node's pools are in a cluster ([`ClusterMarker`], `berth install`): then the call is refused.
 
 use std::collections::HashMap;
 use std::fs::DirBuilder;
@@ -20,21 +20,21 @@ use berth_ledger::kube::{Connect, Connection};
 use berth_ledger::{
     ClaimKey, ClaimKind, KubeLedger, LedgerError, PoolKey, SharedLedger, SqliteLedger,
 };
-use berth_pods::boot;
-use berth_pods::garbage::reboot;
-use berth_pods::journal::Journal;
-use berth_pods::policy::Policies;
-use berth_pods::sticky::Sticky;
-use berth_pods::{PodError, PodNetwork, Store, Stores};
 use berth_slices::sliced::is_sliced;
 use berth_slices::slices::Setup;
 use berth_slices::{PlainPools, SliceMetrics, SliceSettings, Slices};
 use tokio::sync::OnceCell;
 use tokio_util::sync::DropGuard;
 
-use crate::boot::Boot;
-use crate::collectors::Collectors;
-use crate::mark::{self, Mark};
+use super::boot_marker::BootMarker;
+use super::cluster_marker::{self, ClusterMarker};
+use super::collectors::Collectors;
+use crate::boot;
+use crate::garbage::reboot;
+use crate::journal::Journal;
+use crate::policy::Policies;
+use crate::sticky::Sticky;
+use crate::{PodError, PodNetwork, Store, Stores};
 
 /// The stores of one node.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ pub(crate) struct NodeStores {
     cluster: Option<Connect>,
     /// What `berth install` left of its having been told a cluster.
     installed: Option<PathBuf>,
-    mark: Mark,
-    boot: Boot,
+    mark: ClusterMarker,
+    boot: BootMarker,
     lifetime: Lifetime,
     metrics: DeskMetrics,
     /// How the leader's desk is asked, if it is.
@@ -73,10 +73,10 @@ const READY_LIMIT: Duration = Duration::from_secs(2);
 
 /// What an agent can serve.
 #[derive(Debug)]
-pub(crate) enum Readiness {
+pub(crate) enum Served {
     Whole,
     /// The API server is away, and so many ranges are given from this node's slices all the same.
-    Degraded {
+    Slices {
         ranges: usize,
         why: LedgerError,
     },
@@ -103,8 +103,8 @@ impl NodeStores {
         metrics: DeskMetrics,
     ) -> NodeStores {
         NodeStores {
-            mark: Mark::beside(&database),
-            boot: Boot::beside(&database),
+            mark: ClusterMarker::beside(&database),
+            boot: BootMarker::beside(&database),
             database,
             cluster,
             installed: None,
@@ -143,8 +143,11 @@ impl NodeStores {
         Ok(())
     }
 
-    /// Publishes what a call has left to be published.
+    /// Publishes what a call has left to be published. A daemon's slices do that by themselves.
     pub(crate) async fn finish(&self) {
+        if matches!(self.lifetime, Lifetime::Daemon(_)) {
+            return;
+        }
         let told = self
             .told
             .get()
@@ -166,17 +169,17 @@ impl NodeStores {
     }
 
     /// What could be given now: a read of the store that matters. Nothing at all is an error.
-    pub(crate) async fn ready(&self) -> Result<Readiness, LedgerError> {
+    pub(crate) async fn ready(&self) -> Result<Served, LedgerError> {
         let nobody = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
         let Some(connect) = &self.cluster else {
             self.local().await?.claim(&nobody).await?;
-            return Ok(Readiness::Whole);
+            return Ok(Served::Whole);
         };
         let store = self.told(connect, false).await?;
         let ledger = store.ledger();
         let asked = tokio::time::timeout(READY_LIMIT, ledger.claim(&nobody));
         let why = match asked.await {
-            Ok(Ok(_)) => return Ok(Readiness::Whole),
+            Ok(Ok(_)) => return Ok(Served::Whole),
             Ok(Err(error)) => error,
             Err(_) => LedgerError::Unavailable {
                 target: "the API server".to_owned(),
@@ -186,7 +189,7 @@ impl NodeStores {
         };
         match store.slices().map_or(0, Slices::serving) {
             0 => Err(why),
-            ranges => Ok(Readiness::Degraded { ranges, why }),
+            ranges => Ok(Served::Slices { ranges, why }),
         }
     }
 
@@ -236,7 +239,7 @@ impl NodeStores {
     /// Whether this node's own file may be given from (I1).
     fn is_by_itself(&self) -> Result<(), CniError> {
         match &self.installed {
-            Some(installed) => Err(mark::elsewhere(installed)),
+            Some(installed) => Err(cluster_marker::elsewhere(installed)),
             None => self.mark.refuse(),
         }
     }
@@ -456,8 +459,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
+    use crate::config::{NamedPaths, NodeFiles};
     use berth_cni::{Args, NetConf};
-    use berth_pods::config::{NamedPaths, NodeFiles};
     use serde_json::{Value, json};
 
     use super::*;
@@ -502,7 +505,7 @@ mod tests {
         let database = dir.path().join("berth.db");
         let network = mk_network(json!({}));
         assert!(mk_stores(&database, "").of(&network).await.is_ok());
-        Mark::beside(&database).leave().unwrap();
+        ClusterMarker::beside(&database).leave().unwrap();
         let refused = mk_stores(&database, "").of(&network).await.unwrap_err();
         assert_eq!(refused.code, Code::TryLater);
     }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use berth_ledger::SharedLedger;
 use berth_ledger::kube::Connection;
-use berth_pods::boot;
-use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings};
-use berth_pods::journal::Journal;
-use berth_pods::policy::Policies;
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, SliceSettings, Slices};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
+
+use crate::boot;
+use crate::garbage::{Collector, GarbageMetrics, GarbageSettings};
+use crate::journal::Journal;
+use crate::policy::Policies;
 
 /// Starts collectors, and stops them with the agent.
 #[derive(Debug, Clone)]

@@ -6,18 +6,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use berth_pods::boot;
+use crate::boot;
 
 /// The present boot, and where it is noted.
 #[derive(Debug)]
-pub(crate) struct Boot {
+pub(crate) struct BootMarker {
     name: String,
     note: PathBuf,
 }
 
-impl Boot {
-    pub(crate) fn beside(database: &Path) -> Boot {
-        Boot {
+impl BootMarker {
+    pub(crate) fn beside(database: &Path) -> BootMarker {
+        BootMarker {
             name: boot::current(),
             note: database.with_extension("boot"),
         }

@@ -12,12 +12,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use berth_core::{Address, Record};
 use berth_ledger::{LedgerError, PoolKey};
-use berth_pods::by_hand::{self, Asker, Standing};
-use berth_pods::garbage::witness::{Blind, Witness};
-use berth_pods::{PodError, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::routes::Desk;
+use super::stores::NodeStores;
+use crate::by_hand::{self, Asker, Standing};
+use crate::garbage::witness::{Blind, Witness};
+use crate::{PodError, Store};
 
 /// Where the route is.
 pub const RELEASE_PATH: &str = "/v1/release";
@@ -99,19 +99,19 @@ impl IntoResponse for Failed {
 }
 
 /// Serves one request.
-pub(crate) async fn release(State(desk): State<Desk>, body: Bytes) -> Response {
+pub(crate) async fn release(State(stores): State<Arc<NodeStores>>, body: Bytes) -> Response {
     let request: ReleaseRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
         Err(error) => return Failed(ReleaseReason::Malformed, error.to_string()).into_response(),
     };
-    match serve(&desk, &request).await {
+    match serve(&stores, &request).await {
         Ok(pool) => Json(ReleaseAnswer { pool: pool.name }).into_response(),
         Err(failed) => failed.into_response(),
     }
 }
 
-async fn serve(desk: &Desk, request: &ReleaseRequest) -> Result<PoolKey, Failed> {
-    let node = desk.stores.node();
+async fn serve(stores: &NodeStores, request: &ReleaseRequest) -> Result<PoolKey, Failed> {
+    let node = stores.node();
     if !request.node.is_empty() && request.node != node {
         let text = format!("this is the agent of node {node}, not of {}", request.node);
         return Err(Failed(ReleaseReason::OtherNode, text));
@@ -120,11 +120,11 @@ async fn serve(desk: &Desk, request: &ReleaseRequest) -> Result<PoolKey, Failed>
         let text = format!("no slice of node {node} has {}", request.address);
         Failed(ReleaseReason::NotFound, text)
     };
-    let Some((store, connection)) = desk.stores.sliced().await else {
+    let Some((store, connection)) = stores.sliced().await else {
         return Err(nowhere());
     };
     let witness = Witness::new(connection.client, connection.timeout);
-    let pools = desk.stores.slice_pools().await?;
+    let pools = stores.slice_pools().await?;
     let ledger = store.ledger();
     let Some(holder) = &request.holder else {
         for pool in &pools {

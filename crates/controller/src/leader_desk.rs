@@ -1,22 +1,26 @@
-//! The desk that the claims of all nodes on shared ranges meet in, beside `berth controller`.
+//! The leader's desk as a task: the requests of all nodes on shared ranges meet in it.
 //!
 //! It listens from the start on and serves only while its process leads, so that a replica that takes over is there at once.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::io;
+use std::net::{AddrParseError, IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, bail};
+use async_trait::async_trait;
 use berth_api::names;
-use berth_controller::Leadership;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_gather::{Admission, Counter, Guard, Identity, Notice};
+use berth_front::LeaderTask;
+use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice};
 use berth_ledger::kube::Connection;
 use berth_ledger::{KubeLedger, PoolKey};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::election::Leadership;
+
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Leader desk")]
 pub struct DeskArgs {
     /// Open the desk that the claims of all nodes meet in on this address (TLS). Without it nodes write shared pools
     /// themselves.
@@ -27,9 +31,32 @@ pub struct DeskArgs {
     desk_advertise: Option<String>,
 }
 
+/// Why there is no leader desk.
+#[derive(Debug, thiserror::Error)]
+pub enum DeskStartError {
+    #[error(
+        "--desk-listen {0}: agents can't be told that address; give --desk-advertise host:port, or set POD_IP"
+    )]
+    NoAddress(SocketAddr),
+    #[error("--desk-listen {address}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("POD_IP {value:?}")]
+    PodIp {
+        value: String,
+        #[source]
+        source: AddrParseError,
+    },
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
 /// A desk that listens and does not serve yet.
 #[derive(Debug)]
-pub struct CommonDesk {
+pub struct LeaderDesk {
     listener: TcpListener,
     identity: Identity,
     notice: Notice,
@@ -37,7 +64,7 @@ pub struct CommonDesk {
 
 impl DeskArgs {
     /// The desk, if there is to be one.
-    pub async fn bind(self) -> anyhow::Result<Option<CommonDesk>> {
+    pub async fn bind(self) -> Result<Option<LeaderDesk>, DeskStartError> {
         let Some(listen) = self.desk_listen else {
             return Ok(None);
         };
@@ -47,17 +74,17 @@ impl DeskArgs {
             told => told,
         };
         if advertise.is_none() && listen.ip().is_unspecified() {
-            bail!(
-                "--desk-listen {listen}: agents can't be told that address; give --desk-advertise host:port, or set POD_IP"
-            );
+            return Err(DeskStartError::NoAddress(listen));
         }
-        let listener = TcpListener::bind(listen)
-            .await
-            .with_context(|| format!("--desk-listen {listen}"))?;
-        let own = listener.local_addr()?.to_string();
+        let fail = |source| DeskStartError::Listen {
+            address: listen,
+            source,
+        };
+        let listener = TcpListener::bind(listen).await.map_err(fail)?;
+        let own = listener.local_addr().map_err(fail)?.to_string();
         let identity = Identity::make()?;
         let notice = Notice::of(advertise.unwrap_or(own), &identity);
-        Ok(Some(CommonDesk {
+        Ok(Some(LeaderDesk {
             listener,
             identity,
             notice,
@@ -65,32 +92,32 @@ impl DeskArgs {
     }
 }
 
-fn pod_address(port: u16) -> anyhow::Result<Option<String>> {
+fn pod_address(port: u16) -> Result<Option<String>, DeskStartError> {
     match std::env::var("POD_IP") {
         Ok(ip) if !ip.is_empty() => {
-            let ip: IpAddr = ip.parse().with_context(|| format!("POD_IP {ip:?}"))?;
+            let parsed = ip.parse();
+            let ip: IpAddr =
+                parsed.map_err(|source| DeskStartError::PodIp { value: ip, source })?;
             Ok(Some(SocketAddr::new(ip, port).to_string()))
         }
         _ => Ok(None),
     }
 }
 
-impl CommonDesk {
+impl LeaderDesk {
+    /// What agents are told of it, on the Lease.
     pub fn notice(&self) -> &Notice {
         &self.notice
     }
 
-    /// Serves until stopped.
-    pub fn serve(
+    /// The task. `defines` tells which pools network definitions ask for.
+    pub fn task(
         self,
         connection: &Connection,
         leadership: Leadership,
         defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
-        registry: &mut Registry,
-        stop: CancellationToken,
-    ) -> impl Future<Output = ()> + Send + 'static {
+    ) -> LeaderDeskTask {
         let metrics = DeskMetrics::default();
-        metrics.register(registry);
         // The copies follow the watch: nodes that could not reach this desk, and whereabouts, write too.
         let settings = DeskSettings {
             watch: true,
@@ -98,16 +125,49 @@ impl CommonDesk {
         };
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
         let admits = admission(Arc::clone(&ledger), defines);
-        let desks = Desks::new(ledger, settings, metrics);
+        let desks = Desks::new(ledger, settings, metrics.clone());
         let guard = Guard::new(
             connection.client.clone(),
             &connection.namespace,
             connection.timeout,
         );
         let counter = Counter::new(desks, guard, move || leadership.is_leading(), admits);
-        async move {
-            tracing::info!(address = self.notice.address, "the common desk is open");
-            berth_gather::serve(self.listener, &self.identity, counter, stop).await;
+        LeaderDeskTask {
+            bound: Mutex::new(Some(self)),
+            counter,
+            metrics,
+        }
+    }
+}
+
+/// Serves the nodes' requests while its process leads.
+#[derive(Debug)]
+pub struct LeaderDeskTask {
+    /// Until it serves.
+    bound: Mutex<Option<LeaderDesk>>,
+    counter: Counter,
+    metrics: DeskMetrics,
+}
+
+#[async_trait]
+impl LeaderTask for LeaderDeskTask {
+    fn name(&self) -> &'static str {
+        "leader desk"
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        self.metrics.register(registry);
+    }
+
+    async fn follow(&self, stop: CancellationToken) {
+        let bound = self
+            .bound
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(desk) = bound {
+            tracing::info!(address = desk.notice.address, "the leader desk listens");
+            berth_gather::serve(desk.listener, &desk.identity, self.counter.clone(), stop).await;
         }
     }
 }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use berth_ledger::kube::Connect;
-use berth_vms::settings::Settings;
-use berth_vms::settings::keys::{KEYS, NODE_NAME, POOLS_CONFIGMAP, VM_POOL_IPS};
-use berth_vms::{BootNote, Setup};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+
+use crate::settings::keys::{KEYS, NODE_NAME, POOLS_CONFIGMAP, VM_POOL_IPS};
+use crate::settings::{Settings, SettingsError};
+use crate::{BootNote, Setup};
 
 const FILE: &str = "vm-settings";
 const FILE_ENV: &str = "VM_SETTINGS";
@@ -85,7 +86,7 @@ impl VmFlags {
         node: Option<&str>,
         cluster: Option<Connect>,
         database: &Path,
-    ) -> anyhow::Result<Option<Setup>> {
+    ) -> Result<Option<Setup>, SettingsError> {
         let named = [VM_POOL_IPS, POOLS_CONFIGMAP].iter().any(|name| {
             let env = KEYS.iter().find(|key| key.name == *name).map(|key| key.env);
             let in_env = env.and_then(|env| std::env::var(env).ok());

@@ -18,13 +18,13 @@ While it is here, no pod gets an address from the database beside it. Remove it 
 
 /// Where the mark is, on a node that has it.
 #[derive(Debug)]
-pub(crate) struct Mark {
+pub(crate) struct ClusterMarker {
     path: PathBuf,
 }
 
-impl Mark {
-    pub(crate) fn beside(database: &Path) -> Mark {
-        Mark {
+impl ClusterMarker {
+    pub(crate) fn beside(database: &Path) -> ClusterMarker {
+        ClusterMarker {
             path: database.with_extension("cluster"),
         }
     }
@@ -94,11 +94,11 @@ mod tests {
     fn a_node_is_marked_until_somebody_removes_the_mark() {
         let dir = tempfile::tempdir().unwrap();
         let database = dir.path().join("berth.db");
-        let mark = Mark::beside(&database);
+        let mark = ClusterMarker::beside(&database);
         mark.refuse().unwrap();
         for _ in 0..2 {
             mark.leave().unwrap();
-            let refused = Mark::beside(&database).refuse().unwrap_err();
+            let refused = ClusterMarker::beside(&database).refuse().unwrap_err();
             assert_eq!(refused.code, Code::TryLater);
             assert!(refused.msg.contains("berth.cluster"), "{}", refused.msg);
         }
@@ -111,7 +111,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        let mark = Mark::beside(&file.join("berth.db"));
+        let mark = ClusterMarker::beside(&file.join("berth.db"));
         assert_eq!(mark.refuse().unwrap_err().code, Code::TryLater);
         assert!(mark.leave().is_err());
     }

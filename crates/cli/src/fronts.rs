@@ -1,0 +1,66 @@
+//! The fronts and leader tasks of this program: the one place that names them all.
+//!
+//! A front is added by a field in [`FrontArgs`] (and in [`CallArgs`], if it answers CNI calls), a line in `list`, its
+//! plugin names in [`plugin_names`], and, if it has work for the leader, a line in `controller.rs`.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use berth_front::{Front, Node};
+use berth_ledger::kube::Connect;
+use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
+use berth_vms::VmFlags;
+
+/// The names that the CNI plugin is installed under.
+pub fn plugin_names() -> Vec<&'static str> {
+    PLUGINS.to_vec()
+}
+
+/// The flags of all fronts, as the agent has them.
+#[derive(Debug, clap::Args)]
+pub struct FrontArgs {
+    #[command(flatten)]
+    pods: PodArgs,
+    /// Keep VM pools and leave the cluster's pods alone: no right to anything of theirs is needed.
+    #[arg(long, help_heading = "VM pools")]
+    pub vms_only: bool,
+    #[command(flatten)]
+    vms: VmFlags,
+}
+
+impl FrontArgs {
+    /// The fronts that an agent serves. `cluster` is the one that was told, whatever `node` says of pods.
+    pub fn list(
+        self,
+        node: &Node,
+        named: Option<&str>,
+        cluster: Option<Connect>,
+        flat_places: Vec<PathBuf>,
+    ) -> anyhow::Result<Vec<Box<dyn Front>>> {
+        let vms = self.vms.setup(named, cluster, &node.database)?;
+        if self.vms_only && vms.is_none() {
+            bail!(
+                "--vms-only: no VM pools are set; name them with vm-pool-ips, pools-configmap or vm-settings"
+            );
+        }
+        let mut fronts: Vec<Box<dyn Front>> = Vec::new();
+        fronts.push(Box::new(self.pods.front(node, flat_places)));
+        if let Some(vms) = vms {
+            fronts.push(Box::new(vms));
+        }
+        Ok(fronts)
+    }
+}
+
+/// The flags of the fronts that answer CNI calls, as `berth cni` has them.
+#[derive(Debug, clap::Args)]
+pub struct CallArgs {
+    #[command(flatten)]
+    pods: PodCallArgs,
+}
+
+impl CallArgs {
+    pub fn list(&self, node: &Node, flat_places: Vec<PathBuf>) -> Vec<Box<dyn Front>> {
+        vec![Box::new(self.pods.front(node, flat_places))]
+    }
+}

@@ -1,0 +1,148 @@
+//! Node slices as a leader's task: watches on every replica, one loop while leading.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use berth_front::LeaderTask;
+use berth_ledger::kube::Connection;
+use berth_ledger::kube::slicepools::SlicePools;
+use berth_ledger::{KubeLedger, PoolKey};
+use berth_pods::garbage::witness::Witness;
+use berth_pods::policy::Policies;
+use prometheus_client::registry::Registry;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::election::Leadership;
+use crate::events::Recorder;
+use crate::look::Looker;
+use crate::lost::LostClaims;
+use crate::metrics::Metrics;
+use crate::published::NetworksMap;
+use crate::seen::Seen;
+use crate::tend::{Ended, Tender};
+use crate::vanished;
+use crate::work::Work;
+
+/// How slices are assigned.
+#[derive(Clone, Debug)]
+pub struct SliceTaskSettings {
+    /// How long a node, or what a change would drop, must have been unused before it is taken (I4, I8).
+    pub grace: Duration,
+    /// How long after a change the others that come with it are waited for.
+    pub gather: Duration,
+    /// How often everything is read again.
+    pub resync: Duration,
+    /// Where the flat file is looked for.
+    pub flat_places: Vec<PathBuf>,
+    /// Definitions whose configuration is on the nodes' disks are taken for networks of other ranges.
+    pub unseen_is_apart: bool,
+}
+
+/// Assigns slices to nodes and takes them back.
+#[derive(Debug)]
+pub struct SliceTask {
+    connection: Connection,
+    leadership: Leadership,
+    flat_places: Vec<PathBuf>,
+    pools: SlicePools,
+    seen: Arc<Seen>,
+    metrics: Metrics,
+    /// Only the current term locks it.
+    work: Mutex<Work>,
+}
+
+impl SliceTask {
+    pub fn new(
+        connection: &Connection,
+        leadership: &Leadership,
+        settings: SliceTaskSettings,
+    ) -> SliceTask {
+        let (client, timeout) = (connection.client.clone(), connection.timeout);
+        let (seen, metrics) = (Arc::<Seen>::default(), Metrics::default());
+        let pools = SlicePools::new(connection);
+        let work = Work {
+            seen: Arc::clone(&seen),
+            tender: Tender {
+                pools: pools.clone(),
+                looker: Looker {
+                    witness: Witness::new(client.clone(), timeout),
+                    ledger: KubeLedger::new(connection.clone()),
+                },
+                grace: settings.grace,
+                metrics: metrics.clone(),
+                ended: Ended::default(),
+            },
+            recorder: Recorder::new(client.clone(), leadership.identity(), timeout),
+            networks: NetworksMap::new(client, &connection.namespace, timeout),
+            gather: settings.gather,
+            resync: settings.resync,
+            unseen_is_apart: settings.unseen_is_apart,
+            memories: BTreeMap::new(),
+            claims: LostClaims::default(),
+            sweep: false,
+            begun: Instant::now(),
+        };
+        SliceTask {
+            connection: connection.clone(),
+            leadership: leadership.clone(),
+            flat_places: settings.flat_places,
+            pools,
+            seen,
+            metrics,
+            work: Mutex::new(work),
+        }
+    }
+
+    /// Whether some network definition that was seen asks for that pool.
+    pub fn defines(&self) -> impl Fn(&PoolKey) -> bool + Send + Sync + 'static {
+        let seen = Arc::clone(&self.seen);
+        move |pool| seen.defines(pool)
+    }
+}
+
+#[async_trait]
+impl LeaderTask for SliceTask {
+    fn name(&self) -> &'static str {
+        "slices"
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        self.metrics.register(registry);
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        match self.seen.is_complete() {
+            true => Ok(()),
+            false => Err(
+                "nodes, network definitions, NodeSlicePools or the RangePolicy were not listed yet"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Every replica watches, so that one that takes over knows what there is.
+    async fn follow(&self, stop: CancellationToken) {
+        let (seen, client) = (&self.seen, &self.connection.client);
+        let policies = Policies::new(&self.connection);
+        let claims = KubeLedger::new(self.connection.clone());
+        let watches = async {
+            tokio::join!(
+                seen.follow_policy(&policies),
+                seen.follow_nodes(client.clone()),
+                seen.follow_definitions(client.clone(), &self.flat_places),
+                seen.follow_pools(&self.pools),
+                vanished::call_nodes(&claims, seen, &self.leadership),
+            );
+        };
+        stop.run_until_cancelled(watches).await;
+    }
+
+    async fn lead(&self, term: CancellationToken) {
+        self.work.lock().await.lead(&term).await;
+    }
+}

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use berth_front::{Front, Node};
+use berth_gcp::front::GcpArgs;
 use berth_ledger::kube::Connect;
 use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
 use berth_vms::VmFlags;
@@ -26,6 +27,8 @@ pub struct FrontArgs {
     pub vms_only: bool,
     #[command(flatten)]
     vms: VmFlags,
+    #[command(flatten)]
+    gcp: GcpArgs,
 }
 
 impl FrontArgs {
@@ -45,6 +48,9 @@ impl FrontArgs {
         }
         let mut fronts: Vec<Box<dyn Front>> = Vec::new();
         fronts.push(Box::new(self.pods.front(node, flat_places)));
+        if !self.vms_only {
+            fronts.push(Box::new(self.gcp.front()?));
+        }
         if let Some(vms) = vms {
             fronts.push(Box::new(vms));
         }
@@ -57,10 +63,19 @@ impl FrontArgs {
 pub struct CallArgs {
     #[command(flatten)]
     pods: PodCallArgs,
+    #[command(flatten)]
+    gcp: GcpArgs,
 }
 
 impl CallArgs {
-    pub fn list(&self, node: &Node, flat_places: Vec<PathBuf>) -> Vec<Box<dyn Front>> {
-        vec![Box::new(self.pods.front(node, flat_places))]
+    pub fn list(
+        self,
+        node: &Node,
+        flat_places: Vec<PathBuf>,
+    ) -> anyhow::Result<Vec<Box<dyn Front>>> {
+        Ok(vec![
+            Box::new(self.pods.front(node, flat_places)),
+            Box::new(self.gcp.front()?),
+        ])
     }
 }

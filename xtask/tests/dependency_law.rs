@@ -16,6 +16,30 @@ struct Ban {
     reason: &'static str,
 }
 
+/// The fronts: each serves one kind of user, and none knows another.
+const FRONTS: &[&str] = &["berth-pods", "berth-vms", "berth-nodes", "berth-gcp"];
+
+/// What is there for every front. None of these reaches any: only the command (`crates/cli/src/fronts.rs`,
+/// `controller.rs`) puts fronts into the shells.
+const SHARED: &[&str] = &[
+    "berth-core",
+    "berth-api",
+    "berth-cni",
+    "berth-ledger",
+    "berth-desk",
+    "berth-attachment",
+    "berth-gather",
+    "berth-listen",
+    "berth-slices",
+    "berth-front",
+    "berth-agent",
+    "berth-install",
+    "berth-plugin",
+];
+
+/// The processes that run fronts: a front that reached one could not be run by another.
+const SHELLS: &[&str] = &["berth-agent", "berth-controller", "berth"];
+
 const BANS: &[Ban] = &[
     Ban {
         package: "berth-core",
@@ -69,36 +93,22 @@ const BANS: &[Ban] = &[
     },
     Ban {
         package: "berth-ledger",
-        never: &[
-            "berth-desk",
-            "berth-pods",
-            "berth-vms",
-            "berth-agent",
-            "axum",
-        ],
-        reason: "a ledger keeps what it is told; it knows no front",
+        never: &["berth-desk", "berth-front", "axum"],
+        reason: "a ledger keeps what it is told; who asks is nothing to it",
     },
     Ban {
         package: "berth-desk",
-        never: &["berth-pods", "berth-vms", "berth-agent", "axum"],
+        never: &["berth-front", "axum"],
         reason: "one desk serves all fronts without a special case for any",
     },
     Ban {
         package: "berth-attachment",
-        never: &[
-            "berth-core",
-            "berth-ledger",
-            "berth-pods",
-            "berth-vms",
-            "berth-gcp",
-            "kube",
-            "hyper",
-        ],
+        never: &["berth-core", "berth-ledger", "kube", "hyper"],
         reason: "it stages outside effects of any front; what the effect is, a driver knows",
     },
     Ban {
         package: "berth-gather",
-        never: &["berth-pods", "berth-vms", "berth-agent", "berth-cni"],
+        never: &["berth-front", "berth-cni"],
         reason: "it carries requests from desk to desk; whose they are is nothing to it",
     },
     Ban {
@@ -108,45 +118,33 @@ const BANS: &[Ban] = &[
     },
     Ban {
         package: "berth-slices",
-        never: &["berth-pods", "berth-vms", "berth-agent", "axum"],
+        never: &["berth-front", "axum"],
         reason: "slices are kept for whoever gives addresses; they know no front",
     },
     Ban {
         package: "berth-pods",
-        never: &["berth-vms", "berth-agent", "russh"],
-        reason: "fronts do not know each other",
-    },
-    Ban {
-        package: "berth-vms",
-        never: &["berth-pods", "berth-agent"],
-        reason: "fronts do not know each other",
+        never: &["russh", "nmstate"],
+        reason: "what one front alone needs is not built for another",
     },
     Ban {
         package: "berth-nodes",
-        never: &[
-            "berth-pods",
-            "berth-vms",
-            "berth-gcp",
-            "berth-agent",
-            "nmstate",
-        ],
-        reason: "fronts do not know each other, and nmstate runs in a program of its own",
+        never: &["nmstate"],
+        reason: "nmstate runs in a program of its own",
     },
     Ban {
         package: "berth-controller",
-        never: &["berth-vms", "berth-agent", "russh"],
-        reason: "it works for the whole cluster and keeps nothing on a node",
+        never: &[
+            "berth-vms",
+            "berth-nodes",
+            "berth-gcp",
+            "berth-agent",
+            "russh",
+        ],
+        reason: "it works for the whole cluster and keeps nothing on a node; fronts bring their tasks themselves",
     },
     Ban {
         package: "berth-install",
-        never: &[
-            "kube",
-            "kube-client",
-            "rusqlite",
-            "hyper",
-            "rustls",
-            "berth-agent",
-        ],
+        never: &["kube", "kube-client", "rusqlite", "hyper", "rustls"],
         reason: "it puts files on a node, before there is a cluster to talk to",
     },
     Ban {
@@ -207,45 +205,100 @@ fn graph(metadata: &Value) -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-#[test]
-fn nobody_reaches_what_the_law_forbids() {
-    let metadata = metadata();
-    let names: BTreeMap<String, String> = metadata["packages"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|package| {
-            let text = |key: &str| package[key].as_str().unwrap().to_owned();
-            (text("id"), text("name"))
-        })
-        .collect();
-    let graph = graph(&metadata);
-    let mut broken = Vec::new();
-    for ban in BANS {
-        let (start, _) = names
+/// The packages of the workspace and what each reaches, with the way there.
+struct Reach {
+    ids: BTreeMap<String, String>,
+    names: BTreeMap<String, String>,
+    graph: BTreeMap<String, Vec<String>>,
+}
+
+impl Reach {
+    fn read() -> Reach {
+        let metadata = metadata();
+        let packages = metadata["packages"].as_array().unwrap();
+        let names: BTreeMap<String, String> = packages
             .iter()
-            .find(|(_, name)| *name == ban.package)
-            .unwrap_or_else(|| panic!("the law speaks of {}, which does not exist", ban.package));
+            .map(|package| {
+                let text = |key: &str| package[key].as_str().unwrap().to_owned();
+                (text("id"), text("name"))
+            })
+            .collect();
+        let ids = names.iter().map(|(id, name)| (name.clone(), id.clone()));
+        Reach {
+            ids: ids.collect(),
+            graph: graph(&metadata),
+            names,
+        }
+    }
+
+    /// How `package` reaches each of `never`, if it does.
+    fn broken(&self, package: &str, never: &[&str], reason: &str) -> Vec<String> {
+        let start = self.ids.get(package);
+        let start =
+            start.unwrap_or_else(|| panic!("the law speaks of {package}, which is not there"));
+        let mut broken = Vec::new();
         let mut reached = BTreeSet::new();
-        let mut queue = VecDeque::from([(start.clone(), ban.package.to_owned())]);
+        let mut queue = VecDeque::from([(start.clone(), package.to_owned())]);
         while let Some((id, path)) = queue.pop_front() {
-            for next in graph.get(&id).into_iter().flatten() {
-                let name = &names[next];
+            for next in self.graph.get(&id).into_iter().flatten() {
+                let name = &self.names[next];
                 if reached.insert(next.clone()) {
                     let path = format!("{path} -> {name}");
-                    if ban.never.contains(&name.as_str()) {
-                        broken.push(format!("{path}\n    {}", ban.reason));
+                    if never.contains(&name.as_str()) {
+                        broken.push(format!("{path}\n    {reason}"));
                     }
                     queue.push_back((next.clone(), path));
                 }
             }
         }
+        broken
+    }
+}
+
+#[test]
+fn nobody_reaches_what_the_law_forbids() {
+    let reach = Reach::read();
+    let mut broken = Vec::new();
+    for ban in BANS {
+        broken.extend(reach.broken(ban.package, ban.never, ban.reason));
+    }
+    for package in SHARED {
+        let reason =
+            "it is there for every front: fronts are registered in the command, and nowhere else";
+        broken.extend(reach.broken(package, FRONTS, reason));
+    }
+    for front in FRONTS {
+        let others: Vec<&str> = FRONTS.iter().copied().filter(|one| one != front).collect();
+        broken.extend(reach.broken(front, &others, "fronts do not know each other"));
+        broken.extend(reach.broken(front, SHELLS, "a front is run by a shell and knows none"));
     }
     assert!(
         broken.is_empty(),
         "the dependency law is broken:\n{}",
         broken.join("\n")
     );
+}
+
+/// A newcomer looks for a crate in the picture and in the code map first.
+#[test]
+fn the_architecture_shows_every_crate() {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let picture = text.split("## Who may depend on whom").nth(1).unwrap();
+    let picture = picture.split("```").nth(1).unwrap();
+    let words: BTreeSet<&str> = picture
+        .split(|c: char| !c.is_alphanumeric() && c != '-')
+        .collect();
+    let mut missing = Vec::new();
+    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if !text.contains(&format!("| `crates/{name}` |")) {
+            missing.push(format!("crates/{name} in the code map"));
+        }
+        if !words.contains(name.as_str()) {
+            missing.push(format!("{name} in the picture"));
+        }
+    }
+    assert!(missing.is_empty(), "ARCHITECTURE.md lacks {missing:?}");
 }
 
 /// Only the ledger writes pool objects: a front that named their types could write around the

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
+use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Version};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 

@@ -204,8 +204,8 @@ impl ObjectClient {
         }
     }
 
-    /// Events of the selected objects: what there is, then every change. A watch that breaks begins again, after a backoff
-    /// that honours nothing but itself; the error is shown once each time.
+    /// Events of the selected objects: what there is, then every change. A watch that breaks is shown as an error and begins
+    /// again after a backoff.
     pub fn watch(
         &self,
         resource: &'static Resource,
@@ -232,10 +232,12 @@ impl ObjectClient {
         K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
         K: Clone + fmt::Debug + DeserializeOwned + Send + 'static,
     {
-        let mut config = watcher::Config::default();
-        config.label_selector = text(selection.labels);
-        config.field_selector = text(selection.fields);
-        config.page_size = Some(selection.page);
+        let config = watcher::Config {
+            label_selector: text(selection.labels),
+            field_selector: text(selection.fields),
+            page_size: Some(selection.page),
+            ..watcher::Config::default()
+        };
         let api = self.api_of::<K>(resource, selection);
         let client = self.clone();
         watcher::watcher(api, config)

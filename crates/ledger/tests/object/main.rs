@@ -1,5 +1,10 @@
 //! The object ledger with a codec of the tests' own, on a real API server: the promises of all ledgers, and its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -73,12 +73,15 @@ fn read(entry: &Value) -> Option<Record> {
 }
 
 fn entry(record: &Record) -> Value {
-    json!({
+    let mut entry = json!({
         "owner": record.owner.subject,
         "part": record.owner.part,
         "handle": record.handle,
-        "node": record.attribute("node"),
-    })
+    });
+    if let Some(node) = record.attribute("node") {
+        entry["node"] = json!(node);
+    }
+    entry
 }
 
 impl Codec for Shelves {

@@ -82,6 +82,7 @@ impl CniArgs {
             installed: installed.map(|found| found.path),
         };
         let fronts = self.fronts.list(&node, places);
+        let fronts = fronts.map_err(|error| CniError::new(Code::Config, error.to_string()))?;
         let request = Request::new(&self.plugin, environment, stdin);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -106,6 +106,7 @@ async fn scene() -> Scene {
         nic: "nic0".to_owned(),
         range: Some("live".to_owned()),
         lock: None,
+        updates: Arc::default(),
     };
     Scene {
         local,

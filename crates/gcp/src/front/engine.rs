@@ -26,6 +26,7 @@ use super::moves::Running;
 use super::pools::{PoolInfo, at, undone};
 use super::settings::Settings;
 use super::site::Site;
+use crate::migrate::batch::Updates;
 use crate::migrate::executor::Vm;
 use crate::nic::{NicPlace, NicReconciler, NicTarget, NodeLock, Release};
 
@@ -88,6 +89,7 @@ pub struct Engine {
     pub(super) infos: Mutex<HashMap<String, (Arc<PoolInfo>, Instant)>>,
     /// Moves that this process carries out.
     pub(super) running: Mutex<BTreeMap<Ipv4Addr, Running>>,
+    pub(super) updates: Arc<Updates>,
     /// Addresses that the cloud said another VM has: not chosen again at once.
     pub(super) in_use: Mutex<BTreeMap<Ipv4Addr, Instant>>,
     site: OnceCell<Site>,
@@ -112,6 +114,7 @@ impl Engine {
             daemon: setup.daemon,
             infos: Mutex::default(),
             running: Mutex::default(),
+            updates: Arc::default(),
             in_use: Mutex::default(),
             site: OnceCell::new(),
             nics: AsyncMutex::default(),

@@ -32,7 +32,12 @@ pub struct GcpArgs {
     #[arg(long, value_enum, env = "BERTH_GCP_PODS", default_value_t = Pods::All)]
     gcp_pods: Pods,
     /// Seconds for which a released address goes to no other pod.
-    #[arg(long, value_name = "SECONDS", env = "BERTH_GCP_COOLDOWN", default_value_t = 30)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BERTH_GCP_COOLDOWN",
+        default_value_t = 30
+    )]
     gcp_cooldown: u64,
     /// Seconds after which a move that is not completed goes back to its source, and an address that was kept for one is released.
     #[arg(long, value_name = "SECONDS", env = "BERTH_GCP_MOVE_TIMEOUT", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
@@ -41,10 +46,20 @@ pub struct GcpArgs {
     #[arg(long, value_name = "SECONDS", env = "BERTH_GCP_SWEEP", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     gcp_sweep: u64,
     /// Seconds that a pod must have been gone before its address is released.
-    #[arg(long, value_name = "SECONDS", env = "BERTH_GCP_GRACE", default_value_t = 30)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BERTH_GCP_GRACE",
+        default_value_t = 30
+    )]
     gcp_grace: u64,
     /// The same for pods whose node was deleted.
-    #[arg(long, value_name = "SECONDS", env = "BERTH_GCP_NODE_GRACE", default_value_t = 120)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "BERTH_GCP_NODE_GRACE",
+        default_value_t = 120
+    )]
     gcp_node_grace: u64,
 }
 

@@ -206,6 +206,7 @@ impl Engine {
             nic: NIC.to_owned(),
             range: info.range.clone(),
             lock: self.daemon.is_some().then(|| (site.vm(), self.lock())),
+            updates: Arc::clone(&self.updates),
         };
         let engine = Arc::downgrade(self);
         let time = Duration::from_millis(until.saturating_sub(now())) + MARGIN;

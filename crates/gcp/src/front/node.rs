@@ -77,7 +77,9 @@ impl Serving for ServingGcp {
             Some(front) => front.answer(request).await,
             None => {
                 let error = invalid(
-                    format!("{PLUGIN} allocates from IPPools of a cluster, and no cluster is named"),
+                    format!(
+                        "{PLUGIN} allocates from IPPools of a cluster, and no cluster is named"
+                    ),
                     "start the agent in the cluster or with --kubeconfig",
                 );
                 Answer::failure(error.render(NetConf::version_of(&request.stdin)))

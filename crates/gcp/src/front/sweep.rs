@@ -22,12 +22,19 @@ use super::moves::{KEPT_AT, of_record};
 use super::pools::{PoolInfo, unread, v4};
 use super::site::{NIC, Site};
 use crate::migrate::executor::Vm;
+use crate::migrate::machine::Phase;
 use crate::nic::{NicError, NicPlace, NicTarget, Release};
 
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// When an allocation was first seen without its pod, or without its Node.
-type Missing = BTreeMap<(Ipv4Addr, Owner), Instant>;
+/// What one sweep tells the next.
+#[derive(Debug, Default)]
+struct Seen {
+    /// When an allocation was first seen without its pod, or without its Node.
+    missing: BTreeMap<(Ipv4Addr, Owner), Instant>,
+    /// The phases of moves: one that does not change from sweep to sweep is carried out by nobody.
+    phases: BTreeMap<Ipv4Addr, Phase>,
+}
 
 /// Why an allocation is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +85,14 @@ impl Engine {
     }
 
     async fn sweep_forever(self: Arc<Self>) {
-        let mut missing = Missing::new();
+        let mut seen = Seen::default();
         loop {
             let infos: Vec<Arc<PoolInfo>> = {
                 let infos = self.infos.lock();
                 infos.values().map(|(info, _)| Arc::clone(info)).collect()
             };
             for info in infos {
-                if let Err(error) = self.sweep(&info, &mut missing).await {
+                if let Err(error) = self.sweep(&info, &mut seen).await {
                     tracing::warn!(pool = info.name, %error, "the sweep is not complete; it is repeated");
                 }
             }
@@ -96,20 +103,20 @@ impl Engine {
     async fn sweep(
         self: &Arc<Self>,
         info: &Arc<PoolInfo>,
-        missing: &mut Missing,
+        before: &mut Seen,
     ) -> Result<(), CniError> {
         let pool = self.load(info).await?.pool;
-        let mut seen = Missing::new();
+        let mut seen = Seen::default();
         for (address, record) in pool.records() {
             let Some(address) = v4(address) else {
                 continue;
             };
-            let swept = self.judge_one(info, address, record, (missing, &mut seen));
+            let swept = self.judge_one(info, address, record, (before, &mut seen));
             if let Err(error) = swept.await {
                 tracing::warn!(%address, pool = info.name, %error, "not judged; it stays allocated");
             }
         }
-        *missing = seen;
+        *before = seen;
         Ok(())
     }
 
@@ -118,17 +125,19 @@ impl Engine {
         info: &Arc<PoolInfo>,
         address: Ipv4Addr,
         record: &Record,
-        (missing, seen): (&Missing, &mut Missing),
+        (before, seen): (&Seen, &mut Seen),
     ) -> Result<(), CniError> {
         match of_record(record) {
             Err(why) => {
                 tracing::warn!(%address, pool = info.name, why, "the move is left as it is");
                 return Ok(());
             }
-            Ok(Some((note, _))) => {
+            Ok(Some((note, phase))) => {
+                seen.phases.insert(address, phase);
                 let ours = [&note.from.node, &note.to.node].contains(&&self.node);
+                let stuck = before.phases.get(&address) == Some(&phase);
                 // A move whose nodes both are gone is carried on by any agent, once its time is over.
-                if ours || now() > note.until {
+                if stuck && (ours || now() > note.until) {
                     // It runs in the background.
                     drop(self.carry_on(info, address, note.until).await?);
                 }
@@ -141,11 +150,10 @@ impl Engine {
             return Ok(());
         }
         let key = (address, record.owner.clone());
-        let since = *missing.get(&key).unwrap_or(&Instant::now());
-        seen.insert(key, since);
-        if since.elapsed() < self.grace(record, standing)
-            || !missing.contains_key(&(address, record.owner.clone()))
-        {
+        let first = before.missing.get(&key).copied();
+        seen.missing.insert(key, first.unwrap_or_else(Instant::now));
+        // Read as gone for the second time, a grace period later.
+        if first.is_none_or(|first| first.elapsed() < self.grace(record, standing)) {
             return Ok(());
         }
         match standing {

@@ -264,17 +264,18 @@ async fn an_address_of_the_primary_range_is_reserved_first() {
 async fn addresses_of_dead_pods_and_nodes_go_after_a_read_of_the_vm() {
     let scene = Scene::new(20).await;
     let (a, b) = (scene.node("a").await, scene.node("b").await);
+    let mut given = Vec::new();
     for (node, pod) in [(&a, "here"), (&b, "there"), (&a, "lives")] {
         scene.pod(pod, &node.name, &[]).await;
-        node.add(&scene, pod).await;
+        given.push(node.add(&scene, pod).await);
     }
     // A pod that vanished without a DEL.
     scene.delete_pod("here").await;
-    scene.until_free("10.111.0.2").await;
+    scene.until_free(&given[0]).await;
     // A node that vanished with its pods; its VM is still there, with the alias.
     let gone = b.kill();
     scene.delete_pod("there").await;
     scene.delete_node(&gone).await;
-    scene.until_free("10.111.0.3").await;
-    assert_eq!(scene.holders("10.111.0.4"), [a.name.clone()]);
+    scene.until_free(&given[1]).await;
+    assert_eq!(scene.holders(&given[2]), [a.name.clone()]);
 }

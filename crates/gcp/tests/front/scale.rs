@@ -50,14 +50,10 @@ async fn a_hundred_and_ten_pods_start_and_end() {
     for n in 0..10 {
         scene.pod(&format!("next-{n}"), &node.name, &[]).await;
     }
-    let dels = async {
-        for name in &names {
-            node.del(&scene, name).await;
-        }
-    };
+    let dels = join_all(names.iter().map(|name| node.del(&scene, name)));
     let more: Vec<String> = (0..10).map(|n| format!("next-{n}")).collect();
     let adds = join_all(more.iter().map(|name| node.ask(scene.request("ADD", name))));
-    let ((), answers) = tokio::join!(dels, adds);
+    let (_, answers) = tokio::join!(dels, adds);
     let kept: Vec<String> = answers.iter().map(address).collect();
     assert!(
         kept.iter().all(|address| !given.contains(address)),
@@ -87,4 +83,51 @@ async fn a_hundred_and_ten_pods_start_and_end() {
         scene.cloud.count(UPDATE),
         scene.cloud.count("zoneOperations.wait")
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_moves_between_two_nodes_share_their_operations() {
+    let scene = Scene::new(1500).await;
+    // A sweep comes much less often than an operation takes.
+    let rare =
+        |settings: &mut berth_gcp::front::Settings| settings.sweep = Duration::from_secs(3600);
+    let (a, b) = (
+        scene.node_with("a", rare).await,
+        scene.node_with("b", rare).await,
+    );
+    let names: Vec<String> = (0..20).map(|n| format!("cart-{n}")).collect();
+    for name in &names {
+        scene.pod(name, &a.name, &[]).await;
+    }
+    let answers = join_all(names.iter().map(|name| a.ask(scene.request("ADD", name)))).await;
+    // The destination's VM is known before.
+    scene.pod("warm-up", &b.name, &[]).await;
+    b.add(&scene, "warm-up").await;
+    let clones: Vec<String> = names.iter().map(|name| format!("{name}-clone")).collect();
+    for ((name, clone), answer) in names.iter().zip(&clones).zip(&answers) {
+        scene
+            .annotate(name, "live.cast.ai/move-out-ip", "true")
+            .await;
+        let annotations = [
+            ("live.cast.ai/ip", address(answer)),
+            ("live.cast.ai/original-instance", a.name.clone()),
+        ];
+        let annotations = annotations
+            .each_ref()
+            .map(|(key, value)| (*key, value.as_str()));
+        scene.pod(clone, &b.name, &annotations).await;
+    }
+    let updates = scene.updates();
+    let moved = join_all(
+        clones
+            .iter()
+            .map(|clone| b.ask(scene.request("ADD", clone))),
+    )
+    .await;
+    for (before, after) in answers.iter().zip(&moved) {
+        assert_eq!(address(before), address(after));
+        assert_eq!(scene.holders(&address(after)), [b.name.clone()]);
+    }
+    let updates = scene.updates() - updates;
+    assert!(updates <= 6, "{updates} operations for 20 moves");
 }

@@ -107,6 +107,10 @@ impl Scene {
 
     /// A VM with its Node, and the agent's front there.
     pub async fn node(&self, which: &str) -> TestNode {
+        self.node_with(which, |_| {}).await
+    }
+
+    pub async fn node_with(&self, which: &str, change: impl FnOnce(&mut Settings)) -> TestNode {
         let name = self.node_name(which);
         let own = AliasRange::of("pods", &format!("10.4.{}.0/24", which.as_bytes()[0]));
         self.cloud.project(|project| {
@@ -119,7 +123,7 @@ impl Scene {
         .unwrap();
         let nodes: Api<Node> = Api::all(self.cluster.client().await.unwrap());
         nodes.create(&PostParams::default(), &node).await.unwrap();
-        self.start(&name, |_| {}).await
+        self.start(&name, change).await
     }
 
     /// The agent's front on a node that exists, with the node's file.

@@ -211,6 +211,11 @@ impl Site {
         pool.data["spec"]["allocations"][address].clone()
     }
 
+    /// The VM that has the alias; several are joined by commas, and equal none of them.
+    pub fn holder(&self, address: &str) -> String {
+        self.holders(address).join(",")
+    }
+
     /// The VMs that have the alias.
     pub fn holders(&self, address: &str) -> Vec<String> {
         let holders = self.cloud.project(|project| project.holders(address));

@@ -132,7 +132,10 @@ impl Engine {
         for _ in 0..TRIES {
             let address = match (moves, instead_of) {
                 (true, _) => self.moved_in(call).await?,
-                (false, None) => self.allocate(call, nic).await?,
+                (false, None) => match self.take_warm(call, nic).await? {
+                    Some(address) => address,
+                    None => self.allocate(call, nic).await?,
+                },
                 (false, Some(rejected)) => {
                     let address = self.exchange(call, rejected).await?;
                     let dropped = nic.journal.drop_rows(&[rejected]).await;

@@ -15,7 +15,7 @@ use berth_ledger::kube::Connection;
 use berth_ledger::{LedgerError, SharedLedger};
 use parking_lot::Mutex;
 use rand::RngExt;
-use tokio::sync::{Mutex as AsyncMutex, OnceCell};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -96,6 +96,10 @@ pub struct Engine {
     /// Opened one at a time.
     nics: AsyncMutex<BTreeMap<NicPlace, Nic>>,
     pub(super) background: OnceCell<()>,
+    /// Who takes or removes a warm address.
+    pub(super) warm: AsyncMutex<()>,
+    /// A warm address was taken: another is attached.
+    pub(super) taken: Notify,
 }
 
 impl Engine {
@@ -119,6 +123,8 @@ impl Engine {
             site: OnceCell::new(),
             nics: AsyncMutex::default(),
             background: OnceCell::new(),
+            warm: AsyncMutex::default(),
+            taken: Notify::new(),
         })
     }
 
@@ -134,7 +140,7 @@ impl Engine {
     }
 
     /// The NIC of a pool's range. The first call resumes what its journal says.
-    pub(super) async fn nic(self: &Arc<Self>, info: &PoolInfo) -> Result<Nic, CniError> {
+    pub(super) async fn nic(self: &Arc<Self>, info: &Arc<PoolInfo>) -> Result<Nic, CniError> {
         let site = self.site().await?;
         let place = site.place(info.range.as_deref());
         let mut nics = self.nics.lock().await;
@@ -174,6 +180,7 @@ impl Engine {
             journal,
         };
         nics.insert(place, nic.clone());
+        self.keep_warm(info, &nic);
         Ok(nic)
     }
 

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use super::node::GcpFront;
 use super::settings::{LOCK, Select, Settings};
 use crate::cloud::{Endpoints, InvalidEndpoint};
+use crate::nic::warm::{InvalidTargets, Targets};
 
 /// What an agent and a single call are told of Google Cloud.
 #[derive(Clone, Debug, clap::Args)]
@@ -42,6 +43,18 @@ pub struct GcpArgs {
     /// Seconds after which a move that is not completed goes back to its source, and an address that was kept for one is released.
     #[arg(long, value_name = "SECONDS", env = "BERTH_GCP_MOVE_TIMEOUT", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     gcp_move_timeout: u64,
+    /// How many attached addresses the node keeps without a pod, so that an ADD needs no operation: fewer, and more are
+    /// attached. 0 keeps none.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "BERTH_GCP_WARM_MIN",
+        default_value_t = 0
+    )]
+    gcp_warm_min: usize,
+    /// More than this, and the surplus is detached [default: --gcp-warm-min].
+    #[arg(long, value_name = "COUNT", env = "BERTH_GCP_WARM_MAX")]
+    gcp_warm_max: Option<usize>,
     /// About how many seconds lie between two sweeps for unfinished moves and addresses of pods that are gone.
     #[arg(long, value_name = "SECONDS", env = "BERTH_GCP_SWEEP", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     gcp_sweep: u64,
@@ -63,6 +76,15 @@ pub struct GcpArgs {
     gcp_node_grace: u64,
 }
 
+/// A flag that says nothing usable.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidFlag {
+    #[error(transparent)]
+    Endpoint(#[from] InvalidEndpoint),
+    #[error("--gcp-warm-min, --gcp-warm-max: {0}")]
+    Warm(#[from] InvalidTargets),
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Pods {
     All,
@@ -70,7 +92,7 @@ enum Pods {
 }
 
 impl GcpArgs {
-    pub fn front(self) -> Result<GcpFront, InvalidEndpoint> {
+    pub fn front(self) -> Result<GcpFront, InvalidFlag> {
         let endpoints = Endpoints::new(
             self.compute_endpoint.as_deref(),
             self.networkconnectivity_endpoint.as_deref(),
@@ -85,6 +107,10 @@ impl GcpArgs {
                 Pods::Labelled => Select::Labelled,
             },
             cooldown: Duration::from_secs(self.gcp_cooldown),
+            warm: Targets::new(
+                self.gcp_warm_min,
+                self.gcp_warm_max.unwrap_or(self.gcp_warm_min),
+            )?,
             move_timeout: Duration::from_secs(self.gcp_move_timeout),
             sweep: Duration::from_secs(self.gcp_sweep),
             grace: (

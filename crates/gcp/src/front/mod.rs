@@ -24,6 +24,7 @@ mod settings;
 mod site;
 mod statics;
 mod sweep;
+mod warm;
 mod watch;
 
 use std::sync::Arc;
@@ -41,7 +42,7 @@ use tokio::time::Instant;
 pub use add::LABEL;
 pub use config::{PLUGIN, PREDECESSOR};
 pub use engine::{Daemon, Engine, Setup};
-pub use flags::GcpArgs;
+pub use flags::{GcpArgs, InvalidFlag};
 pub use node::{GcpFront, PLUGINS};
 pub use settings::{LOCK, Select, Settings};
 

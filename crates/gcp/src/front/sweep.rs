@@ -21,6 +21,7 @@ use super::journal::{POOL, State};
 use super::moves::{KEPT_AT, of_record};
 use super::pools::{PoolInfo, unread, v4};
 use super::site::{NIC, Site};
+use super::warm::is_warm;
 use crate::migrate::executor::Vm;
 use crate::migrate::machine::Phase;
 use crate::nic::{NicError, NicPlace, NicTarget, Release};
@@ -192,6 +193,10 @@ impl Engine {
                 .map_err(unread)?
                 .is_some()
         {
+            return Ok(Standing::Alive);
+        }
+        // A warm address has no pod: it goes with its node, or by the node's own targets.
+        if node == self.node && is_warm(record) {
             return Ok(Standing::Alive);
         }
         let pod = self.cluster.pod(namespace, name).await.map_err(unread)?;

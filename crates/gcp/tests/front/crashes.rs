@@ -40,7 +40,7 @@ async fn an_add_is_resumed_or_undone() {
                 "10.111.0.2",
                 "stopped after {stop}"
             );
-            assert_eq!(scene.holders("10.111.0.2"), [name]);
+            assert_eq!(scene.holder("10.111.0.2"), name);
             assert_eq!(scene.object().await["status"]["allocated"], 1);
         } else {
             // It gives up.
@@ -92,8 +92,7 @@ async fn a_move_is_resumed_by_the_sources_agent() {
         until_requests(&scene, before + stop).await;
         let name = b.kill();
         until("the move is over", async || {
-            scene.entry(&ip).await["nodeName"] == name.as_str()
-                && scene.holders(&ip) == [name.clone()]
+            scene.entry(&ip).await["nodeName"] == name.as_str() && scene.holder(&ip) == name
         })
         .await;
         // The runtime asks again.
@@ -123,6 +122,6 @@ async fn an_agent_that_was_away_during_the_move_does_not_take_the_address_back()
     next.del(&scene, "cart").await;
     scene.pod("web", &name, &[]).await;
     next.add(&scene, "web").await;
-    assert_eq!(scene.holders(&ip), [b.name.clone()]);
+    assert_eq!(scene.holder(&ip), b.name);
     assert_eq!(scene.updates() - updates, 1, "the new pod's alone");
 }

@@ -126,8 +126,48 @@ async fn twenty_moves_between_two_nodes_share_their_operations() {
     .await;
     for (before, after) in answers.iter().zip(&moved) {
         assert_eq!(address(before), address(after));
-        assert_eq!(scene.holders(&address(after)), [b.name.clone()]);
+        assert_eq!(scene.holder(&address(after)), b.name);
     }
     let updates = scene.updates() - updates;
     assert!(updates <= 6, "{updates} operations for 20 moves");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_address_needs_no_operation() {
+    let scene = Scene::new(100).await;
+    let warm = |settings: &mut berth_gcp::front::Settings| {
+        settings.warm = berth_gcp::nic::warm::Targets::new(3, 4).unwrap();
+    };
+    let node = scene.node_with("a", warm).await;
+    for pod in ["first", "one", "two", "three", "four"] {
+        scene.pod(pod, &node.name, &[]).await;
+    }
+    node.add(&scene, "first").await;
+    until("three are attached besides", async || {
+        scene.aliases(&node.name).len() == 4
+    })
+    .await;
+    // They are the node's, and no sweep takes them for dead pods'.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(scene.aliases(&node.name).len(), 4);
+    assert_eq!(scene.object().await["status"]["allocated"], 4);
+    // The cloud refuses everything: the pods start all the same.
+    let refused = berth_testcloud::ApiError::new(503, "backendError", "a test says so");
+    scene.cloud.faults(move |request| {
+        (request.call == UPDATE).then(|| berth_testcloud::Fault::Refuse(refused.clone()))
+    });
+    let mut given = Vec::new();
+    for pod in ["one", "two", "three"] {
+        given.push(node.add(&scene, pod).await);
+        let entry = scene.entry(given.last().unwrap()).await;
+        assert_eq!(entry["podName"], pod);
+    }
+    assert_eq!(node.add(&scene, "two").await, given[1], "a repeat");
+    scene.cloud.faults(|_| None);
+    until("the pool is filled again", async || {
+        scene.aliases(&node.name).len() == 7
+    })
+    .await;
+    node.del(&scene, "one").await;
+    scene.until_free(&given[0]).await;
 }

@@ -272,6 +272,11 @@ impl Scene {
         self.object().await["spec"]["allocations"][address].clone()
     }
 
+    /// The VM that has the alias; several are joined by commas, and equal none of them.
+    pub fn holder(&self, address: &str) -> String {
+        self.holders(address).join(",")
+    }
+
     /// The VMs that have the alias.
     pub fn holders(&self, address: &str) -> Vec<String> {
         let holders = self.cloud.project(|project| project.holders(address));

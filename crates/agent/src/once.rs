@@ -1,5 +1,7 @@
 //! One CNI call without an agent: what `berth cni` does.
 
+use std::sync::Arc;
+
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{CniError, Code, NetConf};
 use berth_desk::DeskMetrics;
@@ -24,6 +26,7 @@ pub async fn once(node: &Node, fronts: Vec<Box<dyn Front>>, request: &Request) -
     let host = Host {
         node,
         lifetime: Lifetime::Call,
+        clusters: Arc::default(),
         registry: &mut Registry::default(),
         desk_metrics: DeskMetrics::default(),
         stop: CancellationToken::new(),
@@ -48,7 +51,6 @@ pub async fn once(node: &Node, fronts: Vec<Box<dyn Front>>, request: &Request) -
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::Arc;
 
     use berth_cni::Environment;
     use berth_ledger::{SharedLedger, SqliteLedger};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_desk::DeskMetrics;
-use berth_front::{Front, Host, Lifetime, Node, StartError};
+use berth_front::{Clusters, Front, Host, Lifetime, Node, StartError};
 use berth_listen::{Limits, Recent, Server, Transport, exposition};
 use futures::FutureExt;
 use prometheus_client::registry::Registry;
@@ -84,11 +84,13 @@ pub async fn serve(
     // Fronts that run already stop if a later one can't be started.
     let _stopped_at_least_now = stop.clone().drop_guard();
     let background = TaskTracker::new();
+    let clusters = Arc::new(Clusters::new(config.node.leader_desk.clone()));
     let mut fronts = Fronts::default();
     for front in config.fronts {
         let host = Host {
             node: &config.node,
             lifetime: Lifetime::Daemon,
+            clusters: Arc::clone(&clusters),
             registry: &mut registry,
             desk_metrics: desk_metrics.clone(),
             stop: stop.clone(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use berth_controller::{
     Controller, ControllerConfig, DeskArgs, LeaderDesk, SliceTask, SliceTaskSettings, Tasks,
 };
+use berth_front::Kind;
 use berth_listen::warn_if_readable_by_others;
 use berth_pods::garbage::{CollectTask, GarbageSettings};
 use berth_pods::node::GarbageArgs;
@@ -67,7 +68,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl ControllerArgs {
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(self, kinds: &[Kind]) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         let desk = self.desk;
         let flat_places = self.files.flat_places();
@@ -89,6 +90,7 @@ impl ControllerArgs {
             listen: self.listen,
         };
         let settings = TaskSettings {
+            kinds: kinds.to_vec(),
             slices: SliceTaskSettings {
                 grace: Duration::from_secs_f64(self.slice_grace),
                 gather: Duration::from_millis(self.gather_ms),
@@ -115,6 +117,7 @@ impl ControllerArgs {
 
 /// What the tasks of a leader are told.
 struct TaskSettings {
+    kinds: Vec<Kind>,
     slices: SliceTaskSettings,
     /// None: agents collect by themselves.
     garbage: Option<GarbageSettings>,
@@ -132,6 +135,7 @@ impl TaskSettings {
                 &connection,
                 leadership.clone(),
                 defines,
+                &self.kinds,
             )));
         }
         if let Some(settings) = self.garbage {

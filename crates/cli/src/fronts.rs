@@ -1,16 +1,20 @@
 //! The fronts and leader tasks of this program: the one place that names them all.
 //!
 //! A front is added by a field in [`FrontArgs`] (and in [`CallArgs`], if it answers CNI calls), a line in `list`, its
-//! plugin names in [`plugin_names`], and, if it has work for the leader, a line in `controller.rs`.
+//! plugin names in [`plugin_names`], its kind of pools in [`KINDS`], and, if it has work for the leader, a line in `controller.rs`.
 
 use std::path::PathBuf;
 
 use anyhow::bail;
-use berth_front::{Front, Node};
+use berth_front::{Front, Kind, Node};
 use berth_gcp::front::GcpArgs;
 use berth_ledger::kube::Connect;
 use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
 use berth_vms::VmFlags;
+
+/// The kinds of pools that fronts keep in objects of their own, beside whereabouts' IPPools: for the leader's desk and for
+/// `berth pools`.
+pub const KINDS: &[Kind] = &[berth_gcp::front::IP_POOL_KIND];
 
 /// The names that the CNI plugin is installed under.
 pub fn plugin_names() -> Vec<&'static str> {

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use berth_core::dialect::WHEREABOUTS;
 use berth_core::examine::examine;
 use berth_core::{Address, Handle, Pool, Prefix, RangeSpec, Record, Space};
-use berth_ledger::{ClaimKey, ClaimKind, PoolKey};
+use berth_front::Kind;
+use berth_ledger::kube::Connection;
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, Rejection, Visited};
 use berth_pods::by_hand::{self, Asker, Standing};
 use berth_pods::garbage::duplicates::{Duplicate, Place, Sources};
 use berth_pods::garbage::index::{Index, Shared};
@@ -28,6 +30,9 @@ pub struct Pools {
 struct PoolRow {
     /// Empty for what is in no pool's range.
     pool: String,
+    /// The kind of its object, unless that is an IPPool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace: String,
     network: Option<String>,
@@ -62,9 +67,10 @@ impl Row for PoolRow {
             [] => "none".to_owned(),
             many => many.join("; "),
         };
-        let name = match self.namespace.as_str() {
-            "" => self.pool.clone(),
-            namespace => format!("{namespace}/{}", self.pool),
+        let name = match (self.namespace.as_str(), &self.kind) {
+            (_, Some(kind)) => format!("{kind}/{}", self.pool),
+            ("", None) => self.pool.clone(),
+            (namespace, None) => format!("{namespace}/{}", self.pool),
         };
         vec![
             name,
@@ -88,7 +94,7 @@ fn count(number: u64) -> String {
 }
 
 impl Pools {
-    pub async fn run(&self, stores: Stores, format: Format) -> anyhow::Result<()> {
+    pub async fn run(&self, stores: Stores, kinds: &[Kind], format: Format) -> anyhow::Result<()> {
         let mut rows = Vec::new();
         let mut found = Shown::default();
         let several = stores.0.len() > 1;
@@ -100,6 +106,11 @@ impl Pools {
                 }
             }
             rows.extend(of_store);
+        }
+        if let Some(cluster) = stores.0.first().and_then(|store| store.cluster.as_ref()) {
+            for kind in kinds {
+                rows.extend(rows_of_kind(kind, &cluster.connection).await?);
+            }
         }
         for duplicate in found.in_no_pool() {
             match format {
@@ -222,6 +233,42 @@ async fn terms(store: &Store) -> anyhow::Result<Terms> {
         }
     }
     Ok(terms)
+}
+
+/// The pools that a front keeps in objects of its own kind; none in a cluster that does not have the kind.
+async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Vec<PoolRow>> {
+    let mut rows = Vec::new();
+    let mut visit = |seen: Visited| {
+        let network = seen.key.network;
+        let mut row = PoolRow {
+            pool: seen.key.name,
+            kind: Some(kind.pool.name()),
+            network: network.map(|network| network.to_string()),
+            ..PoolRow::default()
+        };
+        match seen.snapshot {
+            Ok(snapshot) => {
+                row.allocated = snapshot.pool.len();
+                row.cooling = snapshot.pool.rests().count();
+                if let Some(network) = network {
+                    row.fill(&snapshot.pool, &Space::list([network.block()]));
+                }
+            }
+            Err(error) => row.findings = vec![error.to_string()],
+        }
+        rows.push(row);
+    };
+    let listed = (kind.ledger)(connection).visit_pools(&mut visit).await;
+    match listed {
+        Err(LedgerError::Rejected {
+            rejection: Rejection::Missing(_),
+            ..
+        }) => Ok(Vec::new()),
+        listed => {
+            listed?;
+            Ok(rows)
+        }
+    }
 }
 
 fn row(view: PoolView, terms: &Terms) -> PoolRow {

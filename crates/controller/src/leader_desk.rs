@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use berth_api::names;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_front::LeaderTask;
-use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice};
+use berth_front::{Kind, LeaderTask};
+use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice, Route};
 use berth_ledger::kube::Connection;
 use berth_ledger::{KubeLedger, PoolKey};
 use prometheus_client::registry::Registry;
@@ -110,12 +110,13 @@ impl LeaderDesk {
         &self.notice
     }
 
-    /// The task. `defines` tells which pools network definitions ask for.
+    /// The task: whereabouts' pools, of which `defines` tells those that network definitions ask for, and pools of `kinds`.
     pub fn task(
         self,
         connection: &Connection,
         leadership: Leadership,
         defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
+        kinds: &[Kind],
     ) -> LeaderDeskTask {
         let metrics = DeskMetrics::default();
         // The copies follow the watch: nodes that could not reach this desk, and whereabouts, write too.
@@ -125,6 +126,10 @@ impl LeaderDesk {
         };
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
         let admits = admission(Arc::clone(&ledger), defines);
+        let routes: Vec<Route> = kinds
+            .iter()
+            .map(|kind| kind.route(connection, settings.clone(), metrics.clone()))
+            .collect();
         let desks = Desks::new(ledger, settings, metrics.clone());
         let guard = Guard::new(
             connection.client.clone(),
@@ -132,6 +137,7 @@ impl LeaderDesk {
             connection.timeout,
         );
         let counter = Counter::new(desks, guard, move || leadership.is_leading(), admits);
+        let counter = routes.into_iter().fold(counter, Counter::serving);
         LeaderDeskTask {
             bound: Mutex::new(Some(self)),
             counter,

@@ -23,6 +23,8 @@ pub struct Desks {
     ledger: SharedLedger,
     settings: DeskSettings,
     metrics: DeskMetrics,
+    /// Which pools this process alone writes.
+    local: Option<fn(&PoolKey) -> bool>,
     idle: Duration,
     open: Arc<Mutex<Open>>,
 }
@@ -45,6 +47,7 @@ impl Desks {
             ledger,
             settings,
             metrics,
+            local: None,
             idle: IDLE,
             open: Arc::new(Mutex::new(Open {
                 desks: HashMap::new(),
@@ -57,6 +60,16 @@ impl Desks {
     #[must_use]
     pub fn with_idle(self, idle: Duration) -> Self {
         Self { idle, ..self }
+    }
+
+    /// With pools that this process alone writes: their desks ask no common desk, watch nothing and have no metric series
+    /// of their own.
+    #[must_use]
+    pub fn with_local(self, is_local: fn(&PoolKey) -> bool) -> Self {
+        Self {
+            local: Some(is_local),
+            ..self
+        }
     }
 
     pub fn ledger(&self) -> &SharedLedger {
@@ -79,12 +92,17 @@ impl Desks {
             return used.desk.clone();
         }
         self.sweep(&mut open, now);
-        let desk = Desk::open(
-            Arc::clone(&self.ledger),
-            pool.clone(),
-            &self.settings,
-            self.metrics.of(&pool.name),
-        );
+        let ledger = Arc::clone(&self.ledger);
+        let desk = match self.local.is_some_and(|is_local| is_local(pool)) {
+            true => {
+                let (settings, metrics) = (DeskSettings::default(), DeskMetrics::default());
+                Desk::open(ledger, pool.clone(), &settings, metrics.of(&pool.name))
+            }
+            false => {
+                let metrics = self.metrics.of(&pool.name);
+                Desk::open(ledger, pool.clone(), &self.settings, metrics)
+            }
+        };
         let used = Used {
             desk: desk.clone(),
             at: now,

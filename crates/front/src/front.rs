@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::clusters::Clusters;
 use crate::node::Node;
 
 /// Why a front does not start.
@@ -42,6 +43,8 @@ pub trait Front: fmt::Debug + Send {
 pub struct Host<'a> {
     pub node: &'a Node,
     pub lifetime: Lifetime,
+    /// The clusters of this process: fronts that open one share its connection.
+    pub clusters: Arc<Clusters>,
     /// What `/metrics` shows.
     pub registry: &'a mut Registry,
     /// The figures of this process's desks, registered already.

@@ -4,10 +4,14 @@
 //! A front implements what it needs; every other method has a default. Adding one touches its own crate and the lists in
 //! the command (`crates/cli/src/fronts.rs`).
 
+mod clusters;
 mod front;
+mod kind;
 mod leader;
 mod node;
 
+pub use clusters::{Cluster, Clusters};
 pub use front::{Front, Host, Lifetime, Readiness, Serving, StartError};
+pub use kind::Kind;
 pub use leader::LeaderTask;
 pub use node::Node;

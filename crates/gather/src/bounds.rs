@@ -8,6 +8,7 @@ use berth_core::plan::Selector;
 use berth_core::{Claim, NODE, Owner, Record, Request};
 use thiserror::Error;
 
+use crate::Owners;
 use crate::wire::Batch;
 
 /// Requests of one batch: as many as a desk commits at once.
@@ -42,19 +43,19 @@ pub(crate) enum Unfit {
 }
 
 /// Checks a batch.
-pub(crate) fn fit(batch: &Batch) -> Result<(), Unfit> {
+pub(crate) fn fit(batch: &Batch, owners: Owners) -> Result<(), Unfit> {
     within("bytes of the node's name", batch.node.len(), NAME)?;
     within("bytes of the pool's name", batch.pool.name.len(), NAME)?;
     within("requests", batch.requests.len(), REQUESTS)?;
     let node = batch.node.as_str();
     for request in &batch.requests {
         match request {
-            Request::Claim(claim) => claim_fits(claim, node)?,
+            Request::Claim(claim) => claim_fits(claim, node, owners)?,
             Request::Exchange {
                 expected, claim, ..
             } => {
                 record_fits(expected)?;
-                claim_fits(claim, node)?;
+                claim_fits(claim, node, owners)?;
             }
             Request::Release(release) => {
                 let (rest, most) = (release.rest.as_secs(), REST.as_secs());
@@ -74,29 +75,38 @@ pub(crate) fn fit(batch: &Batch) -> Result<(), Unfit> {
                 expected, record, ..
             } => {
                 record_fits(expected)?;
-                own(record, node)?;
+                own(record, node, owners)?;
             }
         }
     }
     Ok(())
 }
 
-fn claim_fits(claim: &Claim, node: &str) -> Result<(), Unfit> {
+fn claim_fits(claim: &Claim, node: &str, owners: Owners) -> Result<(), Unfit> {
     within("addresses of a claim", claim.wants.len(), WANTS)?;
     for want in &claim.wants {
         within("addresses to avoid", want.avoid.len(), AVOIDED)?;
     }
-    own(&claim.record, node)
+    own(&claim.record, node, owners)
 }
 
 /// A record that is to be written is of no other node than the sender's.
-fn own(record: &Record, node: &str) -> Result<(), Unfit> {
+fn own(record: &Record, node: &str, owners: Owners) -> Result<(), Unfit> {
     record_fits(record)?;
     let subject = &record.owner.subject;
-    if !record.is_by_hand() && !subject.split('/').all(is_path_segment) {
-        return Err(Unfit::NoPod {
-            named: subject.clone(),
-        });
+    let is_plain = || subject.split('/').all(is_path_segment);
+    match owners {
+        Owners::Pods if !record.is_by_hand() && !is_plain() => {
+            let named = subject.clone();
+            return Err(Unfit::NoPod { named });
+        }
+        Owners::Nodes if subject.split('/').next() != Some(node) => {
+            return Err(Unfit::OtherNode {
+                named: subject.clone(),
+                node: node.to_owned(),
+            });
+        }
+        Owners::Pods | Owners::Nodes => {}
     }
     match record.attribute(NODE) {
         Some(named) if named != node => Err(Unfit::OtherNode {
@@ -170,13 +180,15 @@ mod tests {
     }
 
     fn refused(request: Request) -> String {
-        fit(&batch(vec![request])).unwrap_err().to_string()
+        fit(&batch(vec![request]), Owners::Pods)
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
     fn no_record_to_be_written_names_another_node() {
         for record in [record("c"), record("c").with(NODE, "node-a")] {
-            fit(&batch(vec![claim(record)])).unwrap();
+            fit(&batch(vec![claim(record)]), Owners::Pods).unwrap();
         }
         let theirs = claim(record("c").with(NODE, "node-b"));
         assert!(refused(theirs).contains("node-b"));
@@ -204,9 +216,24 @@ mod tests {
         ] {
             assert!(refused(owned(bad)).contains("names no pod"), "{bad}");
         }
-        fit(&batch(vec![owned("kube-system/pod-1.x")])).unwrap();
+        fit(&batch(vec![owned("kube-system/pod-1.x")]), Owners::Pods).unwrap();
         let by_hand = Record::by_hand("default/printer", "net1", None).unwrap();
-        fit(&batch(vec![claim(by_hand)])).unwrap();
+        fit(&batch(vec![claim(by_hand)]), Owners::Pods).unwrap();
+    }
+
+    #[test]
+    fn where_nodes_are_the_owners_a_node_writes_its_own_records() {
+        let owned = |subject: &str| {
+            let record = Record::new(Owner::new(subject, "first"), Handle::new("h"));
+            fit(&batch(vec![claim(record)]), Owners::Nodes)
+        };
+        for own in ["node-a", "node-a/policy"] {
+            owned(own).unwrap();
+        }
+        for other in ["node-b/policy", "node-ab", "", "ns/node-a"] {
+            let refused = owned(other).unwrap_err();
+            assert!(refused.to_string().contains("node-a"), "{other}");
+        }
     }
 
     #[test]
@@ -218,7 +245,7 @@ mod tests {
             })
         };
         assert!(refused(release(Duration::from_secs(u64::MAX))).contains("cooldown"));
-        fit(&batch(vec![release(REST)])).unwrap();
+        fit(&batch(vec![release(REST)]), Owners::Pods).unwrap();
         assert!(refused(claim(record(&"x".repeat(257)))).contains("handle"));
         assert!(refused(claim(record("c").with("note", "x".repeat(257)))).contains("attribute"));
         let mut greedy = claim(record("c"));
@@ -232,10 +259,10 @@ mod tests {
         }
         assert!(refused(wary).contains("avoid"));
         let many = vec![claim(record("c")); REQUESTS + 1];
-        let many = fit(&batch(many)).unwrap_err().to_string();
+        let many = fit(&batch(many), Owners::Pods).unwrap_err().to_string();
         assert!(many.contains("requests"), "{many}");
         let mut named = batch(Vec::new());
         named.pool.name = "p".repeat(254);
-        assert!(fit(&named).is_err());
+        assert!(fit(&named, Owners::Pods).is_err());
     }
 }

@@ -1,8 +1,10 @@
 //! The agent's side: finds the leader, asks it, and leaves it alone for a while when it fails.
 //!
 //! A leader that does not answer costs one request its patience, and the others nothing: until the pause is over
-//! they are served by their own desks at once.
+//! they are served by their own desks at once. A leader that refuses what one kind of pool asks for (it is older than the
+//! kind, or the right is missing) is left alone with that kind, and asked for the others.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,10 +27,10 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use rustls::pki_types::ServerName;
 
-use crate::Notice;
 use crate::answers::fault;
 use crate::identity::{NAME, trusting};
-use crate::wire::{Batch, MAX_BODY, PATH, Replies};
+use crate::wire::{Batch, MAX_BODY, Replies, path};
+use crate::{Notice, PoolKind};
 
 /// How an agent asks the leader.
 #[derive(Clone, Debug)]
@@ -67,6 +69,8 @@ pub struct Leader {
     leases: Api<Lease>,
     settings: GatherSettings,
     state: Mutex<State>,
+    /// Kinds of pools that it refused, by name: until when, and why.
+    refused: Mutex<BTreeMap<String, (Instant, String)>>,
 }
 
 #[derive(Clone)]
@@ -98,7 +102,28 @@ impl Leader {
             leases: Api::namespaced(client, namespace),
             settings,
             state: Mutex::new(State::Unknown),
+            refused: Mutex::default(),
         }
+    }
+
+    /// The same leader, asked for pools of another kind than whereabouts'.
+    pub fn of_kind(self: &Arc<Self>, kind: PoolKind) -> KindDesk {
+        KindDesk {
+            leader: Arc::clone(self),
+            kind,
+        }
+    }
+
+    /// Why nothing of that kind is asked now.
+    fn refusal(&self, kind: &str) -> Option<String> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let (until, why) = refused.get(kind)?;
+        (Instant::now() < *until).then(|| why.clone())
+    }
+
+    fn refuse(&self, kind: String, why: String) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.insert(kind, (Instant::now() + self.settings.pause, why));
     }
 
     async fn find(&self) -> Result<Arc<Known>, Away> {
@@ -171,7 +196,13 @@ impl Leader {
         Away::Unheard(why)
     }
 
-    async fn ask(&self, known: &Known, body: Bytes, limit: Duration) -> Result<Replies, Away> {
+    async fn ask(
+        &self,
+        known: &Known,
+        kind: &PoolKind,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Replies, Unanswered> {
         let token = tokio::fs::read_to_string(&self.settings.token_file)
             .await
             .map_err(|error| {
@@ -180,7 +211,7 @@ impl Leader {
             })?;
         let request = Http::builder()
             .method(Method::POST)
-            .uri(format!("https://{}{PATH}", known.notice.address))
+            .uri(format!("https://{}{}", known.notice.address, path(kind)))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
             .body(Full::new(body))
@@ -199,17 +230,92 @@ impl Leader {
                 .await
                 .map_err(|error| Away::Unsure(error.to_string()))?
                 .to_bytes();
-            Ok((status, body))
+            Ok::<_, Away>((status, body))
         });
         let (status, body) = match answered.await {
             Ok(answered) => answered?,
-            Err(_) => return Err(Away::Unsure(format!("not within {} ms", limit.as_millis()))),
+            Err(_) => {
+                let why = format!("not within {} ms", limit.as_millis());
+                return Err(Away::Unsure(why).into());
+            }
         };
         if status != StatusCode::OK {
-            let text = String::from_utf8_lossy(&body);
-            return Err(Away::Unheard(format!("{status}: {}", text.trim())));
+            let why = format!("{status}: {}", String::from_utf8_lossy(&body).trim());
+            return Err(match status {
+                StatusCode::BAD_REQUEST
+                | StatusCode::FORBIDDEN
+                | StatusCode::NOT_FOUND
+                | StatusCode::PAYLOAD_TOO_LARGE => Unanswered::Kind(why),
+                _ => Away::Unheard(why).into(),
+            });
         }
-        serde_json::from_slice(&body).map_err(|error| Away::Unsure(error.to_string()))
+        let replies = serde_json::from_slice(&body);
+        replies.map_err(|error| Away::Unsure(error.to_string()).into())
+    }
+}
+
+/// Why there are no answers.
+enum Unanswered {
+    /// The leader has to be left alone.
+    Leader(Away),
+    /// It refuses what this kind of pool asks for; others may be served.
+    Kind(String),
+}
+
+impl From<Away> for Unanswered {
+    fn from(away: Away) -> Self {
+        Self::Leader(away)
+    }
+}
+
+impl Leader {
+    async fn put_to(
+        &self,
+        kind: &PoolKind,
+        pool: &PoolKey,
+        requests: &[Request],
+        limit: Duration,
+    ) -> Result<Vec<Option<Answer>>, Away> {
+        let name = kind.name();
+        if let Some(why) = self.refusal(&name) {
+            return Err(Away::Unheard(why));
+        }
+        let known = self.find().await?;
+        let batch = Batch {
+            node: self.settings.node.clone(),
+            pool: pool.clone(),
+            limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+            requests: requests.to_vec(),
+        };
+        let body = serde_json::to_vec(&batch).map_err(|error| Away::Unheard(error.to_string()))?;
+        let address = &known.notice.address;
+        let away = match self.ask(&known, kind, body.into(), limit).await {
+            Ok(replies) => match fault(requests, &replies.answers) {
+                None => return Ok(replies.answers),
+                Some(why) => {
+                    tracing::error!(
+                        address,
+                        why,
+                        "the leader's answer is not to what was asked; look who holds the Lease"
+                    );
+                    Away::Unsure(why)
+                }
+            },
+            Err(Unanswered::Kind(why)) => {
+                tracing::info!(
+                    address,
+                    kind = name,
+                    why,
+                    "the leader refuses pools of this kind; this node commits by itself"
+                );
+                self.refuse(name, why.clone());
+                return Err(Away::Unheard(why));
+            }
+            Err(Unanswered::Leader(away)) => away,
+        };
+        tracing::info!(address, %away, "the common desk is left alone for a while");
+        self.lost(self.settings.pause, away.to_string());
+        Err(away)
     }
 }
 
@@ -221,34 +327,28 @@ impl CommonDesk for Leader {
         requests: &[Request],
         limit: Duration,
     ) -> Result<Vec<Option<Answer>>, Away> {
-        let known = self.find().await?;
-        let batch = Batch {
-            node: self.settings.node.clone(),
-            pool: pool.clone(),
-            limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
-            requests: requests.to_vec(),
-        };
-        let body = serde_json::to_vec(&batch).map_err(|error| Away::Unheard(error.to_string()))?;
-        let answered = self.ask(&known, body.into(), limit).await;
-        let answered = answered.and_then(|replies| match fault(requests, &replies.answers) {
-            None => Ok(replies),
-            Some(why) => {
-                tracing::error!(
-                    address = known.notice.address,
-                    why,
-                    "the leader's answer is not to what was asked; look who holds the Lease"
-                );
-                Err(Away::Unsure(why))
-            }
-        });
-        match answered {
-            Ok(replies) => Ok(replies.answers),
-            Err(away) => {
-                tracing::info!(address = known.notice.address, %away, "the common desk is left alone for a while");
-                self.lost(self.settings.pause, away.to_string());
-                Err(away)
-            }
-        }
+        self.put_to(&PoolKind::IP_POOLS, pool, requests, limit)
+            .await
+    }
+}
+
+/// The leader's desks for one kind of pool. Shares the connection to the leader with all other kinds.
+#[derive(Clone, Debug)]
+pub struct KindDesk {
+    leader: Arc<Leader>,
+    kind: PoolKind,
+}
+
+#[async_trait]
+impl CommonDesk for KindDesk {
+    async fn put(
+        &self,
+        pool: &PoolKey,
+        requests: &[Request],
+        limit: Duration,
+    ) -> Result<Vec<Option<Answer>>, Away> {
+        let leader = &self.leader;
+        leader.put_to(&self.kind, pool, requests, limit).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whom the leader serves: service accounts that could write the pools themselves, each for its own node.
+//! Whom the leader serves: service accounts that could write pools of that kind themselves, each for its own node.
 //!
 //! The API server decides both: TokenReview says who it is and which node its token is bound to, SubjectAccessReview
 //! whether it may. So a leader grants no right that the caller does not have, and a token that is shown for another node
@@ -24,6 +24,7 @@ use kube::{Api, Client};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::PoolKind;
 use crate::transfer::Transfers;
 
 /// What a token for the common desk has to be made for. One for the API server is not taken: an agent would hand the
@@ -70,8 +71,17 @@ pub struct Guard {
     turns: Vec<tokio::sync::Mutex<()>>,
 }
 
-/// A token's digest: the token itself is kept nowhere.
+/// The digest of a token and of the kind that it was shown for: the token itself is kept nowhere.
 type Key = [u8; 32];
+
+fn key(token: &str, kind: &PoolKind) -> Key {
+    let mut digest = Sha256::new();
+    // No name of a kind has this byte, and no token.
+    for part in [kind.name().as_bytes(), &[0], token.as_bytes()] {
+        digest.update(part);
+    }
+    digest.finalize().into()
+}
 
 #[derive(Clone, Debug)]
 struct Known {
@@ -112,9 +122,14 @@ impl Guard {
         Transfers::new(self.client.clone(), self.timeout)
     }
 
-    /// The node that the bearer of `token` may ask for.
-    pub(crate) async fn check(&self, token: &str, peer: Peer) -> Result<Arc<str>, Refused> {
-        let key: Key = Sha256::digest(token.as_bytes()).into();
+    /// The node that the bearer of `token` may ask for, where it asks for pools of that kind.
+    pub(crate) async fn check(
+        &self,
+        token: &str,
+        kind: &PoolKind,
+        peer: Peer,
+    ) -> Result<Arc<str>, Refused> {
+        let key = key(token, kind);
         if let Some(verdict) = self.recall(&key) {
             return verdict;
         }
@@ -131,7 +146,7 @@ impl Guard {
         if charged && !self.strikes.take(peer) {
             return Err(Refused::TooMany);
         }
-        let verdict = self.review(token).await;
+        let verdict = self.review(token, kind).await;
         let faultless = matches!(verdict, Ok(_) | Err(Refused::Blind(_)));
         if charged && faultless {
             self.strikes.give_back(peer);
@@ -142,11 +157,11 @@ impl Guard {
         verdict
     }
 
-    async fn review(&self, token: &str) -> Result<Arc<str>, Refused> {
+    async fn review(&self, token: &str, kind: &PoolKind) -> Result<Arc<str>, Refused> {
         let asked = async {
             let user = self.who(token).await?;
             let node = bound_node(&user)?;
-            self.may_write(user).await?;
+            self.may_write(user, kind).await?;
             Ok(node)
         };
         tokio::time::timeout(self.timeout, asked)
@@ -205,8 +220,10 @@ impl Guard {
         }
     }
 
-    async fn may_write(&self, user: UserInfo) -> Result<(), Refused> {
+    async fn may_write(&self, user: UserInfo, kind: &PoolKind) -> Result<(), Refused> {
         let name = user.username.clone().unwrap_or_default();
+        let namespace = kind.resource.namespace(&self.namespace);
+        let (plural, subresource) = kind.right();
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
                 user: user.username,
@@ -214,10 +231,11 @@ impl Guard {
                 groups: user.groups,
                 extra: user.extra,
                 resource_attributes: Some(ResourceAttributes {
-                    namespace: Some(self.namespace.clone()),
-                    verb: Some("patch".to_owned()),
-                    group: Some("whereabouts.cni.cncf.io".to_owned()),
-                    resource: Some("ippools".to_owned()),
+                    namespace: namespace.as_deref().map(str::to_owned),
+                    verb: Some(kind.verb.name().to_owned()),
+                    group: Some(kind.resource.group.to_owned()),
+                    resource: Some(plural.to_owned()),
+                    subresource: subresource.map(str::to_owned),
                     ..ResourceAttributes::default()
                 }),
                 ..SubjectAccessReviewSpec::default()
@@ -231,9 +249,11 @@ impl Guard {
         if answer.status.is_some_and(|status| status.allowed) {
             return Ok(());
         }
-        let namespace = &self.namespace;
+        let verb = kind.verb.name();
+        let part = subresource.map_or_else(String::new, |part| format!("/{part}"));
+        let place = namespace.map_or_else(String::new, |namespace| format!(" in {namespace}"));
         Err(Refused::Forbidden(format!(
-            "{name} may not patch ippools in {namespace}, so nobody writes them for it"
+            "{name} may not {verb} {plural}{part}{place}, so nobody writes them for it"
         )))
     }
 }

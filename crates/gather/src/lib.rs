@@ -7,7 +7,9 @@
 //! ```
 //! Promises:
 //! - an agent trusts exactly the certificate that the leader wrote into its Lease, which only the controller may write;
-//! - the leader serves only service accounts that may write the pools themselves, and only for the node that their token
+//! - a batch goes to the desks of its kind of pool (`/v1/desk/<kind>`); a leader that does not know the kind refuses it, and
+//!   the agent commits by itself;
+//! - the leader serves only service accounts that may write pools of that kind themselves, and only for the node that their token
 //!   is bound to; it releases no entry that names another node, and hands one over only to a node that its pod is on;
 //! - an agent hands to a pod only addresses that it asked for, whatever the leader answers;
 //! - nothing but speed rests on any of it: every commit carries its preconditions, whoever makes it.
@@ -20,14 +22,16 @@ mod bounds;
 mod client;
 mod guard;
 mod identity;
+mod kind;
 mod notice;
 mod server;
 mod transfer;
 mod wire;
 
-pub use client::{GatherSettings, Leader};
+pub use client::{GatherSettings, KindDesk, Leader};
 pub use guard::{AUDIENCE, Guard};
 pub use identity::{Identity, IdentityError};
+pub use kind::{Owners, PoolKind, Route};
 pub use notice::Notice;
 #[doc(hidden)]
 pub use wire::{Batch, Replies};

@@ -1,15 +1,16 @@
 //! The leader's side: listens, checks who asks, puts what is asked to the pool's desk.
 //!
-//! Promises that it answers only while it leads; that what was granted is not taken back because nobody heard it (the
+//! Each kind of pool has its own desks ([`Route`]). Promises that it answers only while it leads; that what was granted is not taken back because nobody heard it (the
 //! node may have found it in the ledger); that a token is checked before the body is read; and that no desk is opened
 //! for a pool that nothing in the cluster speaks of.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -28,7 +29,7 @@ use crate::bounds::fit;
 use crate::guard::{Guard, Refused, same_node};
 use crate::transfer::Transfers;
 use crate::wire::{Batch, MAX_BODY, PATH, Replies};
-use crate::{AUDIENCE, Identity};
+use crate::{AUDIENCE, Identity, Owners, PoolKind, Route};
 
 /// The longest that a request may wait, whatever its sender says.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -42,10 +43,10 @@ pub type Admission = Arc<dyn Fn(PoolKey) -> BoxFuture<'static, bool> + Send + Sy
 /// What serves the nodes.
 #[derive(Clone)]
 pub struct Counter {
-    desks: Desks,
+    /// By the names of their kinds.
+    routes: BTreeMap<String, Route>,
     guard: Arc<Guard>,
     leads: Arc<dyn Fn() -> bool + Send + Sync>,
-    admits: Admission,
     refused: Tally,
     /// Requests under way: they end before the process does, heard or not.
     under_way: TaskTracker,
@@ -58,21 +59,34 @@ impl fmt::Debug for Counter {
 }
 
 impl Counter {
-    /// `leads` tells whether this process leads, at the time it is asked; `admits` which pools there may be.
+    /// A desk of whereabouts' pools. `leads` tells whether this process leads, at the time it is asked; `admits` which pools
+    /// there may be.
     pub fn new(
         desks: Desks,
         guard: Guard,
         leads: impl Fn() -> bool + Send + Sync + 'static,
         admits: Admission,
     ) -> Counter {
-        Counter {
-            desks,
+        let counter = Counter {
+            routes: BTreeMap::new(),
             guard: Arc::new(guard),
             leads: Arc::new(leads),
-            admits,
             refused: Tally::new("requests were refused at the leader's desk"),
             under_way: TaskTracker::new(),
-        }
+        };
+        counter.serving(Route {
+            kind: PoolKind::IP_POOLS,
+            owners: Owners::Pods,
+            desks,
+            admits,
+        })
+    }
+
+    /// The same with another kind of pool.
+    #[must_use]
+    pub fn serving(mut self, route: Route) -> Counter {
+        self.routes.insert(route.kind.name(), route);
+        self
     }
 }
 
@@ -84,7 +98,8 @@ pub async fn serve(
     end: CancellationToken,
 ) {
     let routes = Router::new()
-        .route(PATH, post(put))
+        .route(PATH, post(put_plain))
+        .route(&format!("{PATH}/{{kind}}"), post(put_kind))
         .with_state(counter.clone());
     let server = Server {
         name: "leader desk",
@@ -100,16 +115,45 @@ pub async fn serve(
     counter.under_way.wait().await;
 }
 
-async fn put(
+/// A batch that names no kind: whereabouts' pools, as agents from before kinds have it.
+async fn put_plain(
     State(counter): State<Counter>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
+    body: Body,
+) -> Response {
+    put(&counter, &PoolKind::IP_POOLS.name(), peer, &headers, body).await
+}
+
+async fn put_kind(
+    State(counter): State<Counter>,
+    Path(kind): Path<String>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    put(&counter, &kind, peer, &headers, body).await
+}
+
+async fn put(
+    counter: &Counter,
+    kind: &str,
+    peer: Peer,
+    headers: &HeaderMap,
     body: Body,
 ) -> Response {
     if !(counter.leads)() {
         let text = "this process does not lead; the Lease says who does\n";
         return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
     }
+    let Some(route) = counter.routes.get(kind) else {
+        let served: Vec<&str> = counter.routes.keys().map(String::as_str).collect();
+        let text = format!(
+            "this leader has no desk for pools of that kind, only for {}; commit by yourself\n",
+            served.join(", ")
+        );
+        return (StatusCode::NOT_FOUND, text).into_response();
+    };
     let token = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
@@ -118,7 +162,7 @@ async fn put(
         return (StatusCode::UNAUTHORIZED, text).into_response();
     };
     // Before the body is read: a stranger costs no memory.
-    let node = match counter.guard.check(token, peer).await {
+    let node = match counter.guard.check(token, &route.kind, peer).await {
         Ok(node) => node,
         Err(refused) => return counter.refuse(peer, &refused),
     };
@@ -137,24 +181,27 @@ async fn put(
     if let Err(refused) = same_node(&node, &batch.node) {
         return counter.refuse(peer, &refused);
     }
-    if let Err(unfit) = fit(&batch) {
+    if let Err(unfit) = fit(&batch, route.owners) {
         counter
             .refused
             .note(|| format!("{peer}: node {node}: {unfit}"));
         return (StatusCode::BAD_REQUEST, format!("{unfit}\n")).into_response();
     }
     let limit = Duration::from_millis(batch.limit_ms).min(LIMIT);
-    let Some(desk) = counter.desk(&batch.pool).await else {
+    let Some(desk) = route.desk(&batch.pool).await else {
         tracing::debug!(%node, pool = %batch.pool, "neither a pool nor a definition: left to the node");
         let answers = batch.requests.iter().map(|_| None).collect();
         return axum::Json(Replies { answers }).into_response();
     };
-    let transfers = counter.guard.transfers();
+    let transfers = match route.owners {
+        Owners::Pods => Some(counter.guard.transfers()),
+        Owners::Nodes => None,
+    };
     let (sender, requests) = (Arc::clone(&node), batch.requests);
     // In a task of its own: a caller that hangs up must not leave half of its batch in the queue.
-    let answered = counter
-        .under_way
-        .spawn(async move { serve_within(&desk, &transfers, &sender, requests, limit).await });
+    let answered = counter.under_way.spawn(async move {
+        serve_within(&desk, transfers.as_ref(), &sender, requests, limit).await
+    });
     let Ok(answered) = answered.await else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
@@ -169,7 +216,7 @@ async fn put(
     axum::Json(Replies { answers }).into_response()
 }
 
-impl Counter {
+impl Route {
     /// The pool's desk. One that is not open is opened only for a pool that there may be: each costs a watch.
     async fn desk(&self, pool: &PoolKey) -> Option<Desk> {
         if let Some(desk) = self.desks.opened(pool) {
@@ -179,7 +226,9 @@ impl Counter {
             .await
             .then(|| self.desks.of(pool))
     }
+}
 
+impl Counter {
     fn refuse(&self, peer: Peer, refused: &Refused) -> Response {
         let status = match refused {
             Refused::Unknown(_) => StatusCode::UNAUTHORIZED,
@@ -193,10 +242,10 @@ impl Counter {
 }
 
 /// Serves requests of one node: on its own entries, on those that name none and whose pod is on no other node, and on those of
-/// another that its pods may take over.
+/// another that its pods may take over, where there are transfers.
 async fn serve_within(
     desk: &Desk,
-    transfers: &Transfers,
+    transfers: Option<&Transfers>,
     node: &str,
     requests: Vec<Request>,
     limit: Duration,
@@ -211,7 +260,11 @@ async fn serve_within(
         let Err(DeskError::Foreign { address, held, .. }) = answer else {
             continue;
         };
-        if !transfers.may(node, &request, *address, held).await {
+        let may_transfer = match transfers {
+            Some(transfers) => transfers.may(node, &request, *address, held).await,
+            None => false,
+        };
+        if !may_transfer {
             tracing::warn!(node, %address, owner = %held.owner, "left alone: the entry is not of the node that asks");
             continue;
         }

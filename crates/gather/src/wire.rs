@@ -8,9 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::answers::fault;
 use crate::bounds::fit;
+use crate::{Owners, PoolKind};
 
-/// The version is part of the path: a form that old leaders can't read gets a new one.
+/// The version is part of the path: a form that old leaders can't read gets a new one. So is the kind of pool, unless it is
+/// whereabouts': a leader that does not know a kind answers 404, and rights are checked before the body is read.
 pub(crate) const PATH: &str = "/v1/desk";
+
+/// The path of the batches of one kind.
+pub(crate) fn path(kind: &PoolKind) -> String {
+    match *kind == PoolKind::IP_POOLS {
+        true => PATH.to_owned(),
+        false => format!("{PATH}/{}", kind.name()),
+    }
+}
 
 /// The longest body that is read. A batch of 1,024 claims with its ranges takes half of it.
 pub(crate) const MAX_BODY: usize = 4 << 20;
@@ -36,7 +46,7 @@ pub struct Replies {
 impl Batch {
     /// Why the leader carries out none of it, as far as its content tells.
     pub fn fault(&self) -> Option<String> {
-        fit(self).err().map(|unfit| unfit.to_string())
+        fit(self, Owners::Pods).err().map(|unfit| unfit.to_string())
     }
 }
 

@@ -46,8 +46,8 @@ pub struct Store {
     pub(crate) sticky: Option<Sticky>,
     /// Where others' reservations were met lately.
     pub(crate) foreign: Foreign,
-    /// This node's slices of the cluster's networks, and their desks: no other node is asked for them.
-    pub(crate) slices: Option<(Slices, Desks)>,
+    /// This node's slices of the cluster's networks: no other node is asked for their pools.
+    pub(crate) slices: Option<Slices>,
     /// Plain pools that may have been closed while slices of their ranges were assigned.
     pub(crate) plain: Option<PlainPools>,
     /// Which namespaces may use which ranges; none where no cluster says so.
@@ -133,12 +133,8 @@ impl Store {
     /// Gives sliced networks from this node's slices. The store's ledger must be theirs.
     #[must_use]
     pub fn with_slices(mut self, slices: Slices) -> Store {
-        let desks = Desks::new(
-            slices.ledger(),
-            DeskSettings::default(),
-            DeskMetrics::default(),
-        );
-        self.slices = Some((slices, desks));
+        self.desks = self.desks.with_local(is_sliced);
+        self.slices = Some(slices);
         self
     }
 
@@ -157,7 +153,7 @@ impl Store {
     }
 
     pub fn slices(&self) -> Option<&Slices> {
-        self.slices.as_ref().map(|(slices, _)| slices)
+        self.slices.as_ref()
     }
 
     pub fn ledger(&self) -> &SharedLedger {
@@ -170,11 +166,7 @@ impl Store {
     }
 
     fn desk(&self, pool: &PoolKey) -> Desk {
-        let desks = match &self.slices {
-            Some((_, desks)) if is_sliced(pool) => desks,
-            _ => &self.desks,
-        };
-        desks.of(pool)
+        self.desks.of(pool)
     }
 
     /// Waits until nothing that was begun here for that container can still change the pool: a call that was given up

@@ -29,8 +29,13 @@ pub struct PlainPools {
 
 impl PlainPools {
     pub fn new(connection: &Connection) -> PlainPools {
+        PlainPools::of(Arc::new(KubeLedger::new(connection.clone())), connection)
+    }
+
+    /// Through that ledger: what it knows of the pools' objects is known here.
+    pub fn of(cluster: Arc<KubeLedger>, connection: &Connection) -> PlainPools {
         PlainPools {
-            cluster: Arc::new(KubeLedger::new(connection.clone())),
+            cluster,
             tables: SlicePools::new(connection),
         }
     }

@@ -112,7 +112,7 @@ impl Slices {
         );
         let world = World {
             assigned: SlicePools::new(&connection),
-            plain: PlainPools::new(&connection),
+            plain: PlainPools::of(Arc::clone(&cluster), &connection),
             pending: AtomicBool::new(true),
             contested: Mutex::default(),
             moves: KubeLedger::new(connection.clone()).into_marked_pools(),
@@ -147,6 +147,11 @@ impl Slices {
                 following: AtomicBool::new(false),
             }),
         }
+    }
+
+    /// The plain pools of the cluster, through the ledger that the slices use.
+    pub fn plain_pools(&self) -> PlainPools {
+        self.inner.world.plain.clone()
     }
 
     /// Pools of slices in the node's own ledger, all others in the cluster's.

@@ -10,7 +10,7 @@ use berth_attachment::Reconciler;
 use berth_cni::CniError;
 use berth_core::plan::Selector;
 use berth_core::{Answer, Handle, NODE, Record, Refusal, Release as ReleaseRequest, Request};
-use berth_desk::{CommonDesk, DeskMetrics, DeskSettings, Desks};
+use berth_desk::{DeskMetrics, DeskSettings, Desks};
 use berth_ledger::kube::Connection;
 use berth_ledger::{LedgerError, SharedLedger};
 use parking_lot::Mutex;
@@ -42,13 +42,10 @@ pub struct Setup {
     /// The node's name in its cluster.
     pub node: String,
     pub connection: Connection,
-    /// Where the IPPools are.
-    pub ledger: SharedLedger,
-    /// The leader's desk, if there is one.
-    pub common: Option<Arc<dyn CommonDesk>>,
+    /// The desks of the IPPools, which ask the leader's first where there is one.
+    pub desks: Desks,
     /// The node's own file.
     pub local: SharedLedger,
-    pub metrics: DeskMetrics,
     pub settings: Settings,
     /// None: a process that serves one call.
     pub daemon: Option<Daemon>,
@@ -83,6 +80,8 @@ pub struct Engine {
     pub(super) node: String,
     pub(super) cluster: Cluster,
     pub(super) desks: Desks,
+    /// For records of other nodes, which the leader's desk takes from their own node alone: moves, and nodes that are gone.
+    pub(super) direct: Desks,
     pub(super) local: SharedLedger,
     pub(super) settings: Settings,
     pub(super) daemon: Option<Daemon>,
@@ -104,14 +103,15 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(setup: Setup) -> Arc<Engine> {
-        let desks = DeskSettings {
+        let alone = DeskSettings {
             apart: true,
-            common: setup.common,
             ..DeskSettings::default()
         };
+        let ledger = SharedLedger::clone(setup.desks.ledger());
         Arc::new(Engine {
             cluster: Cluster::new(&setup.connection),
-            desks: Desks::new(setup.ledger, desks, setup.metrics),
+            direct: Desks::new(ledger, alone, DeskMetrics::default()),
+            desks: setup.desks,
             node: setup.node,
             local: setup.local,
             settings: setup.settings,
@@ -243,6 +243,10 @@ impl Engine {
         if method_of(holder) == Method::Static {
             self.unreserve(info, address).await?;
         }
+        let desk = match holder.attribute(NODE) == Some(&self.node) {
+            true => self.desks.of(&info.key),
+            false => self.direct.of(&info.key),
+        };
         let unknown = Record {
             handle: Handle::new(""),
             ..holder.clone()
@@ -256,7 +260,7 @@ impl Engine {
                 },
                 rest: self.settings.cooldown,
             });
-            match self.desk(info).submit(request).await.map_err(undone)? {
+            match desk.submit(request).await.map_err(undone)? {
                 Answer::Refused(Refusal::Held { by, .. }) if by == holder.owner => {}
                 Answer::Refused(Refusal::Held { by, .. }) => {
                     tracing::info!(%address, pool = info.name, %by, "not released: another pod holds it by now");

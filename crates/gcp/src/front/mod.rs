@@ -43,7 +43,7 @@ pub use add::LABEL;
 pub use config::{PLUGIN, PREDECESSOR};
 pub use engine::{Daemon, Engine, Setup};
 pub use flags::{GcpArgs, InvalidFlag};
-pub use node::{GcpFront, PLUGINS};
+pub use node::{GcpFront, IP_POOL_KIND, PLUGINS};
 pub use settings::{LOCK, Select, Settings};
 
 use add::Added;

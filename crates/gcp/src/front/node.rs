@@ -7,17 +7,30 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use berth_cni::NetConf;
 use berth_cni::wire::{Answer, Request};
-use berth_front::{Front, Host, Lifetime, Readiness, Serving, StartError};
+use berth_front::{Front, Host, Kind, Lifetime, Readiness, Serving, StartError};
+use berth_gather::{Owners, PoolKind};
+use berth_ledger::kube::{Part, Verb};
 use berth_ledger::object::ObjectLedger;
 use berth_ledger::{SharedLedger, SqliteLedger};
 
 use super::config::{PLUGIN, invalid};
 use super::engine::{Daemon, Setup};
 use super::settings::Settings;
-use crate::pool::IpPools;
+use crate::pool::{IP_POOLS, IpPools};
 
 /// The `ipam.type`s of this front.
 pub const PLUGINS: &[&str] = &[PLUGIN];
+
+/// IPPools, for the leader's desk and `berth pools`.
+pub const IP_POOL_KIND: Kind = Kind {
+    pool: PoolKind {
+        resource: &IP_POOLS,
+        part: Part::Object,
+        verb: Verb::Update,
+    },
+    owners: Owners::Pods,
+    ledger: |connection| Arc::new(ObjectLedger::new(connection, IpPools)),
+};
 
 /// The gcp front, set up.
 #[derive(Clone, Debug, Default)]
@@ -40,24 +53,21 @@ impl Front for GcpFront {
         let Some(connect) = &host.node.cluster else {
             return Ok(Arc::new(ServingGcp(None)));
         };
-        let connection = connect.open().await?;
+        let cluster = host.clusters.open(connect).await?;
         if let Some(dir) = host.node.database.parent() {
             // On a node where Berth never ran there is none. What can't be made, the ledger complains of.
             let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
         }
         let local: SharedLedger = Arc::new(SqliteLedger::open(&host.node.database)?);
-        let ledger: SharedLedger = Arc::new(ObjectLedger::new(&connection, IpPools));
         let daemon = (host.lifetime == Lifetime::Daemon).then_some(Daemon {
             stop: host.stop,
             tasks: host.tasks,
         });
         let front = super::Front::new(Setup {
             node: host.node.name.clone(),
-            connection,
-            ledger,
-            common: None,
+            desks: IP_POOL_KIND.desks(&cluster, host.desk_metrics),
+            connection: cluster.connection,
             local,
-            metrics: host.desk_metrics,
             settings: self.settings,
             daemon,
         });

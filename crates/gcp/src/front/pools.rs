@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use berth_cni::{CniError, Code};
 use berth_core::{Address, Answer, Prefix, Record, Refusal, Request, Space};
-use berth_desk::{Desk, DeskError};
+use berth_desk::DeskError;
 use berth_ledger::{LedgerError, PoolKey, Snapshot};
 use ipnet::Ipv4Net;
 
@@ -118,17 +118,14 @@ impl Engine {
         self.infos.lock().remove(name);
     }
 
-    pub(super) fn desk(&self, info: &PoolInfo) -> Desk {
-        self.desks.of(&info.key)
-    }
-
     /// The allocations, by a quorum read.
     pub(super) async fn load(&self, info: &PoolInfo) -> Result<Snapshot, CniError> {
         self.desks.ledger().load(&info.key).await.map_err(unloaded)
     }
 
     pub(super) async fn ask(&self, info: &PoolInfo, request: Request) -> Result<Answer, CniError> {
-        self.desk(info).submit(request).await.map_err(undone)
+        let answer = self.desks.of(&info.key).submit(request).await;
+        answer.map_err(undone)
     }
 
     /// Replaces the record of an address; false if the holder is another one by now.
@@ -143,7 +140,8 @@ impl Engine {
             expected: expected.clone(),
             record: record.clone(),
         };
-        match self.ask(info, request).await? {
+        let answer = self.direct.of(&info.key).submit(request).await;
+        match answer.map_err(undone)? {
             Answer::Reowned => Ok(true),
             _ => Ok(false),
         }

@@ -104,7 +104,7 @@ async fn who_may_not_have_the_address_is_told_why() {
     let cases = [
         (
             "unmarked",
-            vec![(IP, &ip), (FROM, &a.name)],
+            vec![(IP, ip.as_str()), (FROM, a.name.as_str())],
             11,
             "does not carry live.cast.ai/move-out-ip",
         ),

@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 use berth_cni::wire::{Answer, Request};
 use berth_desk::DeskMetrics;
 use berth_gcp::cloud::Endpoints;
-use berth_gcp::front::{Daemon, Front, Settings, Setup};
-use berth_gcp::pool::IpPools;
+use berth_gcp::front::{Daemon, Front, IP_POOL_KIND, Settings, Setup};
 use berth_ledger::kube::Connect;
-use berth_ledger::object::ObjectLedger;
 use berth_ledger::{SharedLedger, SqliteLedger};
 use berth_testcloud::{AliasRange, Cloud, Project};
 use berth_testkit::{Account, Cluster, PodCall};
@@ -320,15 +318,16 @@ async fn open(
         ..Connect::default()
     };
     let connection = connect.open().await.unwrap();
-    let ledger: SharedLedger = Arc::new(ObjectLedger::new(&connection, IpPools));
     let local: SharedLedger = Arc::new(SqliteLedger::open(database).unwrap());
+    let cluster = berth_front::Cluster {
+        connection,
+        leader: None,
+    };
     Front::new(Setup {
         node: node.to_owned(),
-        connection,
-        ledger,
-        common: None,
+        desks: IP_POOL_KIND.desks(&cluster, DeskMetrics::default()),
+        connection: cluster.connection,
         local,
-        metrics: DeskMetrics::default(),
         settings,
         daemon,
     })

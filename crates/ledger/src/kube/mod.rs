@@ -56,7 +56,7 @@ pub use file::FileMark;
 pub use leftovers::GIVEN_BACK;
 pub use marks::PUBLISHED;
 pub use object::pool_of;
-pub use resource::{Part, Place, Resource};
+pub use resource::{POOLS as IP_POOLS, Part, Place, Resource};
 pub use response::{Ask, Failure, Refusal, Verb};
 pub use slices::{SliceList, SliceObject, UnreadableSlice};
 pub use slots::SLOT;

@@ -46,7 +46,8 @@ impl Part {
     }
 }
 
-pub(super) const POOLS: Resource = Resource {
+/// whereabouts' IPPools.
+pub const POOLS: Resource = Resource {
     group: "whereabouts.cni.cncf.io",
     version: "v1alpha1",
     plural: "ippools",

@@ -85,7 +85,7 @@ impl Front for PodFront {
             lifetime,
             host.desk_metrics,
         )
-        .with_gather(node.leader_desk.clone())
+        .with_clusters(host.clusters)
         .with_installed(node.installed.clone());
         let stores = Arc::new(stores);
         if daemon {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
-use berth_gather::{GatherSettings, Leader};
+use berth_front::{Cluster, Clusters};
 use berth_ledger::kube::{Connect, Connection};
 use berth_ledger::{
     ClaimKey, ClaimKind, KubeLedger, LedgerError, PoolKey, SharedLedger, SqliteLedger,
@@ -47,8 +47,8 @@ pub(crate) struct NodeStores {
     boot: BootMarker,
     lifetime: Lifetime,
     metrics: DeskMetrics,
-    /// How the leader's desk is asked, if it is.
-    gather: Option<GatherSettings>,
+    /// The clusters of this process.
+    clusters: Arc<Clusters>,
     local: OnceCell<SharedLedger>,
     standalone: OnceCell<Arc<Store>>,
     /// One for all clusters: two would meet in their pools, and wait for each other.
@@ -110,7 +110,7 @@ impl NodeStores {
             installed: None,
             lifetime,
             metrics,
-            gather: None,
+            clusters: Arc::default(),
             local: OnceCell::new(),
             standalone: OnceCell::new(),
             journal: OnceLock::new(),
@@ -119,10 +119,10 @@ impl NodeStores {
         }
     }
 
-    /// Asks the leader's desk first, in a daemon.
+    /// Shares these clusters' connections.
     #[must_use]
-    pub(crate) fn with_gather(mut self, gather: Option<GatherSettings>) -> NodeStores {
-        self.gather = gather;
+    pub(crate) fn with_clusters(mut self, clusters: Arc<Clusters>) -> NodeStores {
+        self.clusters = clusters;
         self
     }
 
@@ -324,15 +324,15 @@ impl NodeStores {
 
     /// A cluster's store. A process that serves one call has the node's slices only if the call is about them.
     async fn connect(&self, connect: &Connect, sliced: bool) -> Result<Connected, LedgerError> {
-        let connection = connect.open().await?;
+        let Cluster { connection, leader } = self.clusters.open(connect).await?;
         let kept = connection.clone();
         let metrics = self.metrics.clone();
         let sticky = Sticky::new(connection.client.clone(), connection.timeout);
-        let plain = PlainPools::new(&connection);
         Ok(match &self.lifetime {
             Lifetime::Call { .. } if !sliced => {
                 let policies = policies_once(&connection).await;
-                let ledger: SharedLedger = Arc::new(KubeLedger::new(connection));
+                let ledger = Arc::new(KubeLedger::new(connection));
+                let plain = PlainPools::of(Arc::clone(&ledger), &kept);
                 let mut store = Store::cluster_once(ledger, metrics)
                     .with_policies(policies)
                     .with_sticky(sticky)
@@ -380,7 +380,7 @@ impl NodeStores {
                     .with_policies(policies)
                     .with_journal(self.journal().await?)
                     .with_sticky(sticky)
-                    .with_plain_pools(plain)
+                    .with_plain_pools(slices.plain_pools())
                     .with_slices(slices);
                 Connected {
                     store: Arc::new(store),
@@ -395,22 +395,15 @@ impl NodeStores {
                     collectors.slices(&connection, SharedLedger::clone(local), self.file());
                 slices.open().await?;
                 let policies = collectors.policies(&connection, &guard);
-                let store = match &self.gather {
-                    Some(settings) => {
-                        let leader = Leader::new(
-                            connection.client.clone(),
-                            &connection.namespace,
-                            settings.clone(),
-                        );
-                        Store::gathered(slices.ledger(), metrics, Arc::new(leader))
-                    }
+                let store = match leader {
+                    Some(leader) => Store::gathered(slices.ledger(), metrics, leader),
                     None => Store::cluster(slices.ledger(), metrics),
                 };
                 let store = store
                     .with_policies(policies)
                     .with_journal(Arc::clone(&journal))
                     .with_sticky(sticky)
-                    .with_plain_pools(plain)
+                    .with_plain_pools(slices.plain_pools())
                     .with_slices(slices.clone());
                 let collector = collectors.start(connection, slices.ledger(), journal, guard);
                 Connected {

@@ -30,6 +30,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 
+mod kinds;
+
 const LEASE: &str = "berth-controller";
 
 struct World {
@@ -96,6 +98,11 @@ impl World {
 
     /// A leader, told by its Lease.
     async fn lead(&self) -> Serving {
+        self.lead_with(|counter| counter).await
+    }
+
+    /// The same with a counter that is changed before it serves.
+    async fn lead_with(&self, change: impl FnOnce(Counter) -> Counter) -> Serving {
         let connection = open(&self.controller).await;
         let ledger: SharedLedger = Arc::new(KubeLedger::new(connection.clone()));
         let desks = Desks::new(ledger, DeskSettings::default(), DeskMetrics::default());
@@ -109,6 +116,7 @@ impl World {
             Duration::from_secs(5),
         );
         let counter = Counter::new(desks.clone(), guard, move || *led.borrow(), admission());
+        let counter = change(counter);
         let end = CancellationToken::new();
         let (until, notice) = (end.clone(), Notice::of(address.to_string(), &identity));
         tokio::spawn(async move { serve(listener, &identity, counter, until).await });
@@ -152,7 +160,11 @@ impl World {
     }
 
     async fn leader(&self, settings: GatherSettings) -> Arc<Leader> {
-        let connection = open(&self.agent).await;
+        self.leader_of(&self.agent, settings).await
+    }
+
+    async fn leader_of(&self, account: &Account, settings: GatherSettings) -> Arc<Leader> {
+        let connection = open(account).await;
         Arc::new(Leader::new(connection.client, &self.namespace, settings))
     }
 

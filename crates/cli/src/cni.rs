@@ -41,6 +41,14 @@ impl CniArgs {
         let answer = self
             .serve(&store)
             .unwrap_or_else(|error| Answer::failure(error.render(None)));
+        let answer = match &answer.delegate {
+            Some(delegate) => {
+                let environment = Environment::from_process();
+                let error = berth_cni::delegate::exec(delegate, &environment.path);
+                Answer::failure(error.render(None))
+            }
+            None => answer,
+        };
         let mut stdout = io::stdout().lock();
         let printed = match answer.stdout.is_empty() {
             true => Ok(()),
@@ -74,6 +82,7 @@ impl CniArgs {
             installed: installed.map(|found| found.path),
         };
         let fronts = self.fronts.list(&node, places);
+        let fronts = fronts.map_err(|error| CniError::new(Code::Config, error.to_string()))?;
         let request = Request::new(&self.plugin, environment, stdin);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

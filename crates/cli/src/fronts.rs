@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use berth_front::{Front, Kind, Node};
+use berth_gcp::front::{GcpArgs, IP_POOL_KIND};
 use berth_ledger::kube::Connect;
 use berth_nodes::front::{NODE_IP_POOL_KIND, NodeArgs};
 use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
@@ -14,7 +15,7 @@ use berth_vms::VmFlags;
 
 /// The kinds of pools that fronts keep in objects of their own, beside whereabouts' IPPools: for the leader's desk and for
 /// `berth pools`.
-pub const KINDS: &[Kind] = &[NODE_IP_POOL_KIND];
+pub const KINDS: &[Kind] = &[NODE_IP_POOL_KIND, IP_POOL_KIND];
 
 /// The names that the CNI plugin is installed under.
 pub fn plugin_names() -> Vec<&'static str> {
@@ -33,6 +34,8 @@ pub struct FrontArgs {
     vms: VmFlags,
     #[command(flatten)]
     nodes: NodeArgs,
+    #[command(flatten)]
+    gcp: GcpArgs,
 }
 
 impl FrontArgs {
@@ -52,6 +55,9 @@ impl FrontArgs {
         }
         let mut fronts: Vec<Box<dyn Front>> = Vec::new();
         fronts.push(Box::new(self.pods.front(node, flat_places)));
+        if !self.vms_only {
+            fronts.push(Box::new(self.gcp.front()?));
+        }
         if let Some(vms) = vms {
             fronts.push(Box::new(vms));
         }
@@ -67,10 +73,19 @@ impl FrontArgs {
 pub struct CallArgs {
     #[command(flatten)]
     pods: PodCallArgs,
+    #[command(flatten)]
+    gcp: GcpArgs,
 }
 
 impl CallArgs {
-    pub fn list(&self, node: &Node, flat_places: Vec<PathBuf>) -> Vec<Box<dyn Front>> {
-        vec![Box::new(self.pods.front(node, flat_places))]
+    pub fn list(
+        self,
+        node: &Node,
+        flat_places: Vec<PathBuf>,
+    ) -> anyhow::Result<Vec<Box<dyn Front>>> {
+        Ok(vec![
+            Box::new(self.pods.front(node, flat_places)),
+            Box::new(self.gcp.front()?),
+        ])
     }
 }

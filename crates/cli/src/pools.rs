@@ -264,6 +264,14 @@ async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Ve
             rejection: Rejection::Missing(_),
             ..
         }) => Ok(Vec::new()),
+        // A kind that the caller may not list hides no other.
+        Err(LedgerError::Rejected {
+            rejection: rejection @ Rejection::Forbidden(_),
+            ..
+        }) => {
+            output::note(&format!("{} are not shown: {rejection}", kind.pool.name()));
+            Ok(Vec::new())
+        }
         listed => {
             listed?;
             Ok(rows)

@@ -256,7 +256,8 @@ mod tests {
             answer.unwrap(),
             Answer {
                 exit: 1,
-                stdout: "hello".into()
+                stdout: "hello".into(),
+                delegate: None,
             }
         );
     }

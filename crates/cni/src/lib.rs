@@ -18,6 +18,7 @@
 pub mod args;
 pub mod call;
 pub mod conf;
+pub mod delegate;
 pub mod error;
 pub mod fields;
 pub mod http;

@@ -42,6 +42,19 @@ pub struct Answer {
     pub exit: i32,
     #[serde(default)]
     pub stdout: String,
+    /// Another plugin of the machine that serves the call in this one's place. `exit` and `stdout` are then a refusal, for a
+    /// plugin that does not know this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delegate: Option<Delegate>,
+}
+
+/// A call handed on to another IPAM plugin, with the same environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delegate {
+    /// Its file name in `CNI_PATH`, such as `host-local`.
+    pub plugin: String,
+    /// The network configuration that it gets.
+    pub stdin: String,
 }
 
 impl Request {
@@ -66,12 +79,32 @@ impl Request {
 impl Answer {
     /// A success that prints `stdout`.
     pub fn success(stdout: String) -> Answer {
-        Answer { exit: 0, stdout }
+        Answer {
+            exit: 0,
+            stdout,
+            delegate: None,
+        }
     }
 
     /// A failure that prints an error's JSON.
     pub fn failure(stdout: String) -> Answer {
-        Answer { exit: 1, stdout }
+        Answer {
+            exit: 1,
+            stdout,
+            delegate: None,
+        }
+    }
+
+    /// The plugin becomes another one, with this configuration. `refusal` is what one that can't do that prints.
+    pub fn delegated(plugin: &str, stdin: String, refusal: String) -> Answer {
+        Answer {
+            exit: 1,
+            stdout: refusal,
+            delegate: Some(Delegate {
+                plugin: plugin.to_owned(),
+                stdin,
+            }),
+        }
     }
 
     pub fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {

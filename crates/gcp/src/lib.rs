@@ -2,6 +2,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod cloud;
+pub mod front;
 pub mod install;
 pub mod migrate;
 pub mod nic;

@@ -105,6 +105,8 @@ async fn scene() -> Scene {
         moves: record.clone(),
         nic: "nic0".to_owned(),
         range: Some("live".to_owned()),
+        lock: None,
+        updates: Arc::default(),
     };
     Scene {
         local,

@@ -9,15 +9,15 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Seek, Write};
+use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use berth_cni::delegate;
 use berth_cni::wire::Request;
-use rustix::fs::{MemfdFlags, memfd_create};
 
 const OVERRIDE: &str = "BERTH_BIN";
 const SIBLING: &str = "berth-full";
@@ -61,21 +61,13 @@ pub fn run(request: &Request) -> Result<Infallible, Absent> {
         path: path.clone(),
         what: error.to_string(),
     };
-    let stdin = again(&request.stdin).map_err(cannot)?;
+    let stdin = delegate::stdin(&request.stdin).map_err(cannot)?;
     let error = Command::new(&path)
         .args(["cni", "--plugin", &request.plugin])
         .env(GUARD, "1")
         .stdin(stdin)
         .exec();
     Err(cannot(error))
-}
-
-/// What was read of stdin, to be read once more: in memory, because nobody is left to feed a pipe.
-fn again(stdin: &str) -> io::Result<File> {
-    let mut file = File::from(memfd_create("stdin", MemfdFlags::CLOEXEC)?);
-    file.write_all(stdin.as_bytes())?;
-    file.rewind()?;
-    Ok(file)
 }
 
 fn find() -> Option<PathBuf> {

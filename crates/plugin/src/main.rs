@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use berth_cni::call::{Environment, Verb};
 use berth_cni::conf::{LONGEST_CONFIGURATION, NetConf};
+use berth_cni::delegate;
 use berth_cni::error::{CniError, Code};
 use berth_cni::http::{self, ClientError};
 use berth_cni::version::{Version, version_answer};
@@ -58,7 +59,13 @@ fn main() -> ExitCode {
     };
     let request = Request::new(&plugin, environment, stdin);
     match http::call(&socket, &request, timeout) {
-        Ok(answer) => finish(&answer),
+        Ok(answer) => match &answer.delegate {
+            Some(delegate) => {
+                let error = delegate::exec(delegate, &request.environment.path);
+                fail(&error, NetConf::version_of(&request.stdin))
+            }
+            None => finish(&answer),
+        },
         Err(ClientError::NoAgent { socket, .. }) => {
             let Err(why) = engine::run(&request);
             fail(

@@ -4,16 +4,19 @@
 //! what another process did meanwhile is found in the record and carried on.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_attachment::{Goal, IntentId};
+use futures::FutureExt;
 use rand::RngExt;
 use thiserror::Error;
 use tokio::time::{Instant, sleep_until};
 
+use super::batch::{Ended, Route, Updates};
 use super::machine::{Call, Move, Next, Outcome, Phase, Winner};
-use crate::cloud::{Cloud, CloudError, RequestId};
-use crate::nic::{Aliases, MAX_ALIASES};
+use crate::cloud::{Cloud, CloudError};
+use crate::nic::NodeLock;
 
 /// Where a VM is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,8 +42,8 @@ impl Vm {
 pub type Found<V> = Option<(Move<Vm>, V)>;
 
 /// The records of moves; each change is a compare-and-set.
-pub trait Moves: Sync {
-    type Version: Clone + PartialEq + Send + Sync;
+pub trait Moves: Send + Sync {
+    type Version: Clone + PartialEq + Send + Sync + 'static;
 
     /// A quorum read. None: no move is under way.
     fn read(
@@ -86,6 +89,10 @@ pub struct Mover<M> {
     pub nic: String,
     /// The secondary range; None for the subnet's primary range.
     pub range: Option<String>,
+    /// This node's VM, and the lock that is held around each update of it.
+    pub lock: Option<(Vm, NodeLock)>,
+    /// Shared by all moves of the process: calls for one VM go out together.
+    pub updates: Arc<Updates>,
 }
 
 /// A move that is over.
@@ -99,7 +106,7 @@ pub struct Over {
 
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-impl<M: Moves> Mover<M> {
+impl<M: Moves + Clone + 'static> Mover<M> {
     /// Carries the move of `address` on until it is over or the deadline has passed. `ended` says whether the destination has
     /// given up or the time of the move itself is over.
     pub async fn run(
@@ -128,7 +135,7 @@ impl<M: Moves> Mover<M> {
             }
             let mut next = step.next(ended(), random_id());
             if let Next::Call(call) = &next {
-                let (outcome, error) = self.call(address, call, &version).await?;
+                let (outcome, error) = self.call(address, call, &version).await;
                 if outcome == Outcome::Refused && !step.is_returning() {
                     refused.clone_from(&error);
                 }
@@ -164,59 +171,29 @@ impl<M: Moves> Mover<M> {
         }
     }
 
-    async fn call(
-        &self,
-        address: Ipv4Addr,
-        call: &Call<Vm>,
-        version: &M::Version,
-    ) -> Result<(Outcome, Option<CloudError>), MoveError> {
-        let vm = &call.node;
-        let read = self.cloud.instance(&vm.zone, &vm.instance).await;
-        let read = read.and_then(|instance| instance.nic(&self.nic).cloned());
-        let nic = match read {
-            Ok(nic) => nic,
-            Err(error @ CloudError::NotFound(_)) => return Ok((Outcome::Gone, Some(error))),
-            Err(error) => return Ok((Outcome::Unknown, Some(error))),
-        };
-        // After the fingerprint: if the record has moved on, the call must not be made any more.
-        let now = self.moves.read(address).await.map_err(MoveError::Record)?;
-        if now.is_none_or(|(_, now)| now != *version) {
-            return Ok((Outcome::Unknown, None));
-        }
-        let aliases = Aliases {
-            read: &nic.aliases,
+    async fn call(&self, address: Ipv4Addr, call: &Call<Vm>, version: &M::Version) -> Ended {
+        let route = Route {
+            cloud: &self.cloud,
+            nic: &self.nic,
             range: self.range.as_deref(),
-            limit: MAX_ALIASES,
+            lock: self.lock.as_ref(),
         };
-        let list = match aliases.after(call.goal, &[address].into()) {
-            Ok(Some(list)) => list,
-            Ok(None) => return Ok((Outcome::Done, None)),
-            Err(_) => {
-                let text = format!(
-                    "instance {} has {} alias ranges",
-                    vm.instance,
-                    nic.aliases.len()
-                );
-                return Ok((Outcome::Refused, Some(CloudError::NicFull(text))));
-            }
+        let (moves, version) = (self.moves.clone(), version.clone());
+        let current = move || {
+            let (moves, version) = (moves.clone(), version.clone());
+            let current = async move {
+                let now = moves.read(address).await;
+                now.is_ok_and(|now| now.is_some_and(|(_, now)| now == version))
+            };
+            current.boxed()
         };
-        let request = RequestId::of(call.id.0);
-        let at = (vm.zone.as_str(), vm.instance.as_str());
-        let sent = self
-            .cloud
-            .set_aliases(at, (&nic.name, &nic.fingerprint), &list, &request);
-        let outcome = match sent.await {
-            Ok(operation) => match self.cloud.wait(&operation).await {
-                Ok(()) => return Ok((Outcome::Done, None)),
-                Err(error) => (of_operation(&error), error),
-            },
-            Err(error) => (of_update(&error, call.goal), error),
-        };
-        Ok((outcome.0, Some(outcome.1)))
+        self.updates
+            .make(route, address, call, Box::new(current))
+            .await
     }
 }
 
-fn of_update(error: &CloudError, goal: Goal) -> Outcome {
+pub(super) fn of_update(error: &CloudError, goal: Goal) -> Outcome {
     match error {
         CloudError::Stale(_) => Outcome::Again,
         CloudError::NotFound(_) => Outcome::Gone,
@@ -232,7 +209,7 @@ fn of_update(error: &CloudError, goal: Goal) -> Outcome {
     }
 }
 
-fn of_operation(error: &CloudError) -> Outcome {
+pub(super) fn of_operation(error: &CloudError) -> Outcome {
     match error {
         // The operation has failed, and stays failed under its id.
         CloudError::Stale(_)

@@ -6,19 +6,29 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use berth_core::{Address, Handle, NODE, Owner, Pool, Record, Stray};
+use berth_core::{Address, Handle, NODE, Owner, Pool, Record, STAGE, Stray};
 use ipnet::Ipv4Net;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 use super::{DEFAULT_RANGE, capacity, gateway};
 
-/// What Berth keeps of an entry besides upstream's fields: a JSON object from address to attributes.
+/// What must not be lost of an entry besides upstream's fields (a move and its phase, a marker): a JSON object from address to
+/// attributes. An annotation, because upstream's definition and plugin drop what they do not know of an entry.
 pub const ATTRIBUTES: &str = "berth.dev/attributes";
+/// What else Berth keeps, in the entry itself: Berth's definition has the field. Where another program has dropped it, the
+/// node's own file has the container, and the Node the VM.
+const OWN: &str = "berth";
+/// The attributes that are in the annotation.
+const VITAL: [&str; 4] = [STAGE, "move", "moveOutIP", "keptAt"];
+/// In the annotation: whose attributes they are. Another program may have given the address to another pod meanwhile.
+const UID: &str = "podUID";
 /// Upstream's time of an allocation.
 pub const ALLOCATED_AT: &str = "allocatedAt";
-/// The container, where the annotation keeps it.
+/// The container.
 const CONTAINER: &str = "containerID";
+/// The VM; not written where it has the node's name.
+const INSTANCE: &str = "instance";
 
 /// A pool as its object says.
 #[derive(Clone, Debug)]
@@ -82,12 +92,10 @@ pub fn decode(object: &Value) -> Result<IpPool, PoolError> {
     for (key, entry) in entries {
         match read(cidr, key, entry) {
             Ok((address, mut record)) => {
-                let kept = attributes.get(&address).into_iter().flatten();
-                for (name, value) in kept {
-                    match name.as_str() {
-                        CONTAINER => record.handle = Handle::new(value),
-                        name => drop(record.attributes.insert(name.to_owned(), value.clone())),
-                    }
+                let kept = attributes.get(&address);
+                let kept = kept.filter(|kept| kept.get(UID) == Some(&record.owner.part));
+                for (name, value) in kept.into_iter().flatten().filter(|(name, _)| *name != UID) {
+                    record.attributes.insert(name.clone(), value.clone());
                 }
                 if address == gateway(cidr) {
                     let pod = record.owner.subject.clone();
@@ -131,8 +139,9 @@ pub fn encode(before: &Value, cidr: Ipv4Net, pool: &Pool) -> Value {
         let key = address.to_string();
         let same = old.and_then(|old| old.get(&key));
         entries.insert(key.clone(), entry_of(record, same));
-        let kept = attributes_of(record);
+        let mut kept = vital(record);
         if !kept.is_empty() {
+            kept.insert(UID.to_owned(), record.owner.part.clone());
             attributes.insert(key, kept);
         }
     }
@@ -186,6 +195,12 @@ fn read(cidr: Ipv4Net, key: &str, entry: &Value) -> Result<(Ipv4Addr, Record), &
             record = record.with(attribute, value);
         }
     }
+    for (name, value) in entry[OWN].as_object().into_iter().flatten() {
+        match (name.as_str(), value.as_str().unwrap_or_default()) {
+            (CONTAINER, value) => record.handle = Handle::new(value),
+            (name, value) => record = record.with(name, value),
+        }
+    }
     Ok((address, record))
 }
 
@@ -208,17 +223,39 @@ fn entry_of(record: &Record, before: Option<&Value>) -> Value {
     if let Some(at) = record.attribute(ALLOCATED_AT) {
         put(ALLOCATED_AT, at);
     }
+    match own_of(record) {
+        own if own.is_empty() => drop(entry.remove(OWN)),
+        own => drop(entry.insert(OWN.to_owned(), Value::Object(own))),
+    }
     Value::Object(entry)
 }
 
-fn attributes_of(record: &Record) -> BTreeMap<String, String> {
-    let own = |name: &String| ![NODE, ALLOCATED_AT].contains(&name.as_str());
-    let mut kept: BTreeMap<String, String> = record.attributes.clone();
-    kept.retain(|name, _| own(name));
-    if !record.handle.as_str().is_empty() {
-        kept.insert(CONTAINER.to_owned(), record.handle.to_string());
-    }
+/// Bytes that an entry takes in the object, with what the annotation has of it.
+pub(super) fn entry_size(address: Address, record: &Record) -> usize {
+    let entry = json!({ address.to_string(): entry_of(record, None) });
+    entry.to_string().len() + json!(vital(record)).to_string().len()
+}
+
+fn vital(record: &Record) -> BTreeMap<String, String> {
+    let mut kept = record.attributes.clone();
+    kept.retain(|name, _| VITAL.contains(&name.as_str()));
     kept
+}
+
+/// What the entry itself keeps besides upstream's fields.
+fn own_of(record: &Record) -> Map<String, Value> {
+    let elsewhere = |name: &str| [NODE, ALLOCATED_AT].contains(&name) || VITAL.contains(&name);
+    let implied =
+        |name: &str, value: &str| name == INSTANCE && record.attribute(NODE) == Some(value);
+    let attributes = record.attributes.iter();
+    let mut own: Map<String, Value> = attributes
+        .filter(|(name, value)| !elsewhere(name) && !implied(name, value))
+        .map(|(name, value)| (name.clone(), json!(value)))
+        .collect();
+    if !record.handle.as_str().is_empty() {
+        own.insert(CONTAINER.to_owned(), json!(record.handle));
+    }
+    own
 }
 
 fn attributes(
@@ -302,13 +339,16 @@ mod tests {
     }
 
     #[test]
-    fn what_berth_keeps_besides_lies_in_an_annotation() {
+    fn what_must_not_be_lost_lies_in_an_annotation() {
         let mut read = decode(&upstream()).unwrap();
         let address: Address = "10.111.0.9".parse().unwrap();
         let record = Record::new(Owner::new("d/third", "u3"), Handle::new("c3"))
             .with(NODE, "node-b")
             .with(ALLOCATED_AT, "2026-11-17T00:00:00Z")
-            .with(berth_core::STAGE, "detaching-1");
+            .with("zone", "us-central1-a")
+            .with(INSTANCE, "node-b")
+            .with(STAGE, "detached")
+            .with("move", "{}");
         read.pool.restore(address, record.clone());
         let written = encode(&upstream(), read.cidr, &read.pool);
         let entry = &written["spec"]["allocations"]["10.111.0.9"];
@@ -320,15 +360,48 @@ mod tests {
                 "podNamespace",
                 "podUID",
                 "nodeName",
-                "allocatedAt"
+                "allocatedAt",
+                "berth"
             ]
         );
+        let own = json!({ "zone": "us-central1-a", "containerID": "c3" });
+        assert_eq!(entry["berth"], own);
         assert_eq!(
             written["status"],
             json!({ "capacity": 65534, "allocated": 3, "available": 65531 })
         );
         assert_eq!(written["metadata"]["annotations"]["other"], "stays");
-        assert_eq!(decode(&written).unwrap().pool.get(address), Some(&record));
+        // Where it is the node's name, the VM's is not written.
+        let implied = Record {
+            attributes: record
+                .attributes
+                .clone()
+                .into_iter()
+                .filter(|(name, _)| name != INSTANCE)
+                .collect(),
+            ..record.clone()
+        };
+        assert_eq!(decode(&written).unwrap().pool.get(address), Some(&implied));
+        // Another program that dropped the field, and one that gave the address to another pod.
+        let mut dropped = written.clone();
+        drop(
+            dropped["spec"]["allocations"]["10.111.0.9"]
+                .as_object_mut()
+                .unwrap()
+                .remove("berth"),
+        );
+        let held = decode(&dropped).unwrap().pool;
+        assert_eq!(
+            held.get(address).unwrap().attribute(STAGE),
+            Some("detached")
+        );
+        dropped["spec"]["allocations"]["10.111.0.9"]["podUID"] = json!("u4");
+        let held = decode(&dropped).unwrap().pool;
+        assert_eq!(
+            held.get(address).unwrap().attribute(STAGE),
+            None,
+            "the move was another pod's"
+        );
         // Without it the annotation goes too.
         let again = encode(&written, read.cidr, &decode(&upstream()).unwrap().pool);
         assert_eq!(again, upstream());

@@ -1,0 +1,9 @@
+//! gcp-ipam on a real API server and the local cloud: every flow of the specification, and what interrupts it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod agentless;
+mod crashes;
+mod life;
+mod migration;
+mod scale;
+mod scene;

@@ -1,0 +1,434 @@
+//! Two VMs of the local cloud with an agent's front each, on a real API server, under the rights that deploy/gcp grants.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use berth_cni::wire::{Answer, Request};
+use berth_desk::DeskMetrics;
+use berth_gcp::cloud::Endpoints;
+use berth_gcp::front::{Daemon, Front, IP_POOL_KIND, Settings, Setup};
+use berth_ledger::kube::Connect;
+use berth_ledger::{SharedLedger, SqliteLedger};
+use berth_testcloud::{AliasRange, Cloud, Project};
+use berth_testkit::{Account, Cluster, PodCall};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub const REGION: &str = "us-central1";
+pub const UPDATE: &str = "instances.updateNetworkInterface";
+const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
+const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What tests share of a cloud and a cluster; each has a subnet, a pool and nodes of its own.
+pub struct Scene {
+    pub cluster: &'static Cluster,
+    pub cloud: Arc<Cloud>,
+    pub namespace: String,
+    pub subnet: String,
+    pub pool: String,
+    account: Account,
+    dir: tempfile::TempDir,
+}
+
+/// One node's agent: its front runs in a runtime of its own, so that it can be stopped at any instruction.
+pub struct TestNode {
+    pub name: String,
+    pub front: Arc<Front>,
+    runtime: Option<Runtime>,
+}
+
+pub fn zone(node: &str) -> &'static str {
+    match node.ends_with('a') {
+        true => "us-central1-a",
+        false => "us-central1-b",
+    }
+}
+
+impl Scene {
+    pub async fn new(operation: u64) -> Scene {
+        Scene::with_pool(operation, |_| {}).await
+    }
+
+    pub async fn with_pool(operation: u64, change: impl FnOnce(&mut Value)) -> Scene {
+        let cluster = Cluster::shared().await;
+        cluster.apply(CRD).await.unwrap();
+        let namespace = cluster.namespace("live").await.unwrap();
+        let rules: Vec<Value> = serde_saphyr::from_multiple(RIGHTS).unwrap();
+        let rules = rules[0]["rules"].clone();
+        let account = cluster
+            .service_account(&namespace, "berth-agent", rules)
+            .await
+            .unwrap();
+        let subnet = format!("nodes-{namespace}");
+        let mut project = Project::new("berth-test");
+        project.operation_time = Duration::from_millis(operation);
+        project.add_subnetwork(REGION, &subnet, "10.128.0.0/20");
+        project.add_secondary_range(REGION, &subnet, "pods", "10.4.0.0/14");
+        project.add_secondary_range(REGION, &subnet, "live", "10.111.0.0/16");
+        let cloud = Arc::new(Cloud::start(project).await.unwrap());
+        let scene = Scene {
+            cluster,
+            cloud,
+            pool: format!("ippool-{subnet}"),
+            namespace,
+            subnet,
+            account,
+            dir: tempfile::tempdir().unwrap(),
+        };
+        let mut object = json!({
+            "apiVersion": "ipam.gcp-cni.cast.ai/v1alpha1", "kind": "IPPool", "metadata": { "name": scene.pool },
+            "spec": {
+                "cidr": "10.111.0.0/16", "secondaryRangeName": "live", "allocations": {},
+                "subnet": format!("projects/berth-test/regions/{REGION}/subnetworks/{}", scene.subnet),
+            },
+            "status": { "capacity": 65534, "allocated": 0, "available": 65534 },
+        });
+        change(&mut object);
+        cluster.apply_object(object).await.unwrap();
+        scene
+    }
+
+    /// The name of a node: `a` is in one zone, every other in another.
+    pub fn node_name(&self, which: &str) -> String {
+        format!("{}-{which}", self.namespace)
+    }
+
+    /// A VM with its Node, and the agent's front there.
+    pub async fn node(&self, which: &str) -> TestNode {
+        self.node_with(which, |_| {}).await
+    }
+
+    pub async fn node_with(&self, which: &str, change: impl FnOnce(&mut Settings)) -> TestNode {
+        let name = self.node_name(which);
+        let own = AliasRange::of("pods", &format!("10.4.{}.0/24", which.as_bytes()[0]));
+        self.cloud.project(|project| {
+            project.add_instance(zone(&name), &name, (REGION, &self.subnet), vec![own]);
+        });
+        let node: Node = serde_json::from_value(json!({
+            "metadata": { "name": name },
+            "spec": { "providerID": format!("gce://berth-test/{}/{name}", zone(&name)) },
+        }))
+        .unwrap();
+        let nodes: Api<Node> = Api::all(self.cluster.client().await.unwrap());
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        self.start(&name, change).await
+    }
+
+    /// The agent's front on a node that exists, with the node's file.
+    pub async fn start(&self, name: &str, change: impl FnOnce(&mut Settings)) -> TestNode {
+        let settings = self.settings(name, change).await;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let (account, database, node) = (
+            self.account.kubeconfig().to_owned(),
+            self.database(name),
+            name.to_owned(),
+        );
+        let opened = runtime.spawn(async move {
+            let daemon = Daemon {
+                stop: CancellationToken::new(),
+                tasks: TaskTracker::new(),
+            };
+            let front = open(&node, account, database, settings, Some(daemon)).await;
+            front.start();
+            Arc::new(front)
+        });
+        let front = opened.await.unwrap();
+        TestNode {
+            name: name.to_owned(),
+            front,
+            runtime: Some(runtime),
+        }
+    }
+
+    /// A process that serves one call without an agent.
+    pub async fn once(&self, name: &str, request: &Request) -> Answer {
+        let settings = self.settings(name, |_| {}).await;
+        let front = open(
+            name,
+            self.account.kubeconfig().to_owned(),
+            self.database(name),
+            settings,
+            None,
+        )
+        .await;
+        front.answer(request).await
+    }
+
+    pub fn lock(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.lock"))
+    }
+
+    fn database(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.db"))
+    }
+
+    async fn settings(&self, name: &str, change: impl FnOnce(&mut Settings)) -> Settings {
+        let endpoint = self.cloud.endpoint();
+        let mut settings = Settings {
+            endpoints: Endpoints::new(Some(&endpoint), Some(&endpoint)).unwrap(),
+            metadata_host: Some(self.cloud.metadata(zone(name), name).await.unwrap()),
+            lock: self.lock(name),
+            sweep: Duration::from_millis(200),
+            grace: (Duration::from_millis(300), Duration::from_millis(600)),
+            ..Settings::default()
+        };
+        change(&mut settings);
+        settings
+    }
+
+    /// A pod on a node; its UID.
+    pub async fn pod(&self, name: &str, node: &str, annotations: &[(&str, &str)]) -> String {
+        self.labelled_pod(name, node, annotations, &[]).await
+    }
+
+    pub async fn labelled_pod(
+        &self,
+        name: &str,
+        node: &str,
+        annotations: &[(&str, &str)],
+        labels: &[(&str, &str)],
+    ) -> String {
+        let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "name": name, "annotations": map(annotations), "labels": map(labels) },
+            "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "nothing" }] },
+        }))
+        .unwrap();
+        let made = self
+            .pods()
+            .await
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap();
+        made.metadata.uid.unwrap()
+    }
+
+    pub async fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace)
+    }
+
+    pub async fn annotate(&self, pod: &str, name: &str, value: &str) {
+        let patch = json!({ "metadata": { "annotations": { name: value } } });
+        let pods = self.pods().await;
+        pods.patch(pod, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .unwrap();
+    }
+
+    pub async fn delete_pod(&self, name: &str) {
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        self.pods().await.delete(name, &now).await.unwrap();
+    }
+
+    pub async fn delete_node(&self, name: &str) {
+        let nodes: Api<Node> = Api::all(self.cluster.client().await.unwrap());
+        nodes.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    pub fn call(&self, verb: &str, pod: &str) -> PodCall {
+        PodCall::new("gcp-ipam", verb, pod)
+            .in_namespace(&self.namespace, pod)
+            .of_interface("eth0")
+    }
+
+    pub fn request(&self, verb: &str, pod: &str) -> Request {
+        self.call(verb, pod).request(&json!({}))
+    }
+
+    /// The IPPool as the API server has it.
+    pub async fn object(&self) -> Value {
+        let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "ippools");
+        let api: Api<DynamicObject> =
+            Api::all_with(self.cluster.client().await.unwrap(), &resource);
+        serde_json::to_value(api.get(&self.pool).await.unwrap()).unwrap()
+    }
+
+    pub async fn entry(&self, address: &str) -> Value {
+        self.object().await["spec"]["allocations"][address].clone()
+    }
+
+    /// The VM that has the alias; several are joined by commas, and equal none of them.
+    pub fn holder(&self, address: &str) -> String {
+        self.holders(address).join(",")
+    }
+
+    /// The VMs that have the alias.
+    pub fn holders(&self, address: &str) -> Vec<String> {
+        let holders = self.cloud.project(|project| project.holders(address));
+        holders.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Berth's aliases on a node.
+    pub fn aliases(&self, node: &str) -> Vec<Ipv4Addr> {
+        let aliases = self
+            .cloud
+            .project(|project| project.aliases(zone(node), node))
+            .unwrap();
+        let own = aliases
+            .iter()
+            .filter_map(|alias| alias.ip_cidr_range.strip_suffix("/32"));
+        own.map(|address| address.parse().unwrap()).collect()
+    }
+
+    pub fn updates(&self) -> usize {
+        self.cloud.count(UPDATE)
+    }
+
+    /// Waits until the address is free and its alias gone.
+    pub async fn until_free(&self, address: &str) {
+        until(&format!("{address} is free"), async || {
+            self.entry(address).await.is_null() && self.holders(address).is_empty()
+        })
+        .await;
+    }
+}
+
+async fn open(
+    node: &str,
+    kubeconfig: PathBuf,
+    database: PathBuf,
+    settings: Settings,
+    daemon: Option<Daemon>,
+) -> Front {
+    let connect = Connect {
+        kubeconfig: Some(kubeconfig),
+        ..Connect::default()
+    };
+    let connection = connect.open().await.unwrap();
+    let local: SharedLedger = Arc::new(SqliteLedger::open(database).unwrap());
+    let cluster = berth_front::Cluster {
+        connection,
+        leader: None,
+    };
+    Front::new(Setup {
+        node: node.to_owned(),
+        desks: IP_POOL_KIND.desks(&cluster, DeskMetrics::default()),
+        connection: cluster.connection,
+        local,
+        settings,
+        daemon,
+    })
+}
+
+impl TestNode {
+    /// Serves a call in the agent's runtime; None if the agent was killed meanwhile.
+    pub async fn try_ask(&self, request: Request) -> Option<Answer> {
+        let front = Arc::clone(&self.front);
+        let runtime = self.runtime.as_ref().unwrap();
+        runtime
+            .spawn(async move { front.answer(&request).await })
+            .await
+            .ok()
+    }
+
+    pub async fn ask(&self, request: Request) -> Answer {
+        self.try_ask(request).await.unwrap()
+    }
+
+    /// Begins a call and leaves it.
+    pub fn begin(&self, request: Request) {
+        let front = Arc::clone(&self.front);
+        drop(
+            self.runtime
+                .as_ref()
+                .unwrap()
+                .spawn(async move { front.answer(&request).await }),
+        );
+    }
+
+    /// The address that an ADD gives.
+    pub async fn add(&self, scene: &Scene, pod: &str) -> String {
+        address(&self.ask(scene.request("ADD", pod)).await)
+    }
+
+    pub async fn del(&self, scene: &Scene, pod: &str) {
+        let answer = self.ask(scene.request("DEL", pod)).await;
+        assert_eq!(answer.exit, 0, "{}", answer.stdout);
+    }
+
+    /// Ends everything at once, wherever it is.
+    pub fn kill(mut self) -> String {
+        self.runtime.take().unwrap().shutdown_background();
+        self.name.clone()
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// The address of an answer, without its mask.
+pub fn address(answer: &Answer) -> String {
+    let given = berth_testkit::given(answer).unwrap();
+    assert_eq!(given.len(), 1, "{given:?}");
+    given[0]
+        .strip_suffix("/16")
+        .expect("the pool's mask")
+        .to_owned()
+}
+
+/// The code and the words of a refusal.
+pub fn refusal(answer: &Answer) -> (u64, String) {
+    berth_testkit::given(answer).unwrap_err()
+}
+
+pub async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "not so within {PATIENCE:?}: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+impl Scene {
+    /// A Node that no test made a VM for, and the node `a` with its agent.
+    pub async fn start_other_node(&self, name: &str) -> TestNode {
+        let node: Node = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
+        let nodes: Api<Node> = Api::all(self.cluster.client().await.unwrap());
+        nodes.create(&PostParams::default(), &node).await.unwrap();
+        self.node("a").await
+    }
+
+    pub async fn label_namespace(&self, name: &str, value: &str) {
+        let api: Api<k8s_openapi::api::core::v1::Namespace> =
+            Api::all(self.cluster.client().await.unwrap());
+        let patch = json!({ "metadata": { "labels": { name: value } } });
+        api.patch(
+            &self.namespace,
+            &PatchParams::default(),
+            &Patch::Merge(&patch),
+        )
+        .await
+        .unwrap();
+    }
+}

@@ -2,6 +2,7 @@
 
 mod check;
 mod cloud;
+mod install;
 mod nodes;
 mod objects;
 mod provision;
@@ -16,6 +17,8 @@ use crate::store::StoreArgs;
 pub enum Gcp {
     /// Reserve the addresses of the cluster's subnet and create its IPPool, or undo that. Run it again to resume it.
     Provision(provision::Provision),
+    /// Put the plugin on this node and switch the node's pod network to it; back to host-local when told to stop.
+    Install(install::Install),
     /// Compare IPPools, alias ranges and pods, and look for limits that are near. Exits with 6 if there are errors.
     Check(check::Check),
 }
@@ -29,6 +32,7 @@ impl Gcp {
         runtime.block_on(async {
             match self {
                 Gcp::Provision(command) => command.run(&store, output).await,
+                Gcp::Install(command) => command.run(output).await,
                 Gcp::Check(command) => command.run(&store, output).await,
             }
         })

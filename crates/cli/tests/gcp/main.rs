@@ -8,6 +8,7 @@
 )]
 
 mod check;
+mod install;
 mod provision;
 mod refusals;
 mod scene;

@@ -64,13 +64,17 @@ async fn call_everything(cloud: &Cloud) {
     let place = (ZONE, "node-a");
     let mut aliases = nic.aliases.clone();
     aliases.push(AliasRange::of([10, 4, 200, 7].into(), Some("pods")));
-    let begun = cloud.set_aliases(place, ("nic0", &nic.fingerprint), &aliases, &id());
-    cloud.wait(&begun.await.unwrap()).await.unwrap();
+    let begun = cloud
+        .set_aliases(place, ("nic0", &nic.fingerprint), &aliases, &id())
+        .await;
+    cloud.wait(&begun.unwrap()).await.unwrap();
     // An empty list, really sent.
     let nic = cloud.instance(ZONE, "node-a").await.unwrap();
     let nic = nic.nic("nic0").unwrap().clone();
-    let begun = cloud.set_aliases(place, ("nic0", &nic.fingerprint), &[], &id());
-    cloud.wait(&begun.await.unwrap()).await.unwrap();
+    let begun = cloud
+        .set_aliases(place, ("nic0", &nic.fingerprint), &[], &id())
+        .await;
+    cloud.wait(&begun.unwrap()).await.unwrap();
 
     let wanted = RangeRequest {
         id: "live".to_owned(),

@@ -15,6 +15,8 @@ use std::process::ExitCode;
 
 use berth_core::{ByHandError, RangeError};
 use berth_desk::DeskError;
+use berth_gcp::cloud::CloudError;
+use berth_gcp::provision::executor::{PoolsError, ProvisionError};
 use berth_install::InstallError;
 use berth_ledger::LedgerError;
 use berth_pods::PodError;
@@ -74,6 +76,12 @@ fn code(error: &anyhow::Error) -> u8 {
         if let Some(error) = cause.downcast_ref::<InstallError>() {
             return of_install(error);
         }
+        if let Some(error) = cause.downcast_ref::<ProvisionError>() {
+            return of_provision(error);
+        }
+        if let Some(error) = cause.downcast_ref::<CloudError>() {
+            return of_cloud(error);
+        }
         if let Some(error) = cause.downcast_ref::<LedgerError>() {
             return of_ledger(error);
         }
@@ -93,6 +101,33 @@ const fn of_install(error: &InstallError) -> u8 {
         InstallError::Credentials { .. }
         | InstallError::Source { .. }
         | InstallError::Write { .. } => 1,
+    }
+}
+
+const fn of_provision(error: &ProvisionError) -> u8 {
+    match error {
+        ProvisionError::Refused(_) | ProvisionError::NoRoom { .. } => 4,
+        ProvisionError::Cloud { error, .. } => of_cloud(error),
+        ProvisionError::Pool { error, .. } => match error {
+            PoolsError::Conflict(_) | PoolsError::Unavailable(_) => 5,
+            PoolsError::Refused(_) => 6,
+        },
+        ProvisionError::Unreadable { .. } => 6,
+        ProvisionError::Endless(_) => 1,
+    }
+}
+
+const fn of_cloud(error: &CloudError) -> u8 {
+    match error {
+        CloudError::NotFound(_) => 3,
+        CloudError::InUse(_) | CloudError::Quota(_) | CloudError::NicFull(_) => 4,
+        CloudError::Stale(_)
+        | CloudError::NotReady(_)
+        | CloudError::RateLimited { .. }
+        | CloudError::AlreadyExists(_)
+        | CloudError::Unavailable(_)
+        | CloudError::OperationTimeout(_) => 5,
+        CloudError::Denied(_) | CloudError::Unauthenticated(_) | CloudError::Refused(_) => 6,
     }
 }
 

@@ -14,6 +14,7 @@ mod daemon;
 mod exit;
 mod find;
 mod fronts;
+mod gcp;
 mod install;
 mod logs;
 mod node;
@@ -76,6 +77,9 @@ enum Command {
     Vm(vm::Vm),
     /// Serve one CNI call from the environment and stdin, without an agent.
     Cni(cni::CniArgs),
+    /// Pods that keep their address on Google Cloud: provision, install, check.
+    #[command(subcommand)]
+    Gcp(gcp::Gcp),
     /// Put the CNI plugin and its configuration on this node and keep them fresh, or take them away.
     Install(install::InstallArgs),
 }
@@ -91,6 +95,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>, kinds: &[Kind]) -> ExitCo
         Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
         Command::Cni(args) => args.run(cli.store),
         Command::Controller(args) => exit::report(args.run(kinds)),
+        Command::Gcp(command) => exit::report(command.run(cli.store, cli.output)),
         Command::Install(args) => exit::report(args.run(cli.store.node_database(), cli.output)),
         command => exit::report(run(command, cli.store, cli.output, kinds)),
     }
@@ -109,9 +114,11 @@ fn run(command: Command, store: StoreArgs, output: Format, kinds: &[Kind]) -> an
             Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,
             Command::Release(command) => command.run(store.open().await?, output).await,
             Command::Vm(command) => command.run(output).await,
-            Command::Agent(_) | Command::Cni(_) | Command::Controller(_) | Command::Install(_) => {
-                Ok(())
-            }
+            Command::Agent(_)
+            | Command::Cni(_)
+            | Command::Controller(_)
+            | Command::Gcp(_)
+            | Command::Install(_) => Ok(()),
         }
     })
 }

@@ -197,18 +197,35 @@ impl StoreArgs {
         })
     }
 
-    async fn open_or(&self, create: bool) -> anyhow::Result<Stores> {
+    /// The cluster, for commands that work on nothing else.
+    pub async fn cluster(&self) -> anyhow::Result<Connection> {
+        match self.choice(variable)? {
+            Choice::File(_) | Choice::Up => bail!(Negative::Usage(
+                "this command works on a cluster: name its kubeconfig with --kubeconfig or KUBECONFIG"
+                    .into()
+            )),
+            choice => self.connect(choice).await,
+        }
+    }
+
+    async fn connect(&self, choice: Choice) -> anyhow::Result<Connection> {
         let connect = |kubeconfig: Option<PathBuf>| Connect {
             kubeconfig,
             namespace: self.namespace.clone(),
             ..Connect::default()
         };
+        Ok(match choice {
+            Choice::Kubeconfig(path) => connect(Some(path)).open_as_person().await?,
+            Choice::Kubeconfigs(list) => merged(&connect(None), &list).await?,
+            _ => connect(None).open().await?,
+        })
+    }
+
+    async fn open_or(&self, create: bool) -> anyhow::Result<Stores> {
         let connection = match self.choice(variable)? {
             Choice::File(path) => return self.open_file(&path, create),
             Choice::Up => return self.open_file(&state_directory()?.join("berth.db"), create),
-            Choice::Kubeconfig(path) => connect(Some(path)).open_as_person().await?,
-            Choice::InCluster => connect(None).open().await?,
-            Choice::Kubeconfigs(list) => merged(&connect(None), &list).await?,
+            choice => self.connect(choice).await?,
         };
         // The first pool of a namespace is made by what is allocated from it.
         match create && self.namespace.is_some() {

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use berth_gcp::cloud::{Cloud, Endpoints, Metadata, TokenSource};
-use berth_gcp::provision::executor::{Direction, Pools, ProvisionError, Provisioner};
-use berth_gcp::provision::plan::{Step, Wanted};
+use berth_gcp::provision::Step;
+use berth_gcp::provision::executor::{Direction, Pools, PoolsError, ProvisionError, Provisioner};
+use berth_gcp::provision::plan::{Method, Wanted};
 use berth_testcloud::{AliasRange as Seen, ApiError, Cloud as LocalCloud, Fault, Project};
 use serde_json::{Value, json};
 
@@ -22,20 +23,20 @@ fn name(object: &Value) -> String {
 }
 
 impl Pools for Objects {
-    async fn get(&self, name: &str) -> Result<Option<Value>, String> {
+    async fn get(&self, name: &str) -> Result<Option<Value>, PoolsError> {
         Ok(self.0.lock().unwrap().get(name).cloned())
     }
 
-    async fn create(&self, object: &Value) -> Result<(), String> {
+    async fn create(&self, object: &Value) -> Result<(), PoolsError> {
         self.0.lock().unwrap().insert(name(object), object.clone());
         Ok(())
     }
 
-    async fn replace(&self, object: &Value) -> Result<(), String> {
+    async fn replace(&self, object: &Value) -> Result<(), PoolsError> {
         self.create(object).await
     }
 
-    async fn delete(&self, object: &Value) -> Result<(), String> {
+    async fn delete(&self, object: &Value) -> Result<(), PoolsError> {
         self.0.lock().unwrap().remove(&name(object));
         Ok(())
     }
@@ -70,13 +71,16 @@ async fn scene() -> Scene {
         region: REGION.to_owned(),
         subnetwork: "nodes".to_owned(),
         wanted: Wanted {
-            range: "live".to_owned(),
-            prefix_length: 16,
+            method: Method::Secondary {
+                range: "live".to_owned(),
+                prefix_length: 16,
+            },
             pool: "ippool-nodes".to_owned(),
             subnet: "projects/berth-test/regions/us-central1/subnetworks/nodes".to_owned(),
         },
         within: vec!["10.0.0.0/8".to_owned()],
         excluded: Vec::new(),
+        patience: Duration::from_secs(10),
     };
     Scene {
         local,
@@ -117,7 +121,7 @@ impl Scene {
 async fn a_subnet_is_provisioned_once_and_undone_in_reverse() {
     let scene = scene().await;
     let planned = scene.provisioner.steps(Direction::Provision).await.unwrap();
-    assert_eq!(planned.len(), 1);
+    assert_eq!(planned.len(), 3, "a dry run shows every step: {planned:?}");
     assert!(
         scene.pool().is_none() && scene.ranges().await == ["pods"],
         "a dry run changes nothing"
@@ -136,7 +140,12 @@ async fn a_subnet_is_provisioned_once_and_undone_in_reverse() {
         "idempotent"
     );
     let undone = scene.run(Direction::Undo).await.unwrap();
-    assert_eq!(undone.first(), Some(&Step::DeletePool));
+    assert_eq!(
+        undone.first(),
+        Some(&Step::DeletePool {
+            name: "ippool-nodes".to_owned()
+        })
+    );
     assert_eq!(scene.ranges().await, ["pods"]);
     assert!(scene.pool().is_none());
     assert!(scene.run(Direction::Undo).await.unwrap().is_empty());

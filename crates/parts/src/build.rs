@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,11 @@ pub(crate) fn module(
                 .with_context(|| format!("link {alias} to {}", first.file))?;
         }
     }
+    for data in module.data {
+        let found = module_dir(&source, data.module)?.join(data.path);
+        fs::copy(&found, out.join(data.file))
+            .with_context(|| format!("copy {}", found.display()))?;
+    }
     let place = cache.place(module);
     fs::rename(&out, &place).with_context(|| format!("move {} into place", place.display()))?;
     // Best effort: what is left is cleared by the next build of the module.
@@ -61,6 +66,23 @@ pub(crate) fn module(
         started.elapsed().as_secs()
     ));
     Ok(())
+}
+
+/// Where Go keeps a module that the sources require.
+fn module_dir(source: &Path, module: &str) -> Result<PathBuf> {
+    let output = Command::new("go")
+        .current_dir(source)
+        .args(["list", "-m", "-f", "{{.Dir}}", module])
+        .env("GOWORK", "off")
+        .stdin(Stdio::null())
+        .output()
+        .context("start `go list`")?;
+    let dir = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if !output.status.success() || dir.is_empty() {
+        let told = String::from_utf8_lossy(&output.stderr);
+        bail!("`go list -m {module}` names no directory: {told}");
+    }
+    Ok(PathBuf::from(dir))
 }
 
 /// Runs a build to its end; its output goes to `log`, whose tail is the error's text when it fails.

@@ -1,5 +1,5 @@
 //! The real parts that tests run against: a Kubernetes control plane, a kubelet, containerd, Multus, CNI
-//! plugins and whereabouts, built once from pinned Go modules into a cache outside the build tree.
+//! plugins, whereabouts and Google's Go client, built once from pinned Go modules into a cache outside the build tree.
 //!
 //! Promises: what [`Parts`] names is there, whole, and of the pinned version (a directory is renamed into
 //! place when its last binary is built, and its name carries a hash of the sources); two runs at once
@@ -155,6 +155,16 @@ impl Parts {
     pub fn multus(&self) -> PathBuf {
         self.file("multus", "multus")
     }
+
+    /// Google's own Go client, with the scenarios that a local cloud has to pass.
+    pub fn google_client(&self) -> PathBuf {
+        self.file("gce", "gce")
+    }
+
+    /// Google's description of the Compute and the Network Connectivity API.
+    pub fn google_apis(&self) -> [PathBuf; 2] {
+        ["compute-api.json", "networkconnectivity-api.json"].map(|file| self.file("gce", file))
+    }
 }
 
 #[cfg(test)]
@@ -182,7 +192,11 @@ mod tests {
             parts.containerd_dir(),
             parts.ctr(),
             parts.multus(),
-        ] {
+            parts.google_client(),
+        ]
+        .into_iter()
+        .chain(parts.google_apis())
+        {
             assert!(path.starts_with("/cache"), "{path:?}");
         }
     }

@@ -11,6 +11,7 @@
 
 mod addresses;
 mod aliases;
+mod discovery;
 mod error;
 mod fault;
 mod instances;
@@ -25,6 +26,7 @@ mod server;
 mod subnetworks;
 mod token;
 
+pub use discovery::Discovery;
 pub use error::ApiError;
 pub use fault::Fault;
 pub use instances::{AliasRange, Instance};

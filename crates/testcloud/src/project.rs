@@ -198,6 +198,15 @@ impl Project {
         self.operations.get(name).cloned()
     }
 
+    /// Whether an operation that has not ended yet will have such an effect.
+    pub(crate) fn is_under_way(&self, wanted: impl Fn(&Effect) -> bool) -> bool {
+        let mut effects = self
+            .operations
+            .values()
+            .filter_map(|one| one.effect.as_ref());
+        effects.any(wanted)
+    }
+
     /// Begins an operation.
     pub(crate) fn begin(&mut self, begun: Begun, now: Instant) -> Operation {
         let serial = self.serial();

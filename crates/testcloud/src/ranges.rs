@@ -71,7 +71,9 @@ impl Project {
         if name.is_empty() {
             return Err(ApiError::invalid("internalRangeId is required"));
         }
-        if self.ranges.contains_key(&name) {
+        let same =
+            |effect: &Effect| matches!(effect, Effect::CreateRange(range) if range.name == name);
+        if self.ranges.contains_key(&name) || self.is_under_way(same) {
             let message = format!(
                 "Resource 'projects/{}/locations/global/internalRanges/{name}' already exists",
                 self.name

@@ -126,6 +126,23 @@ impl Cloud {
         locked(&self.shared.tokens).revoke_all();
     }
 
+    /// What a GET of this path shows, outside the record of requests and the faults.
+    pub fn show(&self, path: &str) -> Option<Value> {
+        let (call, _) = Call::find("GET", path)?;
+        let record = Recorded {
+            call: call.name().to_owned(),
+            method: "GET".to_owned(),
+            path: path.to_owned(),
+            query: Vec::new(),
+            body: Value::Null,
+            at: Instant::now(),
+            code: None,
+        };
+        let mut state = locked(&self.shared.project);
+        state.settle(Instant::now());
+        self.shared.immediate(&mut state, &call, &record, None).ok()
+    }
+
     /// A token that is good, for a test's own requests.
     pub fn token(&self) -> String {
         locked(&self.shared.tokens).issue()

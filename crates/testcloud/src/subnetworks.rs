@@ -93,6 +93,11 @@ impl Project {
             Some(given) if given != subnet.fingerprint() => return Err(ApiError::stale()),
             Some(_) => {}
         }
+        let busy = |effect: &Effect| matches!(effect, Effect::SecondaryRanges { region: of, subnet, .. } if of == region && subnet == name);
+        if self.is_under_way(busy) {
+            let message = format!("The resource '{path}' is not ready");
+            return Err(ApiError::new(400, "resourceNotReady", message));
+        }
         let list = body.get("secondaryIpRanges").cloned();
         let wanted: Vec<SecondaryRange> = match list {
             None => subnet.secondary.clone(),

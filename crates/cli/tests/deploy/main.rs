@@ -11,6 +11,7 @@
 mod chain;
 mod claims;
 mod controller;
+mod gcp;
 mod manifests;
 mod outage;
 mod policy;

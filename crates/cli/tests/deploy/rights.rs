@@ -23,10 +23,10 @@ const VERBS: [&str; 8] = [
 
 /// `group/resource`, `resource/subresource` or `resource=name`, and what is allowed in one namespace and in any
 /// other.
-struct Right(
-    &'static str,
-    &'static [&'static str],
-    &'static [&'static str],
+pub struct Right(
+    pub &'static str,
+    pub &'static [&'static str],
+    pub &'static [&'static str],
 );
 
 const READ: &[&str] = &["get", "list", "watch"];
@@ -214,7 +214,7 @@ async fn granted(
     granted
 }
 
-async fn check(account: &Account, home: &str, rights: &[Right]) {
+pub async fn check(account: &Account, home: &str, rights: &[Right]) {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(account.client().await.unwrap());
     let expected = |verbs: &[&'static str]| verbs.iter().copied().collect::<BTreeSet<_>>();
     // The authorizer learns of a binding by watch: what is allowed may take a moment, what is not does not change.

@@ -8,11 +8,15 @@ use tokio::time::sleep;
 
 use super::CONFLISTS;
 use super::conflist::{GCP_IPAM, HOST_LOCAL};
-use super::file::switch;
+use super::file::{place_binary, switch};
 
 /// Between two looks. Reading two small files is cheap, and unlike a watch it needs no care for a directory that is replaced;
 /// a rewritten file is patched well within 2 s.
 const PERIOD: Duration = Duration::from_millis(500);
+
+/// The programs of a node: where each comes from and where it goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Programs(pub Vec<(PathBuf, PathBuf)>);
 
 /// What happened to a file; for the log and for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,28 +28,25 @@ pub enum Followed {
         why: String,
     },
     Reverted(PathBuf),
+    /// A program that somebody removed is there again.
+    Placed(PathBuf),
+    /// The directory has no configuration to switch; said once.
+    Waiting(PathBuf),
 }
 
 /// Switches the configurations of `dir` to `gcp-ipam` whenever they are there, until `stop`; then back to `host-local`.
-pub async fn follow(dir: &Path, stop: impl Future<Output = ()>, mut report: impl FnMut(Followed)) {
-    let mut known: BTreeMap<PathBuf, String> = BTreeMap::new();
+pub async fn follow(
+    dir: &Path,
+    programs: &Programs,
+    stop: impl Future<Output = ()>,
+    mut report: impl FnMut(Followed),
+) {
+    let mut known = Known::default();
     tokio::pin!(stop);
     loop {
-        for path in paths(dir) {
-            match switch(&path, GCP_IPAM) {
-                Ok(switched) => {
-                    known.remove(&path);
-                    if switched {
-                        report(Followed::Switched(path));
-                    }
-                }
-                Err(error) => {
-                    let why = error.to_string();
-                    if known.insert(path.clone(), why.clone()) != Some(why.clone()) {
-                        report(Followed::Left { path, why });
-                    }
-                }
-            }
+        // A configuration that names a plugin which is not there would fail every pod of the node.
+        if restore(programs, &mut known, &mut report) {
+            look(dir, &mut known, &mut report);
         }
         tokio::select! {
             () = &mut stop => break,
@@ -53,6 +54,63 @@ pub async fn follow(dir: &Path, stop: impl Future<Output = ()>, mut report: impl
         }
     }
     revert(dir, report);
+}
+
+/// What was reported already.
+#[derive(Default)]
+struct Known {
+    left: BTreeMap<PathBuf, String>,
+    waiting: bool,
+}
+
+impl Known {
+    fn leave(&mut self, path: PathBuf, why: String, report: &mut impl FnMut(Followed)) {
+        if self.left.insert(path.clone(), why.clone()) != Some(why.clone()) {
+            report(Followed::Left { path, why });
+        }
+    }
+}
+
+fn look(dir: &Path, known: &mut Known, report: &mut impl FnMut(Followed)) {
+    let mut absent = 0;
+    for path in paths(dir) {
+        match switch(&path, GCP_IPAM) {
+            Ok(switched) => {
+                known.left.remove(&path);
+                absent += usize::from(!switched && !path.exists());
+                if switched {
+                    report(Followed::Switched(path));
+                }
+            }
+            Err(error) => known.leave(path, error.to_string(), report),
+        }
+    }
+    let waiting = absent == CONFLISTS.len();
+    if waiting && !std::mem::replace(&mut known.waiting, waiting) {
+        report(Followed::Waiting(dir.to_owned()));
+    }
+    known.waiting = waiting;
+}
+
+/// Puts back a program that was removed; false while one is missing.
+fn restore(programs: &Programs, known: &mut Known, report: &mut impl FnMut(Followed)) -> bool {
+    let mut all = true;
+    for (source, target) in &programs.0 {
+        if target.exists() {
+            continue;
+        }
+        match place_binary(source, target) {
+            Ok(_) => {
+                known.left.remove(target);
+                report(Followed::Placed(target.clone()));
+            }
+            Err(error) => {
+                all = false;
+                known.leave(target.clone(), error.to_string(), report);
+            }
+        }
+    }
+    all
 }
 
 /// The way back; every file is tried, whatever the others say.
@@ -105,7 +163,11 @@ mod tests {
             let (seen, dir) = (Arc::clone(&seen), dir.path().to_owned());
             async move {
                 let stopped = async { drop(stopped.await) };
-                follow(&dir, stopped, |event| seen.lock().unwrap().push(event)).await;
+                let programs = Programs::default();
+                follow(&dir, &programs, stopped, |event| {
+                    seen.lock().unwrap().push(event)
+                })
+                .await;
             }
         });
         let is_switched =

@@ -5,7 +5,7 @@ mod file;
 mod follow;
 
 pub use file::{FileError, place_binary, switch};
-pub use follow::{Followed, follow};
+pub use follow::{Followed, Programs, follow};
 
 /// The configurations that GKE writes: by containerd's own template, or by netd (Dataplane V2 too).
 pub const CONFLISTS: [&str; 2] = ["10-containerd-net.conflist", "10-gke-ptp.conflist"];

@@ -2,3 +2,8 @@
 
 pub mod executor;
 pub mod plan;
+mod step;
+mod subnet;
+
+pub use step::{Block, Refusal, Step};
+pub use subnet::{InvalidSubnet, SubnetPath};

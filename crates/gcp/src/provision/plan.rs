@@ -2,19 +2,25 @@
 //!
 //! Everything that would be refused later is refused before the first step, so that nothing is left half done.
 
-use std::fmt;
-
 use ipnet::Ipv4Net;
-use thiserror::Error;
 
-use crate::cloud::{InternalRange, SecondaryRange, Subnetwork};
+use super::step::{Block, Refusal, Step};
+use crate::cloud::{InternalRange, Subnetwork};
+
+/// Where a pool's addresses come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// A secondary range of the subnet, linked to an internal range of the same name.
+    Secondary { range: String, prefix_length: u8 },
+    /// A part of the subnet's primary range; None: all of it. Only the IPPool is made: each address is reserved when it is
+    /// allocated.
+    Static { cidr: Option<Ipv4Net> },
+}
 
 /// What the admin asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The name of the secondary range and of the internal range behind it.
-    pub range: String,
-    pub prefix_length: u8,
+    pub method: Method,
     pub pool: String,
     /// The subnet's path, as the IPPool names it.
     pub subnet: String,
@@ -37,169 +43,173 @@ pub struct Observed {
     pub pool: Option<PoolObserved>,
 }
 
-/// One change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    ReserveInternalRange { name: String, prefix_length: u8 },
-    AddSecondaryRange { range: SecondaryRange },
-    CreatePool { cidr: String },
-    UpdatePool { cidr: String },
-    DeletePool,
-    RemoveSecondaryRange { name: String },
-    ReleaseInternalRange { name: String },
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Step::ReserveInternalRange {
-                name,
-                prefix_length,
-            } => write!(f, "reserve the internal range {name} (/{prefix_length})"),
-            Step::AddSecondaryRange { range } => {
-                write!(f, "add the secondary range {} {}", range.name, range.cidr)
-            }
-            Step::CreatePool { cidr } => write!(f, "create the IPPool with {cidr}"),
-            Step::UpdatePool { cidr } => write!(f, "update the IPPool to {cidr}"),
-            Step::DeletePool => f.write_str("delete the IPPool"),
-            Step::RemoveSecondaryRange { name } => write!(f, "remove the secondary range {name}"),
-            Step::ReleaseInternalRange { name } => write!(f, "release the internal range {name}"),
-        }
-    }
-}
-
-/// Why nothing is done.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
-    #[error(
-        "the secondary range '{name}' exists with {found} and without the internal range {name}: choose another name with --range-name"
-    )]
-    RangeTaken { name: String, found: String },
-    #[error("the internal range '{name}' is {found}, which is not a /{wanted}: choose another name with --range-name, or --prefix-length {}", prefix_of(.found))]
-    OtherLength {
-        name: String,
-        found: String,
-        wanted: u8,
-    },
-    #[error(
-        "the IPPool has cidr {found} and {allocations} allocations; it can't be changed to {wanted} while pods hold addresses of it"
-    )]
-    PoolInUse {
-        found: String,
-        wanted: String,
-        allocations: usize,
-    },
-    #[error("the IPPool has {allocations} allocations: delete their pods first")]
-    Allocated { allocations: usize },
-    #[error("the IPPool is of the subnet '{found}', not of '{wanted}'")]
-    OtherSubnet { found: String, wanted: String },
-}
-
-fn prefix_of(cidr: &str) -> String {
-    cidr.rsplit('/').next().unwrap_or_default().to_owned()
-}
-
-/// The steps that are left, in order. A CIDR that Google has yet to choose is not known before the first step is done.
+/// The steps that are left, in order.
 pub fn plan(wanted: &Wanted, observed: &Observed) -> Result<Vec<Step>, Refusal> {
-    let mut secondary = observed.subnetwork.secondary.iter();
-    let present = secondary.find(|range| range.name == wanted.range);
-    let chosen = observed
-        .internal_range
-        .as_ref()
-        .map(|range| range.cidr.clone());
-    if let Some(cidr) = &chosen
-        && cidr.parse::<Ipv4Net>().map(|net| net.prefix_len()) != Ok(wanted.prefix_length)
-    {
-        return Err(Refusal::OtherLength {
-            name: wanted.range.clone(),
-            found: cidr.clone(),
-            wanted: wanted.prefix_length,
-        });
-    }
-    if let Some(present) = present {
-        let linked = present
-            .internal_range
-            .as_ref()
-            .zip(observed.internal_range.as_ref());
-        if !linked.is_some_and(|(link, range)| link.ends_with(&range.name)) {
-            return Err(Refusal::RangeTaken {
-                name: wanted.range.clone(),
-                found: present.cidr.clone(),
-            });
+    let (mut steps, block) = match &wanted.method {
+        Method::Secondary {
+            range,
+            prefix_length,
+        } => plan_ranges(range, *prefix_length, observed)?,
+        Method::Static { cidr } => {
+            let block = primary_block(*cidr, &observed.subnetwork.cidr)?;
+            (Vec::new(), Block::Known(block))
         }
-    }
-    if let Some(pool) = &observed.pool {
-        if pool.subnet != wanted.subnet && pool.allocations > 0 {
-            return Err(Refusal::OtherSubnet {
-                found: pool.subnet.clone(),
-                wanted: wanted.subnet.clone(),
-            });
-        }
-        if pool.allocations > 0 && chosen.as_ref() != Some(&pool.cidr) {
-            return Err(Refusal::PoolInUse {
-                found: pool.cidr.clone(),
-                wanted: chosen.unwrap_or_else(|| format!("a new /{}", wanted.prefix_length)),
-                allocations: pool.allocations,
-            });
-        }
-    }
-    let Some(cidr) = chosen else {
-        return Ok(vec![Step::ReserveInternalRange {
-            name: wanted.range.clone(),
-            prefix_length: wanted.prefix_length,
-        }]);
     };
-    let mut steps = Vec::new();
-    if present.is_none() {
-        steps.push(Step::AddSecondaryRange {
-            range: SecondaryRange {
-                name: wanted.range.clone(),
-                cidr: cidr.clone(),
-                internal_range: observed
-                    .internal_range
-                    .as_ref()
-                    .map(|range| range.name.clone()),
-                other: serde_json::Map::new(),
-            },
-        });
-    }
-    match &observed.pool {
-        None => steps.push(Step::CreatePool { cidr }),
-        Some(pool)
-            if pool.cidr != cidr || pool.range != wanted.range || pool.subnet != wanted.subnet =>
-        {
-            steps.push(Step::UpdatePool { cidr });
-        }
-        Some(_) => {}
-    }
+    steps.extend(plan_pool(wanted, observed, block)?);
     Ok(steps)
 }
 
-/// The way back, in reverse order.
+/// Internal and secondary range, and which addresses the pool gets from them.
+fn plan_ranges(
+    name: &str,
+    prefix_length: u8,
+    observed: &Observed,
+) -> Result<(Vec<Step>, Block), Refusal> {
+    let subnet = &observed.subnetwork;
+    let present = subnet.secondary.iter().find(|range| range.name == name);
+    let Some(internal) = &observed.internal_range else {
+        if let Some(present) = present {
+            return Err(taken(name, &present.cidr));
+        }
+        let reserve = Step::ReserveInternalRange {
+            name: name.to_owned(),
+            prefix_length,
+        };
+        let block = Block::Chosen(prefix_length);
+        let add = Step::AddSecondaryRange {
+            name: name.to_owned(),
+            block: block.clone(),
+        };
+        return Ok((vec![reserve, add], block));
+    };
+    if internal.cidr.parse::<Ipv4Net>().map(|net| net.prefix_len()) != Ok(prefix_length) {
+        return Err(Refusal::OtherLength {
+            name: name.to_owned(),
+            found: internal.cidr.clone(),
+            wanted: prefix_length,
+        });
+    }
+    check_users(name, internal, subnet)?;
+    let block = Block::Known(internal.cidr.clone());
+    match present {
+        Some(present)
+            if is_linked(present.internal_range.as_deref(), name)
+                && present.cidr == internal.cidr =>
+        {
+            Ok((Vec::new(), block))
+        }
+        Some(present) => Err(taken(name, &present.cidr)),
+        None => {
+            let add = Step::AddSecondaryRange {
+                name: name.to_owned(),
+                block: block.clone(),
+            };
+            Ok((vec![add], block))
+        }
+    }
+}
+
+/// Internal ranges are the project's: one of this name may serve another cluster.
+fn check_users(name: &str, internal: &InternalRange, subnet: &Subnetwork) -> Result<(), Refusal> {
+    let elsewhere = |found: &str, wanted: &str| Refusal::RangeElsewhere {
+        name: name.to_owned(),
+        found: found.to_owned(),
+        wanted: wanted.to_owned(),
+    };
+    if last(&internal.network) != last(&subnet.network) {
+        return Err(elsewhere(&internal.network, &subnet.network));
+    }
+    let own = format!("regions/{}/subnetworks/{}", subnet.region, subnet.name);
+    match internal.users.iter().find(|user| !user.ends_with(&own)) {
+        Some(user) => Err(elsewhere(user, &own)),
+        None => Ok(()),
+    }
+}
+
+/// By the last segment: Google writes links with the project's name or with its number.
+fn is_linked(link: Option<&str>, name: &str) -> bool {
+    link.is_some_and(|link| link.ends_with(&format!("/internalRanges/{name}")))
+}
+
+fn last(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn taken(name: &str, found: &str) -> Refusal {
+    Refusal::RangeTaken {
+        name: name.to_owned(),
+        found: found.to_owned(),
+    }
+}
+
+fn primary_block(cidr: Option<Ipv4Net>, primary: &str) -> Result<String, Refusal> {
+    let Some(cidr) = cidr else {
+        return Ok(primary.to_owned());
+    };
+    match primary.parse::<Ipv4Net>() {
+        Ok(net) if net.contains(&cidr) => Ok(cidr.to_string()),
+        _ => Err(Refusal::NotPrimary {
+            cidr: cidr.to_string(),
+            primary: primary.to_owned(),
+        }),
+    }
+}
+
+fn plan_pool(wanted: &Wanted, observed: &Observed, block: Block) -> Result<Option<Step>, Refusal> {
+    let name = wanted.pool.clone();
+    let Some(pool) = &observed.pool else {
+        return Ok(Some(Step::CreatePool { name, block }));
+    };
+    let same_block = block == Block::Known(pool.cidr.clone());
+    if pool.allocations > 0 && pool.subnet != wanted.subnet {
+        return Err(Refusal::OtherSubnet {
+            pool: name,
+            found: pool.subnet.clone(),
+            wanted: wanted.subnet.clone(),
+        });
+    }
+    if pool.allocations > 0 && !same_block {
+        return Err(Refusal::PoolInUse {
+            pool: name,
+            found: pool.cidr.clone(),
+            wanted: block.to_string(),
+            allocations: pool.allocations,
+        });
+    }
+    let same_range = match &wanted.method {
+        Method::Secondary { range, .. } => pool.range == *range,
+        Method::Static { .. } => true,
+    };
+    let done = same_block && same_range && pool.subnet == wanted.subnet;
+    Ok((!done).then_some(Step::UpdatePool { name, block }))
+}
+
+/// The way back, in reverse order: without the IPPool no address is allocated while the range goes.
 pub fn plan_undo(wanted: &Wanted, observed: &Observed) -> Result<Vec<Step>, Refusal> {
     let mut steps = Vec::new();
     if let Some(pool) = &observed.pool {
+        let name = wanted.pool.clone();
         if pool.allocations > 0 {
             return Err(Refusal::Allocated {
+                pool: name,
                 allocations: pool.allocations,
             });
         }
-        steps.push(Step::DeletePool);
+        steps.push(Step::DeletePool { name });
     }
-    let name = wanted.range.clone();
+    let Method::Secondary { range: name, .. } = &wanted.method else {
+        return Ok(steps);
+    };
     let mut secondary = observed.subnetwork.secondary.iter();
-    if let Some(present) = secondary.find(|range| range.name == name) {
-        let link = present.internal_range.as_deref().unwrap_or_default();
-        if !link.ends_with(&format!("/internalRanges/{name}")) {
-            return Err(Refusal::RangeTaken {
-                name,
-                found: present.cidr.clone(),
-            });
+    if let Some(present) = secondary.find(|range| range.name == *name) {
+        if !is_linked(present.internal_range.as_deref(), name) {
+            return Err(taken(name, &present.cidr));
         }
         steps.push(Step::RemoveSecondaryRange { name: name.clone() });
     }
-    if observed.internal_range.is_some() {
-        steps.push(Step::ReleaseInternalRange { name });
+    if let Some(internal) = &observed.internal_range {
+        check_users(name, internal, &observed.subnetwork)?;
+        steps.push(Step::ReleaseInternalRange { name: name.clone() });
     }
     Ok(steps)
 }
@@ -207,13 +217,16 @@ pub fn plan_undo(wanted: &Wanted, observed: &Observed) -> Result<Vec<Step>, Refu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cloud::SecondaryRange;
 
     const LINK: &str = "projects/p/locations/global/internalRanges/live";
 
     fn wanted() -> Wanted {
         Wanted {
-            range: "live".to_owned(),
-            prefix_length: 16,
+            method: Method::Secondary {
+                range: "live".to_owned(),
+                prefix_length: 16,
+            },
             pool: "ippool-nodes".to_owned(),
             subnet: "projects/p/regions/r/subnetworks/nodes".to_owned(),
         }
@@ -259,67 +272,112 @@ mod tests {
         }
     }
 
+    fn pool_name() -> String {
+        wanted().pool
+    }
+
     #[test]
     fn each_run_does_what_is_left() {
         let (cidr, linked) = ("10.1.0.0/16", || {
             Some(range("live", "10.1.0.0/16", Some(LINK)))
         });
-        let reserve = Step::ReserveInternalRange {
-            name: "live".to_owned(),
-            prefix_length: 16,
+        let texts = |observed: &Observed| -> Vec<String> {
+            let steps = plan(&wanted(), observed).unwrap();
+            steps.iter().map(Step::to_string).collect()
         };
-        let create = Step::CreatePool {
-            cidr: cidr.to_owned(),
-        };
+        // A dry run shows every step, though the addresses are Google's to choose.
         assert_eq!(
-            plan(&wanted(), &observed(None, None, None)),
-            Ok(vec![reserve])
-        );
-        let steps = plan(&wanted(), &observed(Some(cidr), None, None)).unwrap();
-        assert!(
-            matches!(
-                steps.as_slice(),
-                [Step::AddSecondaryRange { .. }, Step::CreatePool { .. }]
-            ),
-            "{steps:?}"
+            texts(&observed(None, None, None)),
+            [
+                "reserve internal range live (/16)",
+                "add secondary range live: the /16 that Google chooses",
+                "create IPPool ippool-nodes: the /16 that Google chooses",
+            ]
         );
         assert_eq!(
-            plan(&wanted(), &observed(Some(cidr), linked(), None)),
-            Ok(vec![create])
+            texts(&observed(Some(cidr), None, None)),
+            [
+                "add secondary range live: 10.1.0.0/16",
+                "create IPPool ippool-nodes: 10.1.0.0/16",
+            ]
         );
         assert_eq!(
-            plan(&wanted(), &observed(Some(cidr), linked(), Some((cidr, 7)))),
-            Ok(vec![])
+            texts(&observed(Some(cidr), linked(), None)),
+            ["create IPPool ippool-nodes: 10.1.0.0/16"]
         );
+        let done = observed(Some(cidr), linked(), Some((cidr, 7)));
+        assert_eq!(plan(&wanted(), &done), Ok(vec![]));
         let update = Step::UpdatePool {
-            cidr: cidr.to_owned(),
+            name: pool_name(),
+            block: Block::Known(cidr.to_owned()),
         };
-        assert_eq!(
-            plan(
-                &wanted(),
-                &observed(Some(cidr), linked(), Some(("10.9.0.0/16", 0)))
-            ),
-            Ok(vec![update])
-        );
+        let other = observed(Some(cidr), linked(), Some(("10.9.0.0/16", 0)));
+        assert_eq!(plan(&wanted(), &other), Ok(vec![update]));
     }
 
     #[test]
     fn what_would_harm_is_refused_before_the_first_step() {
+        let refused = |observed: &Observed| plan(&wanted(), observed).unwrap_err();
         let foreign = Some(range("live", "10.50.0.0/16", None));
-        let refused = plan(&wanted(), &observed(None, foreign.clone(), None)).unwrap_err();
-        assert!(refused.to_string().contains("10.50.0.0/16"), "{refused}");
-        let refused = plan(&wanted(), &observed(None, None, Some(("10.9.0.0/16", 3)))).unwrap_err();
-        assert!(
-            matches!(refused, Refusal::PoolInUse { allocations: 3, .. }),
-            "{refused}"
-        );
-        let refused = plan(&wanted(), &observed(Some("10.1.0.0/20"), None, None)).unwrap_err();
-        assert!(
-            refused.to_string().ends_with("--prefix-length 20"),
-            "{refused}"
-        );
+        let text = refused(&observed(None, foreign.clone(), None)).to_string();
+        assert!(text.contains("10.50.0.0/16"), "{text}");
+        let used = refused(&observed(None, None, Some(("10.9.0.0/16", 3))));
+        assert!(matches!(used, Refusal::PoolInUse { allocations: 3, .. }));
+        let text = refused(&observed(Some("10.1.0.0/20"), None, None)).to_string();
+        assert!(text.ends_with("--prefix-length 20"), "{text}");
+        // Linked, but to a range of other addresses.
+        let moved = Some(range("live", "10.2.0.0/16", Some(LINK)));
+        let text = refused(&observed(Some("10.1.0.0/16"), moved, None)).to_string();
+        assert!(text.contains("10.2.0.0/16"), "{text}");
         let undo = plan_undo(&wanted(), &observed(None, foreign, None)).unwrap_err();
         assert!(matches!(undo, Refusal::RangeTaken { .. }), "{undo}");
+    }
+
+    #[test]
+    fn an_internal_range_of_another_cluster_is_not_taken() {
+        let mut other = observed(Some("10.1.0.0/16"), None, None);
+        let internal = other.internal_range.as_mut().unwrap();
+        internal.network = "projects/p/global/networks/prod".to_owned();
+        let refused = plan(&wanted(), &other).unwrap_err();
+        assert!(refused.to_string().contains("networks/prod"), "{refused}");
+        let mut other = observed(Some("10.1.0.0/16"), None, None);
+        let internal = other.internal_range.as_mut().unwrap();
+        internal.users = vec!["projects/p/regions/r/subnetworks/second".to_owned()];
+        let refused = plan(&wanted(), &other).unwrap_err();
+        assert!(refused.to_string().contains("second"), "{refused}");
+        let refused = plan_undo(&wanted(), &other).unwrap_err();
+        assert!(matches!(refused, Refusal::RangeElsewhere { .. }));
+    }
+
+    #[test]
+    fn a_static_pool_lies_in_the_primary_range() {
+        let of = |cidr: Option<&str>| Wanted {
+            method: Method::Static {
+                cidr: cidr.map(|cidr| cidr.parse().unwrap()),
+            },
+            ..wanted()
+        };
+        let fresh = observed(None, None, None);
+        let block = |cidr: &str| Block::Known(cidr.to_owned());
+        let create = |cidr: &str| Step::CreatePool {
+            name: pool_name(),
+            block: block(cidr),
+        };
+        assert_eq!(plan(&of(None), &fresh), Ok(vec![create("10.128.0.0/20")]));
+        let part = "10.128.8.0/21";
+        assert_eq!(plan(&of(Some(part)), &fresh), Ok(vec![create(part)]));
+        let outside = plan(&of(Some("10.129.0.0/24")), &fresh).unwrap_err();
+        assert!(outside.to_string().contains("10.128.0.0/20"), "{outside}");
+        let there = observed(None, None, Some((part, 3)));
+        assert_eq!(plan(&of(Some(part)), &there), Ok(vec![]));
+        assert!(matches!(
+            plan(&of(None), &there),
+            Err(Refusal::PoolInUse { .. })
+        ));
+        // Ranges are nothing to its way back.
+        let empty = observed(Some("10.1.0.0/16"), None, Some((part, 0)));
+        let delete = Step::DeletePool { name: pool_name() };
+        assert_eq!(plan_undo(&of(None), &empty), Ok(vec![delete]));
     }
 
     #[test]
@@ -329,7 +387,7 @@ mod tests {
         let steps = plan_undo(&wanted(), &all).unwrap();
         let name = || "live".to_owned();
         let expected = [
-            Step::DeletePool,
+            Step::DeletePool { name: pool_name() },
             Step::RemoveSecondaryRange { name: name() },
             Step::ReleaseInternalRange { name: name() },
         ];
@@ -340,9 +398,7 @@ mod tests {
         );
         let mut used = all;
         used.pool.as_mut().unwrap().allocations = 1;
-        assert_eq!(
-            plan_undo(&wanted(), &used),
-            Err(Refusal::Allocated { allocations: 1 })
-        );
+        let refused = plan_undo(&wanted(), &used);
+        assert!(matches!(refused, Err(Refusal::Allocated { .. })));
     }
 }

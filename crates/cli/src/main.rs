@@ -12,11 +12,14 @@ mod cni;
 mod common_desk;
 mod controller;
 mod daemon;
+mod documents;
 mod exit;
 mod find;
 mod install;
 mod logs;
 mod node;
+mod node_pool;
+mod offsets;
 mod output;
 mod pools;
 mod release;
@@ -67,6 +70,8 @@ enum Command {
     Allocate(allocate::Allocate),
     /// Release an address by hand, or end its cooldown. Asks first; a pod that lives keeps its address.
     Release(release::Release),
+    /// Which address has which offset in a NodeIPPool, of the cluster or of a file.
+    Offsets(offsets::Offsets),
     /// Run the node's agent: serve CNI calls on a unix socket.
     Agent(agent::AgentArgs),
     /// Run the cluster's controller: cut ranges into node slices. Two replicas: one leads, one is ready to.
@@ -104,6 +109,7 @@ fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()>
             Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,
             Command::Release(command) => command.run(store.open().await?, output).await,
             Command::Vm(command) => command.run(output).await,
+            Command::Offsets(command) => command.run(&store, output).await,
             Command::Agent(_) | Command::Cni(_) | Command::Controller(_) | Command::Install(_) => {
                 Ok(())
             }

@@ -198,23 +198,37 @@ impl StoreArgs {
     }
 
     async fn open_or(&self, create: bool) -> anyhow::Result<Stores> {
-        let connect = |kubeconfig: Option<PathBuf>| Connect {
-            kubeconfig,
-            namespace: self.namespace.clone(),
-            ..Connect::default()
-        };
         let connection = match self.choice(variable)? {
             Choice::File(path) => return self.open_file(&path, create),
             Choice::Up => return self.open_file(&state_directory()?.join("berth.db"), create),
-            Choice::Kubeconfig(path) => connect(Some(path)).open_as_person().await?,
-            Choice::InCluster => connect(None).open().await?,
-            Choice::Kubeconfigs(list) => merged(&connect(None), &list).await?,
+            cluster => self.connect(cluster).await?,
         };
         // The first pool of a namespace is made by what is allocated from it.
         match create && self.namespace.is_some() {
             true => Ok(Stores(vec![Store::of_cluster(connection)])),
             false => self.with_pools(connection).await,
         }
+    }
+
+    /// The cluster; none where the store is a file.
+    pub async fn cluster(&self) -> anyhow::Result<Option<Connection>> {
+        match self.choice(variable)? {
+            Choice::File(_) | Choice::Up => Ok(None),
+            cluster => self.connect(cluster).await.map(Some),
+        }
+    }
+
+    async fn connect(&self, cluster: Choice) -> anyhow::Result<Connection> {
+        let connect = |kubeconfig: Option<PathBuf>| Connect {
+            kubeconfig,
+            namespace: self.namespace.clone(),
+            ..Connect::default()
+        };
+        Ok(match cluster {
+            Choice::Kubeconfig(path) => connect(Some(path)).open_as_person().await?,
+            Choice::Kubeconfigs(list) => merged(&connect(None), &list).await?,
+            Choice::InCluster | Choice::File(_) | Choice::Up => connect(None).open().await?,
+        })
     }
 
     fn open_file(&self, path: &Path, create: bool) -> anyhow::Result<Stores> {

@@ -12,8 +12,10 @@ mod build;
 mod cache;
 mod catalog;
 mod debian;
+mod network_manager;
 mod promtool;
 mod tools;
+mod unpacked;
 pub mod waited;
 
 use std::path::PathBuf;
@@ -37,6 +39,7 @@ pub struct Parts {
 pub fn ensure(mut progress: impl FnMut(&str)) -> Result<Parts> {
     let cache = Cache::locate()?;
     promtool::ensure(&cache, &mut progress)?;
+    network_manager::ensure(&cache, &mut progress)?;
     if catalog::missing(&cache).is_empty() {
         return Ok(Parts { cache });
     }
@@ -143,6 +146,11 @@ impl Parts {
     /// Prometheus' own judge of what `/metrics` serves.
     pub fn promtool(&self) -> Result<PathBuf> {
         promtool::find(&self.cache)
+    }
+
+    /// The root of NetworkManager's files, which is not installed: `usr/sbin/NetworkManager`, and its libraries.
+    pub fn network_manager(&self) -> Result<PathBuf> {
+        network_manager::find(&self.cache)
     }
 
     pub fn multus(&self) -> PathBuf {

@@ -136,6 +136,16 @@ pub(crate) const MODULES: &[Module] = &[
         aliases: &[],
         ldflags: "",
     },
+    Module {
+        name: "nmpolicy",
+        files: sources!("nmpolicy"),
+        binaries: &[binary(
+            "nmpolicyctl",
+            "github.com/nmstate/nmpolicy/cmd/nmpolicyctl",
+        )],
+        aliases: &[],
+        ldflags: "",
+    },
 ];
 
 impl Module {

@@ -1,5 +1,5 @@
 //! The real parts that tests run against: a Kubernetes control plane, a kubelet, containerd, Multus, CNI
-//! plugins and whereabouts, built once from pinned Go modules into a cache outside the build tree.
+//! plugins, whereabouts and nmpolicyctl, built once from pinned Go modules into a cache outside the build tree.
 //!
 //! Promises: what [`Parts`] names is there, whole, and of the pinned version (a directory is renamed into
 //! place when its last binary is built, and its name carries a hash of the sources); two runs at once
@@ -156,6 +156,11 @@ impl Parts {
     pub fn multus(&self) -> PathBuf {
         self.file("multus", "multus")
     }
+
+    /// The engine that the captures of kubernetes-nmstate were designed for.
+    pub fn nmpolicyctl(&self) -> PathBuf {
+        self.file("nmpolicy", "nmpolicyctl")
+    }
 }
 
 #[cfg(test)]
@@ -183,6 +188,7 @@ mod tests {
             parts.containerd_dir(),
             parts.ctr(),
             parts.multus(),
+            parts.nmpolicyctl(),
         ] {
             assert!(path.starts_with("/cache"), "{path:?}");
         }

@@ -15,12 +15,14 @@ mod daemon;
 mod documents;
 mod exit;
 mod find;
+mod host_program;
 mod install;
 mod logs;
 mod node;
 mod node_pool;
 mod offsets;
 mod output;
+mod policy;
 mod pools;
 mod release;
 mod store;
@@ -72,6 +74,8 @@ enum Command {
     Release(release::Release),
     /// Which address has which offset in a NodeIPPool, of the cluster or of a file.
     Offsets(offsets::Offsets),
+    /// Generate the state of a NodeNetworkConfigurationPolicy, with nmpolicyctl's arguments: `berth policy gen --help`.
+    Policy(policy::PolicyArgs),
     /// Run the node's agent: serve CNI calls on a unix socket.
     Agent(agent::AgentArgs),
     /// Run the cluster's controller: cut ranges into node slices. Two replicas: one leads, one is ready to.
@@ -91,6 +95,7 @@ fn main() -> ExitCode {
         Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
         Command::Cni(args) => args.run(cli.store),
         Command::Controller(args) => exit::report(args.run()),
+        Command::Policy(args) => exit::report(args.run()),
         Command::Install(args) => exit::report(args.run(cli.store.node_database(), cli.output)),
         command => exit::report(run(command, cli.store, cli.output)),
     }
@@ -110,9 +115,11 @@ fn run(command: Command, store: StoreArgs, output: Format) -> anyhow::Result<()>
             Command::Release(command) => command.run(store.open().await?, output).await,
             Command::Vm(command) => command.run(output).await,
             Command::Offsets(command) => command.run(&store, output).await,
-            Command::Agent(_) | Command::Cni(_) | Command::Controller(_) | Command::Install(_) => {
-                Ok(())
-            }
+            Command::Agent(_)
+            | Command::Cni(_)
+            | Command::Controller(_)
+            | Command::Policy(_)
+            | Command::Install(_) => Ok(()),
         }
     })
 }

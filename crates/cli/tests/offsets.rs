@@ -50,11 +50,14 @@ const SLASH_24: &str = r#"cidr: 10.10.11.0/24, start: 10.10.11.4, end: 10.10.11.
 const SLASH_16: &str = r#"cidr: 10.10.11.0/16, start: 10.10.11.4, end: 10.10.12.10, exclude: ["10.10.11.5", "10.10.12.7"]"#;
 const SLASH_116: &str = r#"cidr: "2001:4860:4860::/116", start: "2001:4860:4860::000F", end: "2001:4860:4860::00FF", exclude: ["2001:4860:4860::0010", "2001:4860:4860::001F"]"#;
 
+/// A range, and the offset, address and state of some of it.
+type Case = (&'static str, &'static [(u64, &'static str, &'static str)]);
+
 /// Errata: `end` of five octets is 10.10.11.10 (10.10.12.10), 10.10.11.0/16 is 10.10.0.0/16, and the IPv6 offsets from 0x1F on are
 /// one less than printed in the proposal.
 #[test]
 fn every_example_of_the_proposal_both_ways() {
-    let cases: &[(&str, &[(u64, &str, &str)])] = &[
+    let cases: &[Case] = &[
         (
             SLASH_24,
             &[

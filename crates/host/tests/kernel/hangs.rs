@@ -93,7 +93,7 @@ fn an_apply_undoes_what_a_dead_guard_left() {
     host.apply(&state, &["--no-commit", "--timeout", "2"])
         .succeeded();
     host.kill_guard();
-    std::thread::sleep(Duration::from_millis(2500));
+    until("its time is up", || host.is_overdue());
     assert_eq!(host.addresses(), ["192.0.2.7/24"], "nobody has undone it");
     // Of another interface: the NIC is as before the change that was undone.
     let lo = json!({ "interfaces": [{ "name": "lo", "type": "loopback", "state": "up" }] });

@@ -117,25 +117,37 @@ impl Host {
         flags.iter().any(|flag| flag == "UP")
     }
 
-    /// kill -9 of the process that would undo the change.
-    pub fn kill_guard(&self) {
+    /// The process that would undo the change.
+    pub fn guard(&self) -> Option<String> {
         let run = self.dir.path().join("run");
         let is_guard = |line: &str| line.contains(run.to_str().unwrap()) && line.contains("guard");
-        for entry in std::fs::read_dir("/proc").unwrap() {
-            let process = entry.unwrap();
+        let processes = std::fs::read_dir("/proc")
+            .unwrap()
+            .map(|entry| entry.unwrap());
+        let mut guards = processes.filter(|process| {
             let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-            if is_guard(&String::from_utf8_lossy(&line)) {
-                let pid = process.file_name();
-                let killed = Command::new("kill")
-                    .arg("-KILL")
-                    .arg(&pid)
-                    .status()
-                    .unwrap();
-                assert!(killed.success());
-                return;
-            }
-        }
-        panic!("there is no guard of {}", run.display());
+            is_guard(&String::from_utf8_lossy(&line))
+        });
+        guards
+            .next()
+            .map(|process| process.file_name().into_string().unwrap())
+    }
+
+    /// kill -9 of it.
+    pub fn kill_guard(&self) {
+        let guard = self.guard().unwrap();
+        let killed = Command::new("kill").args(["-KILL", &guard]).status();
+        assert!(killed.unwrap().success());
+        until("the guard is gone", || self.guard().is_none());
+    }
+
+    /// Whether the time of the recorded change is up.
+    pub fn is_overdue(&self) -> bool {
+        let record = std::fs::read(self.dir.path().join("run/change.json")).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let seconds: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        seconds * 1000.0 > record["deadline"].as_f64().unwrap()
     }
 
     /// Whether a change waits for its commit.

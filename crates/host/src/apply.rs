@@ -57,8 +57,11 @@ fn apply(records: &Records, desired: &NetworkState, how: &How) -> Result<String,
     let timeout = Duration::from_secs(how.timeout.into());
     let record = Record::new(desired.clone(), revert, before, timeout);
     locked.write(&record)?;
-    guard(records)?;
-
+    if let Err(error) = guard(records) {
+        // Nothing is changed yet, so there is nothing to undo.
+        locked.remove()?;
+        return Err(error);
+    }
     let applied = worker::apply(desired, how, record.left());
     let done = applied.and_then(|said| match (how.no_verify, kernel::missing(desired)?) {
         (false, Some(missing)) => Err(HostError::Refused(format!(

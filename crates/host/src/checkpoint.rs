@@ -109,7 +109,12 @@ impl Locked<'_> {
     pub fn read(&self) -> Result<Option<Record>, HostError> {
         let file = self.records.file();
         match fs::read(&file) {
-            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+                HostError::Input(format!(
+                    "{}: the record of an uncommitted change can't be read: {error}; check the host's addresses, then remove the file",
+                    file.display()
+                ))
+            }),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(HostError::io(file.display().to_string())(error)),
         }

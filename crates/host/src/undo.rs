@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::checkpoint::{Locked, NAME, Record, Records};
+use crate::clock::since_boot;
 use crate::error::HostError;
 use crate::worker::How;
 use crate::{kernel, network_manager, worker};
@@ -105,17 +106,12 @@ fn is_ours(records: &Records, name: &str) -> bool {
 
 /// Waits until the change is committed or undone, or its time is up: then undoes it.
 pub fn guard(records: &Records) -> Result<(), HostError> {
-    let mut deadline = None;
+    // While the apply runs it has the lock: the time is read without it.
+    let Some(deadline) = records.deadline() else {
+        return Ok(());
+    };
     while records.is_any() {
-        let over = match deadline {
-            Some(deadline) => crate::clock::since_boot() >= deadline,
-            // While the apply runs it has the lock: its time is read without it.
-            None => {
-                deadline = records.deadline();
-                false
-            }
-        };
-        if over {
+        if since_boot() >= deadline {
             let locked = records.lock()?;
             // Read again under the lock: it may be another one by now.
             return match locked.read()? {

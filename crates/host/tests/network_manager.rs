@@ -211,7 +211,7 @@ fn network_managers_checkpoint_is_committed_or_rolled_back() {
 fn network_manager_itself_undoes_what_nobody_commits() {
     let host = Host::new();
     let file = host.state(&state());
-    host.succeeded(&["apply", "--no-commit", "--timeout", "2", &file]);
+    host.succeeded(&["apply", "--no-commit", "--timeout", "10", &file]);
     assert_eq!(host.addresses(), ["192.0.2.7/24"]);
     until("NetworkManager has rolled back", &host._process, || {
         host.addresses().is_empty()

@@ -55,7 +55,7 @@ fn the_probe_fails_and_the_address_is_gone_where_the_link_was_down() {
 #[test]
 fn a_committed_change_stays() {
     let host = Host::with_nic_down();
-    host.apply(&with(&["192.0.2.7/24"]), &["--no-commit", "--timeout", "2"])
+    host.apply(&with(&["192.0.2.7/24"]), &["--no-commit", "--timeout", "5"])
         .succeeded();
     assert!(host.has_record());
     host.run(&["commit"]).succeeded();
@@ -69,7 +69,7 @@ fn a_committed_change_stays() {
 fn a_change_that_nobody_commits_is_undone_in_time() {
     let host = Host::with_nic_down();
     let state = with(&["192.0.2.7/24"]);
-    host.apply(&state, &["--no-commit", "--timeout", "1"])
+    host.apply(&state, &["--no-commit", "--timeout", "5"])
         .succeeded();
     until("the guard has undone the change", || !host.has_record());
     assert_eq!(host.addresses(), Vec::<String>::new());
@@ -92,6 +92,19 @@ fn one_change_at_a_time_waits_for_its_commit() {
     host.run(&["rollback"]).succeeded();
     host.apply(&with(&["192.0.2.8/24"]), &[]).succeeded();
     assert_eq!(host.addresses(), ["192.0.2.8/24"]);
+}
+
+/// I5: what it says of the way back is unknown, so nothing is changed over it.
+#[test]
+fn a_record_that_can_not_be_read_is_kept_and_named() {
+    let host = Host::new();
+    host.put_record("{");
+    let complaint = host.apply(&with(&["192.0.2.7/24"]), &[]).failed();
+    assert!(
+        complaint.contains("change.json") && complaint.contains("remove the file"),
+        "{complaint}"
+    );
+    assert!(host.has_record() && host.addresses().is_empty());
 }
 
 /// I7: addresses that others have put on the NIC meanwhile are none of this change's.

@@ -14,7 +14,7 @@ pub const PLUGIN_TARGET: &str = "x86_64-unknown-linux-musl";
 
 #[derive(Args)]
 pub struct Test {
-    /// The long form: a VM pool of 5,000, and every fuzz target and the black-box fuzzer for a minute each, after all tests.
+    /// The long form: a VM pool of 5,000, policies by the real nmstatectl, and every fuzz target and the black-box fuzzer for a minute each, after all tests.
     #[arg(long)]
     long: bool,
 }
@@ -24,6 +24,7 @@ impl Test {
         run()?;
         if self.long {
             step("a VM pool of 5,000 in several ConfigMaps", many_vms)?;
+            step("policies and shows by nmstatectl", by_nmstatectl)?;
             fuzz::all(fuzz::MINUTE)?;
             step("black-box fuzzer", || fuzz::black_box(fuzz::MINUTE))?;
         }
@@ -38,6 +39,17 @@ fn many_vms() -> Result<()> {
         cargo
             .args(["test", "--package", "berth", "--test", "vms", test])
             .env("BERTH_VMS", "5000"),
+    )
+}
+
+/// `berth-host` has nmstatectl's arguments, so the tests that run the one can run the other.
+fn by_nmstatectl() -> Result<()> {
+    let nmstatectl = parts::tool(Tool::Nmstatectl)?;
+    let mut cargo = steps::bare_cargo();
+    steps::run(
+        cargo
+            .args(["test", "--package", "berth", "--test", "policy"])
+            .env("BERTH_NMSTATECTL", nmstatectl),
     )
 }
 

@@ -301,6 +301,34 @@ fn the_architecture_shows_every_crate() {
     assert!(missing.is_empty(), "ARCHITECTURE.md lacks {missing:?}");
 }
 
+/// The README's first command builds the default members: the CLI, which the law keeps from nmstate. And nobody else has nmstate, not
+/// even in tests: its 115 crates are `berth-host`'s alone.
+#[test]
+fn the_quick_start_builds_no_nmstate() {
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().unwrap();
+    let named = |id: &Value| {
+        let package = packages.iter().find(|package| package["id"] == *id);
+        package.unwrap()["name"].as_str().unwrap().to_owned()
+    };
+    let default = metadata["workspace_default_members"].as_array().unwrap();
+    assert_eq!(default.iter().map(named).collect::<Vec<_>>(), ["berth"]);
+    let mut have = Vec::new();
+    for member in metadata["workspace_members"].as_array().unwrap() {
+        let package = packages.iter().find(|package| package["id"] == *member);
+        let mut all = package.unwrap()["dependencies"].as_array().unwrap().iter();
+        let forbidden = ["nmstate", "nispor", "serde_yaml", "berth-host"];
+        if all.any(|one| forbidden.contains(&one["name"].as_str().unwrap())) {
+            have.push(named(member));
+        }
+    }
+    assert_eq!(
+        have,
+        ["berth-host"],
+        "only berth-host depends on nmstate and its crates"
+    );
+}
+
 /// Only the ledger writes pool objects: a front that named their types could write around the
 /// preconditions that keep addresses unique (I1).
 #[test]

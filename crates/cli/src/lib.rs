@@ -11,14 +11,19 @@ mod allocate;
 mod cni;
 mod controller;
 mod daemon;
+mod documents;
 mod exit;
 mod find;
 mod fronts;
 mod gcp;
+mod host_program;
 mod install;
 mod logs;
 mod node;
+mod node_pool;
+mod offsets;
 mod output;
+mod policy;
 mod pools;
 mod release;
 mod store;
@@ -69,6 +74,10 @@ enum Command {
     Allocate(allocate::Allocate),
     /// Release an address by hand, or end its cooldown. Asks first; a pod that lives keeps its address.
     Release(release::Release),
+    /// Which address has which offset in a NodeIPPool, of the cluster or of a file.
+    Offsets(offsets::Offsets),
+    /// Generate the state of a NodeNetworkConfigurationPolicy, with nmpolicyctl's arguments: `berth policy gen --help`.
+    Policy(policy::PolicyArgs),
     /// Run the node's agent: serve CNI calls on a unix socket.
     Agent(agent::AgentArgs),
     /// Run the cluster's controller: cut ranges into node slices. Two replicas: one leads, one is ready to.
@@ -96,6 +105,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>, kinds: &[Kind]) -> ExitCo
         Command::Cni(args) => args.run(cli.store),
         Command::Controller(args) => exit::report(args.run(kinds)),
         Command::Gcp(command) => exit::report(command.run(cli.store, cli.output)),
+        Command::Policy(args) => exit::report(args.run()),
         Command::Install(args) => exit::report(args.run(cli.store.node_database(), cli.output)),
         command => exit::report(run(command, cli.store, cli.output, kinds)),
     }
@@ -114,10 +124,12 @@ fn run(command: Command, store: StoreArgs, output: Format, kinds: &[Kind]) -> an
             Command::Allocate(command) => command.run(store.open_or_create().await?, output).await,
             Command::Release(command) => command.run(store.open().await?, output).await,
             Command::Vm(command) => command.run(output).await,
+            Command::Offsets(command) => command.run(&store, output).await,
             Command::Agent(_)
             | Command::Cni(_)
             | Command::Controller(_)
             | Command::Gcp(_)
+            | Command::Policy(_)
             | Command::Install(_) => Ok(()),
         }
     })

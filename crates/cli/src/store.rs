@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use berth_ledger::kube::{Connect, Connection, DEFAULT_NAMESPACE, KubeLedger};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot, SqliteLedger};
 use berth_pods::by_hand;
@@ -197,41 +197,47 @@ impl StoreArgs {
         })
     }
 
-    /// The cluster, for commands that work on nothing else.
-    pub async fn cluster(&self) -> anyhow::Result<Connection> {
-        match self.choice(variable)? {
-            Choice::File(_) | Choice::Up => bail!(Negative::Usage(
-                "this command works on a cluster: name its kubeconfig with --kubeconfig or KUBECONFIG"
-                    .into()
-            )),
-            choice => self.connect(choice).await,
-        }
-    }
-
-    async fn connect(&self, choice: Choice) -> anyhow::Result<Connection> {
-        let connect = |kubeconfig: Option<PathBuf>| Connect {
-            kubeconfig,
-            namespace: self.namespace.clone(),
-            ..Connect::default()
-        };
-        Ok(match choice {
-            Choice::Kubeconfig(path) => connect(Some(path)).open_as_person().await?,
-            Choice::Kubeconfigs(list) => merged(&connect(None), &list).await?,
-            _ => connect(None).open().await?,
-        })
-    }
-
     async fn open_or(&self, create: bool) -> anyhow::Result<Stores> {
         let connection = match self.choice(variable)? {
             Choice::File(path) => return self.open_file(&path, create),
             Choice::Up => return self.open_file(&state_directory()?.join("berth.db"), create),
-            choice => self.connect(choice).await?,
+            cluster => self.connect(cluster).await?,
         };
         // The first pool of a namespace is made by what is allocated from it.
         match create && self.namespace.is_some() {
             true => Ok(Stores(vec![Store::of_cluster(connection)])),
             false => self.with_pools(connection).await,
         }
+    }
+
+    /// The cluster; none where the store is a file.
+    pub async fn cluster(&self) -> anyhow::Result<Option<Connection>> {
+        match self.choice(variable)? {
+            Choice::File(_) | Choice::Up => Ok(None),
+            cluster => self.connect(cluster).await.map(Some),
+        }
+    }
+
+    /// The cluster, for commands that work on nothing else.
+    pub async fn required_cluster(&self) -> anyhow::Result<Connection> {
+        let cluster = self.cluster().await?;
+        cluster.ok_or_else(|| {
+            let remedy = "this command works on a cluster: name its kubeconfig with --kubeconfig or KUBECONFIG";
+            anyhow!(Negative::Usage(remedy.into()))
+        })
+    }
+
+    async fn connect(&self, cluster: Choice) -> anyhow::Result<Connection> {
+        let connect = |kubeconfig: Option<PathBuf>| Connect {
+            kubeconfig,
+            namespace: self.namespace.clone(),
+            ..Connect::default()
+        };
+        Ok(match cluster {
+            Choice::Kubeconfig(path) => connect(Some(path)).open_as_person().await?,
+            Choice::Kubeconfigs(list) => merged(&connect(None), &list).await?,
+            Choice::InCluster | Choice::File(_) | Choice::Up => connect(None).open().await?,
+        })
     }
 
     fn open_file(&self, path: &Path, create: bool) -> anyhow::Result<Stores> {

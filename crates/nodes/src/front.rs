@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_front::{Cluster, Front, Host as Process, Kind, LeaderTask, Lifetime, Serving, StartError};
+use berth_front::{
+    Cluster, Front, Host as Process, Kind, LeaderTask, Lifetime, Serving, StartError,
+};
 use berth_gather::{Owners, PoolKind};
 use berth_ledger::kube::{Connect, Connection, Part, Verb};
 use tokio_util::sync::CancellationToken;

@@ -172,6 +172,16 @@ pub(crate) const MODULES: &[Module] = &[
             },
         ],
     },
+    Module {
+        name: "nmpolicy",
+        files: sources!("nmpolicy"),
+        binaries: &[binary(
+            "nmpolicyctl",
+            "github.com/nmstate/nmpolicy/cmd/nmpolicyctl",
+        )],
+        aliases: &[],
+        ldflags: "",
+    },
 ];
 
 impl Module {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 /// Package, and what a test needs it for.
 const PACKAGES: &[(&str, &str)] = &[
     ("busybox-static", "the image that test pods run"),
+    ("dbus-daemon", "a bus for a test's own NetworkManager"),
     ("iproute2", "network namespaces"),
     ("mount", "a node's own /run"),
     ("musl-tools", "the static plugin binary"),

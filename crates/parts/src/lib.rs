@@ -1,5 +1,5 @@
 //! The real parts that tests run against: a Kubernetes control plane, a kubelet, containerd, Multus, CNI
-//! plugins, whereabouts and Google's Go client, built once from pinned Go modules into a cache outside the build tree.
+//! plugins, whereabouts, nmpolicyctl and Google's Go client, built once from pinned Go modules into a cache outside the build tree.
 //!
 //! Promises: what [`Parts`] names is there, whole, and of the pinned version (a directory is renamed into
 //! place when its last binary is built, and its name carries a hash of the sources); two runs at once
@@ -12,9 +12,11 @@ mod build;
 mod cache;
 mod catalog;
 mod debian;
+mod network_manager;
 mod nmstate;
 mod promtool;
 mod tools;
+mod unpacked;
 pub mod waited;
 
 use std::path::PathBuf;
@@ -39,6 +41,7 @@ pub fn ensure(mut progress: impl FnMut(&str)) -> Result<Parts> {
     let cache = Cache::locate()?;
     promtool::ensure(&cache, &mut progress)?;
     nmstate::ensure(&cache, &mut progress)?;
+    network_manager::ensure(&cache, &mut progress)?;
     if catalog::missing(&cache).is_empty() {
         return Ok(Parts { cache });
     }
@@ -152,6 +155,11 @@ impl Parts {
         nmstate::find(&self.cache)
     }
 
+    /// The root of NetworkManager's files, which is not installed: `usr/sbin/NetworkManager`, and its libraries.
+    pub fn network_manager(&self) -> Result<PathBuf> {
+        network_manager::find(&self.cache)
+    }
+
     pub fn multus(&self) -> PathBuf {
         self.file("multus", "multus")
     }
@@ -164,6 +172,11 @@ impl Parts {
     /// Google's description of the Compute and the Network Connectivity API.
     pub fn google_apis(&self) -> [PathBuf; 2] {
         ["compute-api.json", "networkconnectivity-api.json"].map(|file| self.file("gce", file))
+    }
+
+    /// The engine that the captures of kubernetes-nmstate were designed for.
+    pub fn nmpolicyctl(&self) -> PathBuf {
+        self.file("nmpolicy", "nmpolicyctl")
     }
 }
 
@@ -193,6 +206,7 @@ mod tests {
             parts.ctr(),
             parts.multus(),
             parts.google_client(),
+            parts.nmpolicyctl(),
         ]
         .into_iter()
         .chain(parts.google_apis())

@@ -3,11 +3,11 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cache::Cache;
+use crate::unpacked::unpack;
 
 const PACKAGE: &str = "prometheus";
 
@@ -38,41 +38,11 @@ pub(crate) fn ensure(cache: &Cache, mut progress: impl FnMut(&str)) -> Result<Pa
     }
     progress("promtool: out of Debian's package prometheus");
     let shop = cache.workshop("promtool")?;
-    // apt's own user may have to write here.
-    let download = || {
-        run(Command::new("apt-get")
-            .args(["--quiet", "download", PACKAGE])
-            .current_dir(&shop))
-    };
-    if download().is_err() {
-        run(Command::new("apt-get").args(["--quiet", "update"]))?;
-        download().context("download Debian's package prometheus (for promtool)")?;
-    }
-    let package = fs::read_dir(&shop)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|end| end == "deb"))
-        .context("apt-get download left no package")?;
-    let (tree, out) = (shop.join("tree"), shop.join("out"));
-    run(Command::new("dpkg-deb")
-        .arg("--extract")
-        .arg(&package)
-        .arg(&tree))?;
+    let (tree, out) = (unpack(&[PACKAGE], &shop)?, shop.join("out"));
     fs::create_dir(&out)?;
     fs::copy(tree.join("usr/bin/promtool"), out.join("promtool"))
         .context("the package has no promtool")?;
     fs::rename(&out, place(cache)).context("move promtool into place")?;
     let _ = fs::remove_dir_all(&shop);
     find(cache)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("start {command:?}"))?;
-    if !output.status.success() {
-        let told = String::from_utf8_lossy(&output.stderr);
-        bail!("{command:?} failed ({}):\n{told}", output.status);
-    }
-    Ok(())
 }

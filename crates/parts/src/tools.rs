@@ -18,6 +18,8 @@ pub enum Tool {
     Cyclonedx,
     /// libFuzzer, with the nightly toolchain.
     Fuzz,
+    /// No tool of cargo's, but built like one: nmstate's own command, which `berth-host` has the arguments of.
+    Nmstatectl,
 }
 
 impl Tool {
@@ -26,6 +28,7 @@ impl Tool {
             Tool::Deny => "cargo-deny",
             Tool::Cyclonedx => "cargo-cyclonedx",
             Tool::Fuzz => "cargo-fuzz",
+            Tool::Nmstatectl => "nmstatectl",
         }
     }
 
@@ -34,6 +37,7 @@ impl Tool {
             Tool::Deny => "0.20.2",
             Tool::Cyclonedx => "0.5.9",
             Tool::Fuzz => "0.13.2",
+            Tool::Nmstatectl => "2.2.62",
         }
     }
 }

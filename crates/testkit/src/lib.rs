@@ -76,7 +76,7 @@ pub use machine::Machine;
 pub use netns::Netns;
 pub use node::{Node, NodeOptions};
 pub use process::{Process, guarded};
-pub use programs::{fed, isolated, no_machine_files, plugin_beside};
+pub use programs::{fed, host_beside, isolated, no_machine_files, plugin_beside};
 pub use relay::{Asked, Fate, Relay};
 pub use served::{Served, Told};
 pub use sheet::Sheet;

@@ -50,3 +50,17 @@ pub fn plugin_beside(berth: impl AsRef<Path>) -> Result<PathBuf> {
     }
     Ok(berth.as_ref().with_file_name("berth-cni"))
 }
+
+/// `berth-host`, beside the `berth` of a test. Built with the features of the whole workspace, as `cargo build --workspace` has built
+/// it before: those of the package alone would compile nmstate a second time.
+pub fn host_beside(berth: impl AsRef<Path>) -> Result<PathBuf> {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--workspace", "--bin", "berth-host"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .context("start cargo")?;
+    if !built.success() {
+        bail!("berth-host does not build");
+    }
+    Ok(berth.as_ref().with_file_name("berth-host"))
+}

@@ -70,7 +70,7 @@ impl Row for Finding {
 
 impl Check {
     pub async fn run(self, store: &StoreArgs, output: Format) -> anyhow::Result<()> {
-        let connection = store.cluster().await?;
+        let connection = store.required_cluster().await?;
         let (objects, lists) = (PoolObjects::new(&connection), Lists::new(&connection));
         let before = self.pools(&objects).await?;
         if before.is_empty() {

@@ -73,7 +73,7 @@ impl Provision {
     pub async fn run(self, store: &StoreArgs, output: Format) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         self.check()?;
-        let connection = store.cluster().await?;
+        let connection = store.required_cluster().await?;
         let subnet = self.subnet().await?;
         tracing::info!(%subnet, "the cluster's subnet");
         let provisioner = self.provisioner(PoolObjects::new(&connection), &subnet)?;

@@ -9,6 +9,7 @@
 
 mod allocate;
 mod documents;
+mod offsets;
 mod pools;
 mod release;
 mod slices;

@@ -146,6 +146,11 @@ impl PoolSpace {
         self.segments.iter().map(|segment| &segment.space)
     }
 
+    /// The first and last address of each range, in the order of their offsets.
+    pub fn ranges(&self) -> impl Iterator<Item = Block> {
+        self.segments.iter().map(|segment| segment.bounds)
+    }
+
     /// How many addresses can be allocated.
     pub fn total(&self) -> u128 {
         let counts = self.spaces().map(Space::count);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use berth_controller::{
     Controller, ControllerConfig, DeskArgs, LeaderDesk, SliceTask, SliceTaskSettings, Tasks,
 };
+use berth_desk::{DeskMetrics, DeskSettings};
 use berth_front::Kind;
 use berth_listen::warn_if_readable_by_others;
 use berth_nodes::front::UpkeepTask;
@@ -146,12 +147,12 @@ impl TaskSettings {
         let defines = slices.defines();
         let mut tasks: Tasks = vec![Arc::new(slices)];
         if let Some(desk) = desk {
-            tasks.push(Arc::new(desk.task(
-                &connection,
-                leadership.clone(),
-                defines,
-                &self.kinds,
-            )));
+            let routes = |settings: &DeskSettings, metrics: &DeskMetrics| {
+                let route = |kind: &Kind| kind.route(&connection, settings, metrics);
+                self.kinds.iter().map(route).collect()
+            };
+            let leads = leadership.clone();
+            tasks.push(Arc::new(desk.task(&connection, leads, defines, routes)));
         }
         if let Some(grace) = self.nodes {
             let config = UpkeepConfig {

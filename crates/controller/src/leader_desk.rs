@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use berth_api::names;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_front::{Kind, LeaderTask};
+use berth_front::LeaderTask;
 use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice, Route};
 use berth_ledger::kube::{Connection, Writer};
 use berth_ledger::{KubeLedger, PoolKey};
@@ -110,13 +110,14 @@ impl LeaderDesk {
         &self.notice
     }
 
-    /// The task: whereabouts' pools, of which `defines` tells those that network definitions ask for, and pools of `kinds`.
+    /// The task: whereabouts' pools, of which `defines` tells which ones network definitions ask for, and the kinds of `routes`, whose desks
+    /// have these settings and metrics.
     pub fn task(
         self,
         connection: &Connection,
         leadership: Leadership,
         defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
-        kinds: &[Kind],
+        routes: impl FnOnce(&DeskSettings, &DeskMetrics) -> Vec<Route>,
     ) -> LeaderDeskTask {
         let metrics = DeskMetrics::default();
         // The copies follow the watch: nodes that could not reach this desk, and whereabouts, write too.
@@ -124,12 +125,9 @@ impl LeaderDesk {
             watch: true,
             ..DeskSettings::default()
         };
+        let routes = routes(&settings, &metrics);
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
         let admits = admission(Arc::clone(&ledger), defines);
-        let routes: Vec<Route> = kinds
-            .iter()
-            .map(|kind| kind.route(connection, settings.clone(), metrics.clone()))
-            .collect();
         let desks = Desks::new(ledger, settings, metrics.clone());
         let guard = Guard::new(
             connection.client.clone(),

@@ -36,15 +36,15 @@ impl Kind {
     pub fn route(
         &self,
         connection: &Connection,
-        settings: DeskSettings,
-        metrics: DeskMetrics,
+        settings: &DeskSettings,
+        metrics: &DeskMetrics,
     ) -> Route {
         let ledger = (self.ledger)(connection);
         let read = SharedLedger::clone(&ledger);
         Route {
             kind: self.pool,
             owners: self.owners,
-            desks: Desks::new(ledger, settings, metrics),
+            desks: Desks::new(ledger, settings.clone(), metrics.clone()),
             admits: Arc::new(move |pool| {
                 let read = SharedLedger::clone(&read);
                 Box::pin(async move { read.load(&pool).await.is_ok() })

@@ -139,8 +139,9 @@ async fn a_front_is_its_own_file_and_a_registration() {
     let controller = Served::start(|told| async move {
         let controller = Controller::open(config).await.unwrap();
         let (connection, leadership) = (controller.connection(), controller.leadership());
+        let routes = |settings: &_, metrics: &_| vec![KIND.route(&connection, settings, metrics)];
         let tasks: Tasks = vec![
-            Arc::new(desk.task(&connection, leadership, |_| false, &[KIND])),
+            Arc::new(desk.task(&connection, leadership, |_| false, routes)),
             Arc::new(ShelfCollector(connection)),
         ];
         controller.run(tasks, told).await.unwrap();

@@ -446,8 +446,10 @@ async fn many_writers_lose_nothing(subject: &Subject) {
 }
 
 pub async fn claim_lowest(ledger: &dyn Ledger, pool: &PoolKey, name: &str) -> (Address, Record) {
+    // Where a whole object is written on one version, 32 writers without turns wait for each other, on a busy machine for
+    // minutes.
     let policy = RetryPolicy {
-        timeout: Duration::from_secs(120),
+        timeout: Duration::from_secs(600),
         retries: 10_000,
         ..RetryPolicy::default()
     };

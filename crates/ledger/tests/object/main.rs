@@ -9,9 +9,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_core::{Change, Moment, Rest};
+use berth_core::{Change, Rest};
 use berth_ledger::kube::{Connect, ObjectClient, Selection};
-use berth_ledger::object::WriteAs;
+use berth_ledger::object::{WriteAs, now};
 use berth_ledger::{
     ClaimKey, ClaimKind, Ledger, LedgerError, ObjectLedger, PoolKey, Rejection, SharedLedger,
     Version,
@@ -368,9 +368,10 @@ async fn an_address_that_cools_down_is_its_last_owners_alone() {
     write(&bed.ledger, &bed.pool, &[claim(1, "a")])
         .await
         .unwrap();
+    let since = now();
     let rest = Rest {
-        since: Moment(1),
-        until: Moment(u64::MAX),
+        since,
+        until: since.plus(Duration::from_secs(3600)),
         owner: mk_record("a").owner,
     };
     let cool_down = Change::Release {

@@ -181,6 +181,7 @@ pub(crate) const MODULES: &[Module] = &[
         )],
         aliases: &[],
         ldflags: "",
+        data: &[],
     },
 ];
 

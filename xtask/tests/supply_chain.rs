@@ -26,7 +26,12 @@ fn the_image_is_two_programs_and_runs_as_nobody() {
         .iter()
         .filter(|line| line.starts_with("COPY"))
         .collect();
-    assert_eq!(copies, [&"COPY --from=build /out/berth /out/berth-cni /"]);
+    let expected = [
+        &"COPY --from=build /out/berth /out/berth-cni /",
+        // The same plugin, under the name that GKE's nodes get it by.
+        &"COPY --from=build /out/berth-cni /app/gcp-ipam",
+    ];
+    assert_eq!(copies, expected);
     let user = lines.iter().find_map(|line| line.strip_prefix("USER "));
     assert_eq!(user, Some("65532:65532"));
 }
@@ -34,7 +39,11 @@ fn the_image_is_two_programs_and_runs_as_nobody() {
 /// A container that needs root says so: with the image's own user it would fail on the node.
 #[test]
 fn who_needs_root_says_so_in_its_manifest() {
-    for manifest in ["agent/daemonset.yaml", "vms/daemonset.yaml"] {
+    for manifest in [
+        "agent/daemonset.yaml",
+        "vms/daemonset.yaml",
+        "gcp/installer.yaml",
+    ] {
         let text = read(&format!("deploy/{manifest}"));
         let containers = text.matches("        image: berth\n").count();
         let roots = text.matches("          runAsUser: 0\n").count();

@@ -146,8 +146,8 @@ async fn a_healthy_cluster_has_no_finding_and_each_difference_has_one() {
         "{said}"
     );
     assert!(said.stderr.contains("1 errors were found"), "{said}");
-    // An allocation that is on its way is the agent's business.
-    let stage = json!({ "10.0.0.6": { "stage": "moving" } }).to_string();
+    // An allocation that is under way is the agent's business.
+    let stage = json!({ "10.0.0.6": { "stage": "detached" } }).to_string();
     let note =
         json!({ "metadata": { "annotations": { "berth.dev/attributes": stage } } }).to_string();
     let patch = [

@@ -13,6 +13,9 @@ use crate::pool::{capacity, gateway};
 
 /// A NIC is nearly full from here on: the last tenth.
 const MANY_ALIASES: usize = MAX_ALIASES - MAX_ALIASES / 10;
+/// What an allocation carries while an agent or the controller works on it: it moves, is kept for a move, or is attached
+/// before a pod asks for it.
+const UNDER_WAY: [&str; 4] = [STAGE, "move", "keptAt", "warm"];
 /// etcd takes 1.5 MiB.
 const LARGE_OBJECT: usize = 1_200_000;
 
@@ -126,6 +129,12 @@ fn address_of(alias: &AliasRange, pool: &ObservedPool) -> Option<Ipv4Addr> {
     ours.then_some(address)
 }
 
+/// The agent or the controller completes it by itself.
+fn is_under_way(record: &Record) -> bool {
+    let mut marks = UNDER_WAY.iter();
+    marks.any(|mark| record.attribute(mark).is_some())
+}
+
 /// One pool beside everything else.
 struct Compared<'a> {
     observed: &'a Observed,
@@ -162,8 +171,7 @@ impl<'a> Compared<'a> {
     fn of_allocations(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         for (address, record) in &self.records {
-            // On its way: the agent or the controller completes it.
-            if record.attribute(STAGE).is_none() {
+            if !is_under_way(record) {
                 found.extend(self.of_allocation(*address, record));
             }
         }
@@ -223,8 +231,7 @@ impl<'a> Compared<'a> {
                     }),
                     // While it moves, the source pod and its clone both show it.
                     Some(record)
-                        if record.owner.part.as_str() != pod.uid
-                            && record.attribute(STAGE).is_none() =>
+                        if record.owner.part.as_str() != pod.uid && !is_under_way(record) =>
                     {
                         found.push(Problem::AllocatedToAnother {
                             address,

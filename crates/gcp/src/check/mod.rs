@@ -1,7 +1,7 @@
 //! Compares what there is: the IPPools, the alias ranges of the nodes' NICs, the pods and the host's own routes. Pure.
 //!
-//! Guarantees: nothing is changed; an address whose allocation is on its way (it has a stage) is not reported; what can't be
-//! read is a finding of its own and never counts as absent.
+//! Guarantees: nothing is changed; an allocation that is under way (it moves, or is kept or attached before a pod has it) is
+//! not reported; what can't be read is a finding of its own and never counts as absent.
 
 mod compare;
 mod problem;

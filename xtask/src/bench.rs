@@ -22,6 +22,8 @@ pub struct Bench {
 enum Subject {
     /// core and SQLite: allocate and release, durable claims through a desk.
     Engine,
+    /// A NodeIPPool of 2^20 offsets, half full: allocate in core, and the object's size.
+    NodePool,
     /// The custom-resource and ConfigMap ledgers on a real API server.
     EngineKube,
     /// The pods front against whereabouts and host-local.
@@ -44,6 +46,7 @@ impl Bench {
     pub fn run(&self) -> Result<()> {
         let name = match self.subject {
             Subject::Engine => "engine",
+            Subject::NodePool => "node-pool",
             Subject::EngineKube => "engine-kube",
             Subject::Pods => "pods",
             Subject::Controller => "controller",
@@ -53,7 +56,7 @@ impl Bench {
             Subject::Policies => "policies",
             Subject::Vms => "vms",
         };
-        if !matches!(self.subject, Subject::Engine) {
+        if !matches!(self.subject, Subject::Engine | Subject::NodePool) {
             parts::ensure()?;
         }
         step("plugin", test::plugin)?;

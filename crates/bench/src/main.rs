@@ -13,6 +13,7 @@ mod engine_kube;
 mod figure;
 mod hostile;
 mod memory;
+mod node_pool;
 mod pods;
 mod policies;
 mod shared;
@@ -29,6 +30,8 @@ use clap::Parser;
 enum Bench {
     /// core and SQLite, no cluster; the plugin's size.
     Engine,
+    /// A NodeIPPool of 2^20 offsets: core and the object's size, no cluster.
+    NodePool,
     /// The ledgers on a real API server: one desk against many, claims by name.
     EngineKube(engine_kube::EngineKube),
     /// The pods front against whereabouts and host-local, whole processes, on a real API server.
@@ -54,6 +57,7 @@ enum Bench {
 async fn main() -> Result<ExitCode> {
     let figures = match Bench::parse() {
         Bench::Engine => engine::run().await?,
+        Bench::NodePool => node_pool::run()?,
         Bench::EngineKube(bench) => bench.run().await?,
         Bench::Pods(bench) => bench.run().await?,
         Bench::Policies(bench) => bench.run().await?,

@@ -9,6 +9,8 @@
 //! pool, the enactment or its annotation already names is used again, on a node that is not Ready too; only a Ready node gets a new one.
 //! Steps are executed in order; the plan is made again after each observation, so a step that failed is simply not done yet.
 
+mod allocate;
+mod apply;
 mod concrete;
 pub mod enact;
 mod execute;

@@ -8,7 +8,9 @@
 //! its condition is ReconcilingPool and it allocates nothing new. What can't be read is kept aside before anything is written (I5).
 
 mod collisions;
+mod events;
 mod execute;
+mod objects;
 mod plan;
 mod policies;
 mod run;

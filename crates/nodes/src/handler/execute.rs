@@ -5,24 +5,23 @@
 
 use std::time::Duration;
 
-use berth_core::{Address, Answer, Claim, Refusal, Request, Space, Want};
+use berth_core::Address;
 use berth_desk::DeskError;
-use berth_ledger::{LedgerError, PoolKey};
+use berth_ledger::LedgerError;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::enact;
-use super::observe::{POLICY_UID, Seen, is_ours, wants};
+use super::observe::{POLICY_UID, Seen, is_ours};
 use super::peers::Turn;
 use super::phase::{Phase, Shown};
-use super::plan::{Backoff, Mode, Peers, Step, TRIES, Wait, plan};
+use super::plan::{Mode, Peers, Step, Wait, plan};
 use super::run::{Handler, Memory};
 use crate::capture::Rendered;
 use crate::enactment::{self, ANNOTATION, Claims};
-use crate::host::{self, HostError};
+use crate::host::HostError;
 use crate::objects;
-use crate::pool::codec::{self, Holder, TAKEN_BACK};
 
 /// How often one policy is planned in a row.
 const ROUNDS: usize = 24;
@@ -143,28 +142,6 @@ impl Handler {
         Ok(Some(Next::Settled))
     }
 
-    /// Once for each start of the process: whether the host lacks an address that the enactment says is applied.
-    async fn has_lost(&self, seen: &Seen, memory: &mut Memory) -> bool {
-        let applied = seen.enactment().filter(|one| one.phase == Phase::Available);
-        let Some(applied) = applied.filter(|_| self.config.mode == Mode::Host) else {
-            return false;
-        };
-        if !memory.is_first_look() {
-            return memory.has_lost();
-        }
-        let shown = match self.config.host.show().await {
-            Ok(state) => host::addresses(&state),
-            Err(error) => {
-                tracing::warn!(%error, "the host can't be looked at");
-                return false;
-            }
-        };
-        let mut claimed = applied.claims.addresses();
-        let lost = claimed.any(|address| !shown.iter().any(|(_, one)| *one == address));
-        memory.looked(lost);
-        lost
-    }
-
     /// What would be done, for people.
     fn rehearse(&self, policy: &str, seen: &Seen) {
         let Ok(spec) = &seen.spec else {
@@ -230,85 +207,6 @@ impl Run<'_> {
                 Wait::Backoff(left) => Next::After(left),
             })),
         }
-    }
-
-    async fn allocate(
-        &mut self,
-        pool: &str,
-        capture: &str,
-        address: Option<Address>,
-    ) -> Result<Done, HandlerError> {
-        let holder = Holder::new(&self.handler.config.node, self.policy, capture);
-        let granted = match address {
-            Some(address) => self.take_back(pool, &holder, address).await?,
-            None => None,
-        };
-        let granted = match granted {
-            Some(granted) => Some(granted),
-            // The pool has given it to another, or has it no more: only then another one is asked for.
-            None if self.seen.node.ready => self.allocate_new(pool, &holder).await?,
-            None => return Ok(Done::Rest(Next::Settled)),
-        };
-        match granted {
-            Some(address) => {
-                self.memory.grant(pool, capture, address);
-                Ok(Done::Again)
-            }
-            // The next plan says so.
-            None => Ok(Done::Again),
-        }
-    }
-
-    /// Claims the address that the enactment names.
-    async fn take_back(
-        &self,
-        pool: &str,
-        holder: &Holder,
-        address: Address,
-    ) -> Result<Option<Address>, HandlerError> {
-        let record = holder.record().with(TAKEN_BACK, "true");
-        let space = std::sync::Arc::new(Space::only(address));
-        let claim = Request::Claim(Claim {
-            record: record.clone(),
-            wants: vec![Want::exactly(space, address)],
-        });
-        let desk = self.handler.desks.of(&PoolKey::named(pool));
-        let unnamed = codec::unnamed();
-        match desk.submit(claim).await? {
-            Answer::Granted(granted) => Ok(granted.first().map(|one| one.address)),
-            Answer::Refused(Refusal::Held { by, .. }) if by == unnamed.owner => {
-                let transfer = Request::Reown {
-                    address,
-                    expected: unnamed,
-                    record,
-                };
-                let answer = desk.submit(transfer).await?;
-                Ok(matches!(answer, Answer::Reowned).then_some(address))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    async fn allocate_new(
-        &self,
-        pool: &str,
-        holder: &Holder,
-    ) -> Result<Option<Address>, HandlerError> {
-        let seen = self.seen.pools.get(pool);
-        let Some(read) = seen.and_then(|pool| pool.read.as_ref().ok()) else {
-            return Ok(None);
-        };
-        let desk = self.handler.desks.of(&PoolKey::named(pool));
-        for want in wants(read, &holder.node) {
-            let claim = Request::Claim(Claim {
-                record: holder.record(),
-                wants: vec![want],
-            });
-            if let Answer::Granted(granted) = desk.submit(claim).await? {
-                return Ok(granted.first().map(|one| one.address));
-            }
-        }
-        Ok(None)
     }
 
     pub(super) fn status(&self) -> Value {
@@ -424,109 +322,6 @@ impl Run<'_> {
                 }
             }
         }
-    }
-
-    async fn apply(&mut self, rendered: &Rendered) -> Result<Done, HandlerError> {
-        let generation = self.seen.generation();
-        let mut pools = self.seen.pools.iter();
-        // The plan counts anew when a pool has changed.
-        let anew = pools.any(|(name, pool)| self.memory.has_changed(name, &pool.identity()));
-        let tried = self.seen.enactment().filter(|_| !anew);
-        let tries = tried.map_or(0, |known| known.tries) + 1;
-        let outcome = self.apply_to_host(rendered).await;
-        let (status, shown) = match outcome {
-            Ok(resolved) => {
-                let status = self.resolved_status(&resolved);
-                let message = "successfully reconciled";
-                let shown = Shown::new(Phase::Available, "SuccessfullyConfigured", message);
-                self.memory.succeeded();
-                self.memory.looked(false);
-                (status, shown)
-            }
-            Err(error) => {
-                let node = &self.handler.config.node;
-                let message = format!(
-                    "error reconciling NodeNetworkConfigurationPolicy on node {node} at desired state apply: {error}"
-                );
-                tracing::warn!(policy = self.policy, tries, %error, "the policy was not applied");
-                let status = enact::tried(&self.status(), generation, tries);
-                let pools = self.seen.pools.iter();
-                let pools = pools.map(|(name, pool)| (name.clone(), pool.identity()));
-                self.memory.failed(Backoff::after(tries), pools.collect());
-                (
-                    status,
-                    Shown::new(Phase::Failing, "FailedToConfigure", message),
-                )
-            }
-        };
-        self.put_status(enact::show(&status, &shown)).await?;
-        self.publish().await;
-        Ok(match shown.phase {
-            Phase::Failing if tries < TRIES => Done::Rest(Next::After(Backoff::after(tries))),
-            _ => Done::Rest(Next::Settled),
-        })
-    }
-
-    async fn apply_to_host(&self, rendered: &Rendered) -> Result<host::Resolved, HostError> {
-        let config = &self.handler.config;
-        let resolved = config.host.resolve(rendered).await?;
-        let wanted: Vec<Address> = self
-            .seen
-            .enactment()
-            .map(|known| known.claims.addresses().collect())
-            .unwrap_or_default();
-        config
-            .host
-            .apply(&resolved.desired_state, self.probe(&wanted))
-            .await?;
-        Ok(resolved)
-    }
-
-    /// The host has the addresses, and the API server is still reached.
-    async fn probe(&self, wanted: &[Address]) -> Result<(), String> {
-        let state = self.handler.config.host.show().await;
-        let state = state.map_err(|error| error.to_string())?;
-        let shown = host::addresses(&state);
-        for address in wanted {
-            if !shown.iter().any(|(_, one)| one == address) {
-                return Err(format!("no interface has {address} after the apply"));
-            }
-        }
-        let reached = self.handler.policies.get_metadata_opt(self.policy).await;
-        let failed = |error| format!("the API server is not reached after the apply: {error}");
-        reached.map(drop).map_err(failed)
-    }
-
-    /// The status with what nmstate made of the policy.
-    fn resolved_status(&self, resolved: &host::Resolved) -> Value {
-        let mut status = self.status();
-        if resolved.captured.is_empty() && resolved.desired_state == status["desiredState"] {
-            return status;
-        }
-        status["desiredState"] = resolved.desired_state.clone();
-        for (name, captured) in &resolved.captured {
-            status["capturedStates"][name] = captured.clone();
-        }
-        status
-    }
-
-    async fn publish(&self) {
-        if self.handler.config.mode != Mode::Host {
-            return;
-        }
-        if let Err(error) = self.handler.publish_state().await {
-            tracing::warn!(%error, "the NodeNetworkState was not written; it is tried again");
-        }
-    }
-
-    async fn withdraw(&self, addresses: &[Address]) -> Result<(), HandlerError> {
-        let host = &self.handler.config.host;
-        let current = host.show().await?;
-        if let Some(state) = host::without(&current, addresses) {
-            host.apply(&state, async { Ok(()) }).await?;
-        }
-        self.publish().await;
-        Ok(())
     }
 
     async fn delete_enactment(&self) -> Result<(), HandlerError> {

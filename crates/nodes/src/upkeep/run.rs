@@ -3,32 +3,30 @@
 //! Guarantees: correctness does not rest on leadership. A pool's status is written under the version that was read, an enactment is
 //! deleted by its UID, a reset annotation is removed only where it still stands (I4, I6).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use berth_api::nmstate::RESET_ANNOTATION;
 use berth_core::Moment;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::events::{Events, Tone};
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, ObjectReference};
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, ResourceExt};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::execute;
-use super::plan::{Outcome, Reset, Step, plan};
+use super::plan::{Step, plan};
 use super::policies;
 use super::seen::{self, Seen};
-use crate::enactment;
 use crate::objects::{self, ENACTMENT, Kind, NODE_IP_POOL, NODE_STATE, POLICY};
 use crate::pool::{Health, codec};
 use crate::store::PoolStore;
@@ -66,7 +64,7 @@ pub struct Upkeep {
     config: UpkeepConfig,
     client: Client,
     store: PoolStore,
-    events: Events,
+    pub(super) events: Events,
     seen: Mutex<Seen>,
     changed: Notify,
 }
@@ -145,7 +143,7 @@ impl Upkeep {
         }
     }
 
-    fn api(&self, kind: Kind) -> Api<DynamicObject> {
+    pub(super) fn api(&self, kind: Kind) -> Api<DynamicObject> {
         objects::api(self.client.clone(), kind)
     }
 
@@ -344,171 +342,6 @@ impl Upkeep {
             }
         }
     }
-
-    /// What is done beside the pool, after its status is durable.
-    async fn finish(&self, seen: &Seen, pool: &str, step: &Step) -> kube::Result<()> {
-        match step {
-            Step::DeleteEnactment { node, policy } => {
-                let Ok(name) = enactment::name(node, policy) else {
-                    return Ok(());
-                };
-                let mut known = seen.enactments();
-                let Some(known) = known.find(|one| one.name == name) else {
-                    return Ok(());
-                };
-                let params = DeleteParams {
-                    preconditions: Some(Preconditions {
-                        uid: Some(known.uid.clone()),
-                        resource_version: None,
-                    }),
-                    ..DeleteParams::default()
-                };
-                absent_is_fine(self.api(ENACTMENT).delete(&name, &params).await.map(drop))
-            }
-            Step::RemoveReset(reset) => self.remove_reset(pool, reset).await,
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes the annotation if it still asks for this pool.
-    async fn remove_reset(&self, pool: &str, reset: &Reset) -> kube::Result<()> {
-        let (kind, name, value) = match reset {
-            Reset::Pool => (NODE_IP_POOL, pool.to_owned(), None),
-            Reset::Policy(name) => (POLICY, name.clone(), Some(pool)),
-            Reset::Enactment { node, policy } => {
-                let name = enactment::name(node, policy).unwrap_or_default();
-                (ENACTMENT, name, Some(pool))
-            }
-        };
-        let api = self.api(kind);
-        let Some(object) = api.get_opt(&name).await? else {
-            return Ok(());
-        };
-        let known = object.annotations().get(RESET_ANNOTATION);
-        let asks = known.is_some_and(|known| value.is_none_or(|value| value == known));
-        if !asks {
-            return Ok(());
-        }
-        let patch = json!({ "metadata": {
-            "resourceVersion": object.resource_version(),
-            "annotations": { RESET_ANNOTATION: null },
-        } });
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-        absent_is_fine(api.patch(&name, &params, &patch).await.map(drop))
-    }
-
-    async fn write_policy(&self, name: &str, object: &Value, mut patch: Value) -> bool {
-        let version = objects::text(object, "/metadata/resourceVersion");
-        patch["metadata"] = json!({ "resourceVersion": version });
-        let params = PatchParams::default();
-        let written = self
-            .api(POLICY)
-            .patch_status(name, &params, &Patch::Merge(&patch))
-            .await;
-        match written {
-            Ok(_) => true,
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => false,
-            Err(error) => {
-                tracing::warn!(policy = name, %error, "the policy's conditions were not written");
-                false
-            }
-        }
-    }
-
-    /// Events of what was done and found.
-    async fn report(&self, pool: &Value, outcome: &Outcome) {
-        let condition = outcome.health.condition();
-        if condition.status == "False" {
-            self.tell(
-                NODE_IP_POOL,
-                pool,
-                Tone::Warning,
-                condition.reason,
-                &condition.message,
-            )
-            .await;
-        }
-        for step in &outcome.steps {
-            let (tone, reason, message) = match step {
-                Step::Release {
-                    address,
-                    offset,
-                    holder,
-                    why,
-                    ..
-                } => {
-                    let of = holder.as_ref().map_or_else(
-                        || "no owner".to_owned(),
-                        |holder| format!("node {} (policy {})", holder.node, holder.policy),
-                    );
-                    let message =
-                        format!("{address} (offset {offset}) of {of} is released: {why:?}");
-                    (Tone::Normal, "Released", message)
-                }
-                Step::ReportHeld { seen, .. } => (
-                    Tone::Warning,
-                    "AddressStillInUse",
-                    format!(
-                        "{} belongs to no policy and stays held, because node {} has it on interface {}",
-                        seen.address, seen.node, seen.interface
-                    ),
-                ),
-                Step::ReportForeign(claim) => (
-                    Tone::Warning,
-                    "ForeignClaim",
-                    format!(
-                        "the enactment of policy {} on node {} claims {}, which is not in this pool",
-                        claim.policy, claim.node, claim.address
-                    ),
-                ),
-                _ => continue,
-            };
-            self.tell(NODE_IP_POOL, pool, tone, reason, &message).await;
-        }
-    }
-
-    /// A reset that names a pool which does not exist.
-    async fn report_unknown_resets(&self, known: &Seen) {
-        let pools: BTreeSet<&str> = known.pools().map(|(name, _)| name.as_str()).collect();
-        let message = |pool: &str| {
-            format!(
-                "{RESET_ANNOTATION}: there is no NodeIPPool `{pool}`; give the name of one that exists"
-            )
-        };
-        for (_, policy) in known.policies() {
-            let asked = objects::annotation(&policy.object, RESET_ANNOTATION);
-            if let Some(pool) = asked.filter(|pool| !pools.contains(pool)) {
-                let (tone, message) = (Tone::Warning, message(pool));
-                self.tell(POLICY, &policy.object, tone, "UnknownIPPool", &message)
-                    .await;
-            }
-        }
-        for one in known.enactments() {
-            if let Some(pool) = one.reset.as_deref().filter(|pool| !pools.contains(pool)) {
-                let object = json!({ "metadata": { "name": one.name, "uid": one.uid } });
-                let (tone, message) = (Tone::Warning, message(pool));
-                self.tell(ENACTMENT, &object, tone, "UnknownIPPool", &message)
-                    .await;
-            }
-            if let Some(fault) = one.faults.first() {
-                let object = json!({ "metadata": { "name": one.name, "uid": one.uid } });
-                self.tell(ENACTMENT, &object, Tone::Warning, "UnreadableClaim", fault)
-                    .await;
-            }
-        }
-    }
-
-    async fn tell(&self, kind: Kind, object: &Value, tone: Tone, reason: &str, message: &str) {
-        let (version, kind, _) = kind;
-        let about = ObjectReference {
-            api_version: Some(format!("nmstate.io/{version}")),
-            kind: Some(kind.to_owned()),
-            name: Some(objects::name(object).to_owned()),
-            uid: Some(objects::uid(object).to_owned()),
-            ..ObjectReference::default()
-        };
-        self.events.tell_once(about, tone, reason, message).await;
-    }
 }
 
 fn invalid(why: &str) -> Health {
@@ -519,11 +352,4 @@ fn invalid(why: &str) -> Health {
 
 fn now() -> Moment {
     codec::moment(Timestamp::now())
-}
-
-fn absent_is_fine(outcome: kube::Result<()>) -> kube::Result<()> {
-    match outcome {
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-        outcome => outcome,
-    }
 }

@@ -1,0 +1,89 @@
+//! Claims an address for a capture: the one that the enactment names, else the node's reservation, else the first free one.
+
+use berth_core::{Address, Answer, Claim, Refusal, Request, Space, Want};
+use berth_ledger::PoolKey;
+
+use super::execute::{Done, HandlerError, Next, Run};
+use super::observe::wants;
+use crate::pool::codec::{self, Holder, TAKEN_BACK};
+
+impl Run<'_> {
+    pub(super) async fn allocate(
+        &mut self,
+        pool: &str,
+        capture: &str,
+        address: Option<Address>,
+    ) -> Result<Done, HandlerError> {
+        let holder = Holder::new(&self.handler.config.node, self.policy, capture);
+        let granted = match address {
+            Some(address) => self.take_back(pool, &holder, address).await?,
+            None => None,
+        };
+        let granted = match granted {
+            Some(granted) => Some(granted),
+            // The pool has given it to another, or has it no more: only then another one is asked for.
+            None if self.seen.node.ready => self.allocate_new(pool, &holder).await?,
+            None => return Ok(Done::Rest(Next::Settled)),
+        };
+        match granted {
+            Some(address) => {
+                self.memory.grant(pool, capture, address);
+                Ok(Done::Again)
+            }
+            // The next plan says so.
+            None => Ok(Done::Again),
+        }
+    }
+
+    /// Claims the address that the enactment names.
+    async fn take_back(
+        &self,
+        pool: &str,
+        holder: &Holder,
+        address: Address,
+    ) -> Result<Option<Address>, HandlerError> {
+        let record = holder.record().with(TAKEN_BACK, "true");
+        let space = std::sync::Arc::new(Space::only(address));
+        let claim = Request::Claim(Claim {
+            record: record.clone(),
+            wants: vec![Want::exactly(space, address)],
+        });
+        let desk = self.handler.desks.of(&PoolKey::named(pool));
+        let unnamed = codec::unnamed();
+        match desk.submit(claim).await? {
+            Answer::Granted(granted) => Ok(granted.first().map(|one| one.address)),
+            Answer::Refused(Refusal::Held { by, .. }) if by == unnamed.owner => {
+                let transfer = Request::Reown {
+                    address,
+                    expected: unnamed,
+                    record,
+                };
+                let answer = desk.submit(transfer).await?;
+                Ok(matches!(answer, Answer::Reowned).then_some(address))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn allocate_new(
+        &self,
+        pool: &str,
+        holder: &Holder,
+    ) -> Result<Option<Address>, HandlerError> {
+        let seen = self.seen.pools.get(pool);
+        let Some(read) = seen.and_then(|pool| pool.read.as_ref().ok()) else {
+            return Ok(None);
+        };
+        let desk = self.handler.desks.of(&PoolKey::named(pool));
+        for want in wants(read, &holder.node) {
+            let claim = Request::Claim(Claim {
+                record: holder.record(),
+                wants: vec![want],
+            });
+            if let Answer::Granted(granted) = desk.submit(claim).await? {
+                return Ok(granted.first().map(|one| one.address));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -8,14 +8,13 @@
 
 use std::process::{Command, Output};
 
-use berth_testkit::fed;
+use berth_testkit::{fed, isolated};
 use serde_json::{Value, json};
 
 /// Runs `berth offsets -f -` with a document on stdin.
 fn offsets(document: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    let mut command = isolated(Command::new(env!("CARGO_BIN_EXE_berth")));
     command
-        .env_clear()
         .args(["offsets", "-f", "-"])
         .args(arguments)
         .stderr(std::process::Stdio::piped());
@@ -304,8 +303,7 @@ fn without_a_cluster_and_without_a_file_it_says_what_to_name() {
             "/nonexistent/pool.yaml",
         ),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_berth"))
-            .env_clear()
+        let output = isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
             .args(arguments)
             .output()
             .unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use berth_parts::Parts;
 use berth_testcloud::{AliasRange, Cloud, Discovery, Project};
-use berth_testkit::{Cluster, no_machine_files};
+use berth_testkit::{Cluster, isolated};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -68,11 +68,8 @@ impl std::fmt::Display for Said {
 
 /// The command with nothing of this machine's environment.
 pub fn bare() -> Command {
-    let mut command = Command::new(BERTH);
-    command
-        .env_clear()
-        .envs(no_machine_files())
-        .stdin(Stdio::null());
+    let mut command = isolated(Command::new(BERTH));
+    command.stdin(Stdio::null());
     command
 }
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use berth_parts::Parts;
-use berth_testkit::{Account, Agent, Agents, Cluster, Process, guarded, no_machine_files};
+use berth_testkit::{Account, Agent, Agents, Cluster, Process, guarded, isolated};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -68,10 +68,8 @@ impl Site {
     }
 
     fn controller(&self, name: &str) -> Process {
-        let mut command = guarded(BERTH);
+        let mut command = isolated(guarded(BERTH));
         command
-            .env_clear()
-            .envs(no_machine_files())
             .args(["controller", "--identity", name, "--lease-duration", "3"])
             .args(["--desk-listen", "127.0.0.1:0", "--log-format", "json"])
             .args(["--nodes", "--nodes-grace", "1"])
@@ -161,7 +159,7 @@ impl Site {
                 &format!("{node}.static-ip"),
                 "touched=yes",
             ];
-            let mut command = std::process::Command::new(self.cluster.kubectl_file());
+            let mut command = isolated(std::process::Command::new(self.cluster.kubectl_file()));
             command.arg(file).args(arguments).output().unwrap()
         };
         let refused = patch("node02");
@@ -293,9 +291,7 @@ async fn an_agent_that_could_meet_kubernetes_nmstate_does_not_start() {
     let account = site.agents.on("node01").await.unwrap();
     let begun = Instant::now();
     loop {
-        let output = guarded(BERTH)
-            .env_clear()
-            .envs(no_machine_files())
+        let output = isolated(guarded(BERTH))
             .env("BERTH_KUBECONFIG", account.kubeconfig())
             .env("BERTH_DATABASE", site.dir.path().join("a.db"))
             .env("BERTH_SOCKET", site.dir.path().join("a.sock"))

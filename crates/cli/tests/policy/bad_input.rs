@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use berth_testkit::isolated;
 use serde_json::{Value, json};
 
 use crate::tools::{Files, printed, yaml};
@@ -111,7 +112,7 @@ fn a_missing_host_program_is_named_with_what_to_do() {
         &json!({}),
         &json!({}),
     );
-    let output = Command::new(env!("CARGO_BIN_EXE_berth"))
+    let output = isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
         .args([
             "policy",
             "gen",

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use berth_parts::Parts;
-use berth_testkit::{fed, host_beside};
+use berth_testkit::{fed, host_beside, isolated};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -54,20 +54,20 @@ impl Files {
     }
 
     pub fn by_berth(&self) -> Output {
-        let mut berth = Command::new(BERTH);
+        let mut berth = isolated(Command::new(BERTH));
         berth.arg("policy");
         self.generate(berth)
     }
 
     /// The same by nmpolicyctl, given the pools' results as captured states.
     pub fn by_nmpolicyctl(&self) -> Output {
-        self.generate(Command::new(Parts::find().unwrap().nmpolicyctl()))
+        self.generate(isolated(Command::new(Parts::find().unwrap().nmpolicyctl())))
     }
 }
 
 /// A state as nmstate reads it: `nmstatectl format`.
 pub fn formatted(state: &str) -> Value {
-    let mut format = Command::new(host_program());
+    let mut format = isolated(Command::new(host_program()));
     let output = fed(format.args(["format", "-"]).stderr(Stdio::piped()), state).unwrap();
     yaml(&printed(&output))
 }

@@ -79,7 +79,7 @@ enum Command {
     /// Generate the state of a NodeNetworkConfigurationPolicy, with nmpolicyctl's arguments: `berth policy gen --help`.
     Policy(policy::PolicyArgs),
     /// Run the node's agent: serve CNI calls on a unix socket.
-    Agent(agent::AgentArgs),
+    Agent(Box<agent::AgentArgs>),
     /// Run the cluster's controller: cut ranges into node slices. Two replicas: one leads, one is ready to.
     Controller(controller::ControllerArgs),
     /// Pools of pre-created VMs, through the agent.

@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use super::cluster::Cluster;
 use super::config::{Method, later};
 use super::journal::{NicJournal, POOL, State};
-use super::moves::Running;
+use super::moves::Known;
 use super::pools::{PoolInfo, at, undone};
 use super::settings::Settings;
 use super::site::Site;
@@ -87,7 +87,7 @@ pub struct Engine {
     pub(super) daemon: Option<Daemon>,
     pub(super) infos: Mutex<HashMap<String, (Arc<PoolInfo>, Instant)>>,
     /// Moves that this process carries out.
-    pub(super) running: Mutex<BTreeMap<Ipv4Addr, Running>>,
+    pub(super) running: Mutex<BTreeMap<Ipv4Addr, Known>>,
     pub(super) updates: Arc<Updates>,
     /// Addresses that the cloud said another VM has: not chosen again at once.
     pub(super) in_use: Mutex<BTreeMap<Ipv4Addr, Instant>>,

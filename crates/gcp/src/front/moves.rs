@@ -10,7 +10,7 @@ use std::time::Duration;
 use berth_cni::CniError;
 use berth_core::{Handle, NODE, Owner, Record, STAGE};
 use futures::FutureExt;
-use futures::future::{BoxFuture, Shared};
+use futures::future::{BoxFuture, Shared, WeakShared};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -34,6 +34,9 @@ const MARGIN: Duration = Duration::from_secs(600);
 
 /// A move that this process carries out; whoever waits for it shares its outcome.
 pub type Running = Shared<BoxFuture<'static, Result<Over, MoveError>>>;
+
+/// The same, known to the process and kept by whoever drives it.
+pub type Known = WeakShared<BoxFuture<'static, Result<Over, MoveError>>>;
 
 /// What the record of a move says besides its phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -194,8 +197,8 @@ impl Engine {
     ) -> Result<Running, CniError> {
         let site = self.site().await?;
         let mut running = self.running.lock();
-        if let Some(known) = running.get(&address) {
-            return Ok(known.clone());
+        if let Some(known) = running.get(&address).and_then(WeakShared::upgrade) {
+            return Ok(known);
         }
         let mover = Mover {
             cloud: site.cloud.clone(),
@@ -228,7 +231,10 @@ impl Engine {
             outcome
         };
         let shared = run.boxed().shared();
-        running.insert(address, shared.clone());
+        // Weak: a front that stops drops its moves with their tasks, and with them what they hold.
+        if let Some(known) = shared.downgrade() {
+            running.insert(address, known);
+        }
         let driven = shared.clone();
         // It goes on when the caller has left.
         self.spawn(async move { drop(driven.await) });

@@ -19,8 +19,9 @@ pub async fn once(node: &Node, fronts: Vec<Box<dyn Front>>, request: &Request) -
         .flat_map(|front| front.plugins())
         .copied()
         .collect();
-    let answers = |front: &Box<dyn Front>| front.plugins().contains(&request.plugin.as_str());
-    let Some(front) = fronts.into_iter().find(answers) else {
+    let plugin = request.plugin.as_str();
+    let mut fronts = fronts.into_iter();
+    let Some(front) = fronts.find(|front| front.plugins().contains(&plugin)) else {
         return unknown(request, known.iter());
     };
     let host = Host {

@@ -104,7 +104,9 @@ impl Worker {
                 self.serve(Vec::new()).await;
             }
             self.debts.later(self.settings.retry.max);
-            self.ledger.pass_turn(&self.pool);
+            if let Some(contention) = self.ledger.contention(&self.pool) {
+                contention.pass_turn(&self.pool);
+            }
         }
         if self.debts.is_due() {
             self.serve(Vec::new()).await;
@@ -152,7 +154,10 @@ impl Worker {
             Some((copy, _)) => copy.version.clone(),
             None => Version::default(),
         };
-        let turn = self.ledger.turn(&self.pool, &base).await;
+        let Some(contention) = self.ledger.contention(&self.pool) else {
+            return false;
+        };
+        let turn = contention.turn(&self.pool, &base).await;
         if let (Some(newer), Some((copy, _))) = (turn.newer, &mut self.copy) {
             // Read for a plan, and not for the answers of those who have asked meanwhile: `read_at` stays.
             *copy = newer;

@@ -5,14 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
 use futures::stream::BoxStream;
 
 use crate::{
-    ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited,
+    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Snapshot, Version,
+    Visited,
 };
 
 /// Every [`Layer`] is a [`Ledger`]; the calls mean what they mean there.
@@ -53,16 +53,8 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         below.commit_guarded(pool, base, changes, guard).await
     }
 
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        self.below(Some(pool)).turn(pool, base).await
-    }
-
-    fn pass_turn(&self, pool: &PoolKey) {
-        self.below(Some(pool)).pass_turn(pool);
-    }
-
-    fn in_doubt(&self, pool: &PoolKey) -> Duration {
-        self.below(Some(pool)).in_doubt(pool)
+    fn contention(&self, pool: &PoolKey) -> Option<&dyn Contention> {
+        self.below(Some(pool)).contention(pool)
     }
 
     async fn watch_versions(
@@ -70,10 +62,6 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         self.below(Some(pool)).watch_versions(pool).await
-    }
-
-    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
-        self.below(Some(pool)).fits(pool, claims)
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
@@ -162,16 +150,8 @@ impl<L: Layer> Ledger for L {
         Layer::commit_guarded(self, pool, base, changes, guard).await
     }
 
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        Layer::turn(self, pool, base).await
-    }
-
-    fn pass_turn(&self, pool: &PoolKey) {
-        Layer::pass_turn(self, pool);
-    }
-
-    fn in_doubt(&self, pool: &PoolKey) -> Duration {
-        Layer::in_doubt(self, pool)
+    fn contention(&self, pool: &PoolKey) -> Option<&dyn Contention> {
+        Layer::contention(self, pool)
     }
 
     async fn watch_versions(
@@ -179,10 +159,6 @@ impl<L: Layer> Ledger for L {
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         Layer::watch_versions(self, pool).await
-    }
-
-    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
-        Layer::fits(self, pool, claims)
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {

@@ -224,6 +224,24 @@ impl fmt::Display for ClaimKind {
     }
 }
 
+/// What a store knows of the contention for its pools. Hints alone: a commit needs no turn, and a turn promises none.
+#[async_trait]
+pub trait Contention: Send + Sync {
+    /// Waits until a commit has a chance, where writers of one object take turns.
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn;
+
+    /// The turn is not needed any longer. A commit that went through has passed it on already.
+    fn pass_turn(&self, _pool: &PoolKey) {}
+
+    /// How long after it was sent a commit whose outcome is unknown may still be carried out.
+    fn max_commit_delay(&self, pool: &PoolKey) -> Duration;
+
+    /// Whether what keeps the pool has room for these claims, as far as that is known without a read: the reason, if not.
+    fn has_room(&self, _pool: &PoolKey, _claims: &[Change]) -> Result<(), LedgerError> {
+        Ok(())
+    }
+}
+
 /// A store of pools and of claims by name.
 #[async_trait]
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
@@ -269,19 +287,9 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         Err(LedgerError::unguarded(pool, guard))
     }
 
-    /// Waits until a commit has a chance, where writers of one object take turns. Only a hint: a commit needs no turn,
-    /// and a turn promises none.
-    async fn turn(&self, _pool: &PoolKey, _base: &Version) -> Turn {
-        Turn::default()
-    }
-
-    /// The turn is not needed any longer. A commit that went through has passed it on already.
-    fn pass_turn(&self, _pool: &PoolKey) {}
-
-    /// How long after it was sent a commit whose outcome is unknown may still be carried out. Zero where it has
-    /// been or never will be by then.
-    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
-        Duration::ZERO
+    /// Hints about the contention for a pool, where several processes write what keeps it.
+    fn contention(&self, _pool: &PoolKey) -> Option<&dyn Contention> {
+        None
     }
 
     /// The versions that the pool has from now on, whoever writes it, coalesced: that a copy is old, not what is new. A hint
@@ -290,11 +298,6 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError>;
-
-    /// Whether what keeps the pool has room for these claims, as far as that is known without a look: the reason, if not.
-    fn fits(&self, _pool: &PoolKey, _claims: &[Change]) -> Result<(), LedgerError> {
-        Ok(())
-    }
 
     /// The pool as [`Ledger::load`] reads it, for a reader that will not write it: nothing of it is kept for a later write.
     async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {

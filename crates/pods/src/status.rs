@@ -124,7 +124,8 @@ fn crowded(store: &Store, wants: &PoolWants, granted: &[Granted]) -> Option<Stri
             record: pod.clone(),
         })
         .collect();
-    let room = store.ledger().fits(&wants.key, &claims);
+    let contention = store.ledger().contention(&wants.key)?;
+    let room = contention.has_room(&wants.key, &claims);
     room.err().map(|error| error.to_string())
 }
 

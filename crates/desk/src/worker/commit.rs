@@ -82,7 +82,10 @@ impl Worker {
                     let uncertain = matches!(error, LedgerError::Uncertain { .. });
                     let mut kept = doubtful;
                     kept.extend(settled.into_iter().map(|(ticket, _)| ticket));
-                    let until = Instant::now() + self.ledger.in_doubt(&self.pool);
+                    // Zero where it has been carried out or never will be by now.
+                    let delay = self.ledger.contention(&self.pool);
+                    let delay = delay.map(|known| known.max_commit_delay(&self.pool));
+                    let until = Instant::now() + delay.unwrap_or_default();
                     kept.extend(pending.into_iter().map(|(ticket, answer)| {
                         if uncertain && ticket.asker == Asker::Here {
                             tracing::debug!(pool = %self.pool, %error, ?answer, "it may come yet");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Version};
+use berth_ledger::{Contention, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Turn, Version};
 use tokio::sync::Mutex;
 
 /// What happens to one commit.
@@ -133,7 +133,18 @@ impl Layer for FaultyLedger {
         }
     }
 
-    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
+    fn contention(&self, _pool: &PoolKey) -> Option<&dyn Contention> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Contention for FaultyLedger {
+    async fn turn(&self, _pool: &PoolKey, _base: &Version) -> Turn {
+        Turn::default()
+    }
+
+    fn max_commit_delay(&self, _pool: &PoolKey) -> Duration {
         self.in_doubt
     }
 }

@@ -38,7 +38,8 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 
 use crate::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn, Version,
+    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn,
+    Version,
 };
 
 pub use document::{Allocation, Document, DocumentError};
@@ -189,6 +190,27 @@ impl ConfigMapLedger {
 }
 
 #[async_trait]
+impl Contention for ConfigMapLedger {
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
+        if !self.view(pool).has_member(&self.id) {
+            return Turn::default();
+        }
+        let Ok((stored, _)) = self.at_turn(pool, None).await else {
+            return Turn::default();
+        };
+        let is_newer = stored.version().order(base) == Some(Ordering::Greater);
+        Turn {
+            taken: true,
+            newer: is_newer.then(|| self.snapshot(pool, &stored)),
+        }
+    }
+
+    fn max_commit_delay(&self, _pool: &PoolKey) -> Duration {
+        self.timeout + ETCD_PATIENCE
+    }
+}
+
+#[async_trait]
 impl Ledger for ConfigMapLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
         let stored = self.fetch(pool).await?;
@@ -234,22 +256,8 @@ impl Ledger for ConfigMapLedger {
         .await
     }
 
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        if !self.view(pool).has_member(&self.id) {
-            return Turn::default();
-        }
-        let Ok((stored, _)) = self.at_turn(pool, None).await else {
-            return Turn::default();
-        };
-        let is_newer = stored.version().order(base) == Some(Ordering::Greater);
-        Turn {
-            taken: true,
-            newer: is_newer.then(|| self.snapshot(pool, &stored)),
-        }
-    }
-
-    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
-        self.timeout + ETCD_PATIENCE
+    fn contention(&self, _pool: &PoolKey) -> Option<&dyn Contention> {
+        Some(self)
     }
 
     async fn watch_versions(

@@ -48,7 +48,9 @@ use berth_core::{Change, Pool, Record};
 use futures::stream::BoxStream;
 use serde_json::{Value, json};
 
-use crate::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited};
+use crate::{
+    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited,
+};
 
 pub use base::{NODE, NODE_ANNOTATION, UNCHECKED};
 pub use client::{Fetched, ObjectClient, Selection};
@@ -213,6 +215,35 @@ fn snapshot(object: Option<&Object>) -> Snapshot {
 }
 
 #[async_trait]
+impl Contention for KubeLedger {
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
+        if !self.turns.take(&self.client, &pool.name).await {
+            return Turn::default();
+        }
+        // Whoever had the turn before us has written, most likely.
+        let known = Base::from(base) != Base::Unknown;
+        let newer = if known {
+            self.load(pool).await.ok()
+        } else {
+            None
+        };
+        Turn { taken: true, newer }
+    }
+
+    fn pass_turn(&self, pool: &PoolKey) {
+        self.turns.pass(&self.client, &pool.name);
+    }
+
+    fn max_commit_delay(&self, _pool: &PoolKey) -> Duration {
+        self.client.timeout() + ETCD_PATIENCE
+    }
+
+    fn has_room(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
+        self.store(pool).object().fits(claims)
+    }
+}
+
+#[async_trait]
 impl Ledger for KubeLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
         let object = self.store(pool).read().await?;
@@ -255,37 +286,15 @@ impl Ledger for KubeLedger {
         })
     }
 
+    fn contention(&self, _pool: &PoolKey) -> Option<&dyn Contention> {
+        Some(self)
+    }
+
     async fn watch_versions(
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         Ok(versions(&self.client, &POOLS, &pool.name))
-    }
-
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        if !self.turns.take(&self.client, &pool.name).await {
-            return Turn::default();
-        }
-        // Whoever had the turn before us has written, most likely.
-        let known = Base::from(base) != Base::Unknown;
-        let newer = if known {
-            self.load(pool).await.ok()
-        } else {
-            None
-        };
-        Turn { taken: true, newer }
-    }
-
-    fn pass_turn(&self, pool: &PoolKey) {
-        self.turns.pass(&self.client, &pool.name);
-    }
-
-    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
-        self.client.timeout() + ETCD_PATIENCE
-    }
-
-    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
-        self.store(pool).object().fits(claims)
     }
 
     async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {

@@ -23,7 +23,8 @@ use crate::kube::turns::Turns;
 use crate::kube::version_watch::versions;
 use crate::kube::{Connection, ETCD_PATIENCE, ObjectClient, Selection};
 use crate::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn, Version, Visited,
+    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn,
+    Version, Visited,
 };
 
 pub use codec::{Codec, Commit, Creation, EncodeError, WriteAs};
@@ -115,6 +116,33 @@ impl<C: Codec> ObjectLedger<C> {
 }
 
 #[async_trait]
+impl<C: Codec> Contention for ObjectLedger<C> {
+    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
+        if !self.turns.take(&self.client, &self.seat(pool)).await {
+            return Turn::default();
+        }
+        // Whoever had the turn before us has written, most likely.
+        let newer = match *base != Version::default() {
+            true => self.load(pool).await.ok(),
+            false => None,
+        };
+        Turn { taken: true, newer }
+    }
+
+    fn pass_turn(&self, pool: &PoolKey) {
+        self.turns.pass(&self.client, &self.seat(pool));
+    }
+
+    fn max_commit_delay(&self, _pool: &PoolKey) -> Duration {
+        self.client.timeout() + ETCD_PATIENCE
+    }
+
+    fn has_room(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
+        self.store(pool).fits(claims)
+    }
+}
+
+#[async_trait]
 impl<C: Codec> Ledger for ObjectLedger<C> {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
         self.store(pool).load().await
@@ -157,35 +185,15 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
         written
     }
 
+    fn contention(&self, _pool: &PoolKey) -> Option<&dyn Contention> {
+        Some(self)
+    }
+
     async fn watch_versions(
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
         Ok(versions(&self.client, self.codec.resource(), &pool.name))
-    }
-
-    async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        if !self.turns.take(&self.client, &self.seat(pool)).await {
-            return Turn::default();
-        }
-        // Whoever had the turn before us has written, most likely.
-        let newer = match *base != Version::default() {
-            true => self.load(pool).await.ok(),
-            false => None,
-        };
-        Turn { taken: true, newer }
-    }
-
-    fn pass_turn(&self, pool: &PoolKey) {
-        self.turns.pass(&self.client, &self.seat(pool));
-    }
-
-    fn in_doubt(&self, _pool: &PoolKey) -> Duration {
-        self.client.timeout() + ETCD_PATIENCE
-    }
-
-    fn fits(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
-        self.store(pool).fits(claims)
     }
 
     async fn peek(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {

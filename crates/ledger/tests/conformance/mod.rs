@@ -461,9 +461,12 @@ pub async fn claim_lowest(ledger: &dyn Ledger, pool: &PoolKey, name: &str) -> (A
         if let Some(address) = mine {
             return (address, record);
         }
+        // After a conflict one of the next free ones, as a desk draws it: who collided once does not collide again.
+        let drawn = rand::random::<u32>() % (4 * backoff.tries() + 1);
         let free = (100..)
             .map(mk_address)
-            .find(|address| !snapshot.pool.is_held(*address));
+            .filter(|address| !snapshot.pool.is_held(*address))
+            .nth(drawn as usize);
         let address = free.expect("the test's network has room");
         let change = Change::Claim {
             address,

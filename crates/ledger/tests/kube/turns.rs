@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use berth_core::Address;
+use berth_ledger::Contention;
 use k8s_openapi::api::coordination::v1::Lease;
 
 use super::*;

@@ -13,8 +13,8 @@ use berth_core::{Change, Rest};
 use berth_ledger::kube::{Connect, ObjectClient, Selection};
 use berth_ledger::object::{WriteAs, now};
 use berth_ledger::{
-    ClaimKey, ClaimKind, Ledger, LedgerError, ObjectLedger, PoolKey, Rejection, SharedLedger,
-    Version,
+    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, ObjectLedger, PoolKey, Rejection,
+    SharedLedger, Version,
 };
 use berth_testkit::{Cluster, Fate, Relay};
 use conformance::{claim, held, mk_address, mk_record, release, write};
@@ -336,7 +336,7 @@ async fn what_can_not_be_read_or_kept_is_refused_and_stays() {
     for n in 1..100 {
         let (change, base) = (claim(n, &format!("p{n}")), bed.base().await);
         let changes = [change];
-        let fits = bed.ledger.fits(&bed.pool, &changes).is_ok();
+        let fits = bed.ledger.has_room(&bed.pool, &changes).is_ok();
         match bed.ledger.commit(&bed.pool, &base, &changes).await {
             Ok(_) => assert!(fits, "the {n}th has room"),
             Err(error) => {

@@ -93,6 +93,7 @@ fn add_once(berth: &Path, machine: &Machine, files: bool) -> Result<Vec<String>,
     given(&Answer {
         exit: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),
+        delegate: None,
     })
 }
 

@@ -195,6 +195,7 @@ fn cni(
     let answer = Answer {
         exit: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),
+        delegate: None,
     };
     given(&answer)
 }

@@ -107,6 +107,7 @@ impl Machine {
                 .unwrap()
                 .trim_end()
                 .to_owned(),
+            delegate: None,
         }
     }
 

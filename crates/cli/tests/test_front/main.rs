@@ -18,8 +18,8 @@ use berth_controller::{Controller, ControllerConfig, DeskArgs, Tasks};
 use berth_front::Node;
 use berth_gather::{AUDIENCE, GatherSettings};
 use berth_ledger::kube::Connect;
-use berth_testkit::{Cluster, PodCall, Served, given};
-use clap::{Args, FromArgMatches};
+use berth_testkit::{Cluster, PodCall, Served, given, isolated};
+use clap::{Args, Command as Flags, FromArgMatches};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, DynamicObject};
 use serde_json::{Value, json};
@@ -63,10 +63,9 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
 
 /// `berth` with this test's kind: this very test program, which runs the command instead of a test.
 fn berth(arguments: &[&str]) -> String {
-    let output = Command::new(std::env::current_exe().unwrap())
+    let output = isolated(Command::new(std::env::current_exe().unwrap()))
         .args(["--exact", "berth_with_one_more_kind", "--nocapture"])
         .env("BERTH_TEST_ARGUMENTS", arguments.join("\n"))
-        .env_remove("KUBECONFIG")
         .output()
         .unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -125,7 +124,7 @@ async fn a_front_is_its_own_file_and_a_registration() {
     let dir = tempfile::tempdir().unwrap();
 
     // The controller, with the leader's desk for the new kind and its collector.
-    let flags = DeskArgs::augment_args(clap::Command::new("berth"));
+    let flags = DeskArgs::augment_args(Flags::new("berth"));
     let flags = flags.get_matches_from(["berth", "--desk-listen", "127.0.0.1:0"]);
     let flags = DeskArgs::from_arg_matches(&flags).unwrap();
     let desk = flags.bind().await.unwrap().unwrap();

@@ -24,7 +24,7 @@ use crate::{CLAIMS, HOME, deploy, kubectl};
 const NODES: [&str; 3] = ["out-1", "out-2", "out-3"];
 /// Pods that a node has at a time, per network.
 const PODS: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// How long the API server is away: a minute. `BERTH_OUTAGE_SECONDS` is for whoever looks for something else.
 fn outage() -> Duration {

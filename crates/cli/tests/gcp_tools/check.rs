@@ -147,7 +147,7 @@ async fn a_healthy_cluster_has_no_finding_and_each_difference_has_one() {
     );
     assert!(said.stderr.contains("1 errors were found"), "{said}");
     // An allocation that is under way is the agent's business.
-    let stage = json!({ "10.0.0.6": { "stage": "detached" } }).to_string();
+    let stage = json!({ "10.0.0.6": { "stage": "detached", "podUID": two } }).to_string();
     let note =
         json!({ "metadata": { "annotations": { "berth.dev/attributes": stage } } }).to_string();
     let patch = [

@@ -160,6 +160,8 @@ impl Site {
                 "touched=yes",
             ];
             let mut command = isolated(std::process::Command::new(self.cluster.kubectl_file()));
+            // kubectl keeps a cache below its home.
+            command.env("HOME", self.dir.path());
             command.arg(file).args(arguments).output().unwrap()
         };
         let refused = patch("node02");

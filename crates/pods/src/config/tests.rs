@@ -3,7 +3,6 @@
 mod statics;
 
 use berth_cni::{Args, NetConf};
-use berth_core::Address;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use berth_core::Address;
 use serde_json::json;
 
-use super::{read, read_with};
+use super::{ConfigError, read, read_with};
 
 #[test]
 fn static_addresses_keep_their_host_bits() {

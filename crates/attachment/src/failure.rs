@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How a call failed. `F` is the driver's own error, for whoever asked.
+/// How a call failed. `F` is the driver's own error, for the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Failure<F> {
     /// The target changed since the driver read it: the same items again, as a new intent.

@@ -41,7 +41,7 @@ pub enum Event<I: Ord, F> {
         item: I,
         ticket: Ticket,
     },
-    /// Whoever waited for the attach has left: the item has to go again.
+    /// The caller of the attach has left: the item has to be detached.
     Abandon {
         item: I,
         ticket: Ticket,
@@ -199,7 +199,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
             .iter()
             .for_each(|item| add(item, Goal::Absent, Some(Goal::Absent)));
         if let Some(intent) = recorded.intent {
-            // Whoever asked for an addition has had no answer: unless it is asked for again, it goes.
+            // The caller of an addition had no answer: unless it asks again, the item is removed.
             intent
                 .items
                 .iter()
@@ -369,7 +369,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         }
     }
 
-    /// Nothing of the write counts: whoever waited for it is told, and the call is not made.
+    /// The write failed: its callers are told, and the outside call is not made.
     fn record_failed(&mut self, error: &F) {
         let Some(mut writing) = self.writing.take() else {
             return;

@@ -244,7 +244,7 @@ where
             }
             Command::Resync => Some(Event::Resync),
             Command::Status(reply) => {
-                // Whoever asked may have left.
+                // The caller may have left.
                 let _ = reply.send(self.status());
                 None
             }
@@ -313,7 +313,7 @@ where
                 }
                 Effect::Answer { ticket, outcome } => {
                     if let Some(reply) = self.waiting.remove(&ticket) {
-                        // Whoever asked may have left.
+                        // The caller may have left.
                         let _ = reply.send(outcome);
                     }
                 }

@@ -123,7 +123,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         };
         match (item.goal, item.recorded) {
             (_, None) => drop(self.items.remove(key)),
-            // Whoever wanted it again does not get it: it goes, as was recorded before.
+            // A caller that wanted it again is refused: the recorded removal goes on.
             (Goal::Present, Some(Goal::Present)) if asked => {
                 (item.goal, item.phase) = (Goal::Absent, Phase::Pending);
                 item.recorded = Some(Goal::Absent);

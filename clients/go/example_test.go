@@ -13,7 +13,7 @@ import (
 // provider is what an adaptor needs of its BYOM provider. docs/vms.md shows these two methods.
 type provider struct{ pool *vmpool.Client }
 
-// CreateInstance allocates a VM and gives it its user data. The agent has the SSH key; the adaptor needs none.
+// CreateInstance allocates a VM and writes its user data. The agent has the SSH key; the adaptor needs none.
 func (p *provider) CreateInstance(ctx context.Context, podName, sandboxID string, userData []byte) (id string, ip netip.Addr, err error) {
 	id = podName + "-" + sandboxID
 	ip, err = p.pool.AllocateIP(ctx, id, podName)

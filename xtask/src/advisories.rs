@@ -1,4 +1,4 @@
-//! Known faults of the crates that Berth is built from (RustSec), where their database can be had.
+//! Known vulnerabilities of our dependencies (RustSec), if their database can be reached.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::steps;
 
-/// Fails on an advisory that deny.toml does not excuse. Where the database can't be reached it says why and goes on: a machine
-/// without a way to it must be able to run the tests. Every other failure is one.
+/// Fails on an advisory that deny.toml does not excuse. If the database can't be reached, prints why and succeeds: a
+/// machine without access must be able to run the tests. Every other failure is one.
 #[allow(clippy::print_stderr)]
 pub fn check(deny: &Path) -> Result<()> {
     let fetched = Command::new(deny)
@@ -29,7 +29,7 @@ pub fn check(deny: &Path) -> Result<()> {
     steps::run(Command::new(deny).args(["--workspace", "--offline", "check", "advisories"]))
 }
 
-/// Why the database can't be reached, if that is what cargo-deny complains of: git's own words are the only sign of it.
+/// Why the database can't be reached, if that is cargo-deny's error: git's message is the only sign of it.
 fn unreachable(told: &str) -> Option<&str> {
     const SIGNS: [&str; 8] = [
         "could not resolve host",

@@ -13,7 +13,7 @@ use crate::{parts, test};
 pub struct Bench {
     /// What to measure.
     subject: Subject,
-    /// Handed on to the benchmark: `-- --only one`, for instance.
+    /// Arguments of the benchmark: `-- --only one`, for instance.
     #[arg(last = true)]
     arguments: Vec<String>,
 }
@@ -24,6 +24,8 @@ enum Subject {
     Engine,
     /// A NodeIPPool of 2^20 offsets, half full: allocate in core, and the object's size.
     NodePool,
+    /// 200 nodes that join at once, against handlers that each write the pool.
+    Nodes,
     /// The custom-resource and ConfigMap ledgers on a real API server.
     EngineKube,
     /// The pods front against whereabouts and host-local.
@@ -32,12 +34,14 @@ enum Subject {
     Controller,
     /// Thousands of agents in one process, on elastic slices.
     Simulate,
-    /// The highest memory of what reads all pools and reservations.
+    /// Peak memory of what reads all pools and reservations.
     Memory,
-    /// Honest ADDs beside thousands of hostile connections: latency and memory.
+    /// Honest ADDs next to thousands of hostile connections: latency and memory.
     Hostile,
     /// ADDs with and without the admission policies on agents.
     Policies,
+    /// gcp-ipam on a local cloud whose operations take 3 s.
+    Gcp,
     /// Processes that share one ConfigMap of VMs.
     Vms,
 }
@@ -47,6 +51,7 @@ impl Bench {
         let name = match self.subject {
             Subject::Engine => "engine",
             Subject::NodePool => "node-pool",
+            Subject::Nodes => "nodes",
             Subject::EngineKube => "engine-kube",
             Subject::Pods => "pods",
             Subject::Controller => "controller",
@@ -54,14 +59,15 @@ impl Bench {
             Subject::Memory => "memory",
             Subject::Hostile => "hostile",
             Subject::Policies => "policies",
+            Subject::Gcp => "gcp",
             Subject::Vms => "vms",
         };
         if !matches!(self.subject, Subject::Engine | Subject::NodePool) {
             parts::ensure()?;
         }
         step("plugin", test::plugin)?;
-        // In one call: apart, the two packages ask for other features of what they share, and each call would
-        // compile all of it again. `berth` has the agents that are measured.
+        // In one call: separately, the two packages would ask for different features of shared dependencies, and each
+        // call would compile all of it again. `berth` contains the measured agents.
         let packages = ["--package", "berth", "--package", "berth-bench"];
         step("berth and the benchmarks", || {
             cargo(&[&["build", "--profile", "dist"], packages.as_slice()].concat())

@@ -1,4 +1,4 @@
-//! Fuzzing: cargo-fuzz with the nightly toolchain where there is one, else the same targets with a simple mutator.
+//! Fuzzing: cargo-fuzz with the nightly toolchain if available, else the same targets with a simple mutator.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,9 +28,9 @@ const TARGETS: [&str; 7] = [
 
 #[derive(Args)]
 pub struct Fuzz {
-    /// One target; all of them and the black-box fuzzer without it.
+    /// One target; without it, all of them and the black-box fuzzer.
     target: Option<String>,
-    /// How long each runs.
+    /// Seconds per target.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
 }
@@ -105,7 +105,7 @@ impl Engine {
                 let corpus = root.join("target/fuzz-corpus").join(target);
                 fs::create_dir_all(&corpus)?;
                 let mut command = Command::new(program);
-                // Berth has no unsafe code: what an address sanitizer finds is not there, and it would cost half the speed.
+                // Berth has no unsafe code: an address sanitizer would find nothing and cost half the speed.
                 command
                     .args(["fuzz", "run", "--sanitizer", "none", "--fuzz-dir"])
                     .arg(root.join("fuzz"))
@@ -114,8 +114,8 @@ impl Engine {
                     .arg(target)
                     .arg(&corpus)
                     .arg(&seeds)
-                    // A little more than what is read of the longest input, and less memory than one that grows by what it
-                    // copies would take: 128 KiB became more than a gigabyte once. The corpus itself is in memory, too.
+                    // A little more than the longest accepted input, and less memory than an amplification would need:
+                    // 128 KiB once became more than a gigabyte. The corpus itself is in memory too.
                     .args(["--", "-max_len=140000", "-timeout=10", "-rss_limit_mb=512"])
                     .arg(format!("-max_total_time={}", time.as_secs()))
                     .current_dir(&root)

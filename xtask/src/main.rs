@@ -5,9 +5,10 @@ mod advisories;
 mod bench;
 mod compute;
 mod fuzz;
-mod lanes;
+mod parallel_tests;
 mod parts;
 mod release;
+mod settings;
 mod steps;
 mod test;
 
@@ -23,13 +24,15 @@ enum Task {
     Parts,
     /// Build the CNI plugin as it ships: static, small.
     Plugin,
-    /// Measure; every figure of docs/figures.md comes from here.
+    /// Run the benchmarks behind docs/figures.md.
     Bench(bench::Bench),
     /// Run the tests' local Google Cloud as a program.
     Compute(compute::Compute),
-    /// Feed the readers of untrusted input with what they have not seen yet.
+    /// Fuzz the parsers of untrusted input.
     Fuzz(fuzz::Fuzz),
-    /// Build what is released: the static programs, their checksums and their bill of materials.
+    /// Write docs/settings.md from the code.
+    Settings,
+    /// Build the release: the static programs, their checksums and their bills of materials.
     Release,
 }
 
@@ -46,5 +49,6 @@ fn main() -> anyhow::Result<()> {
         Task::Compute(compute) => compute.run(),
         Task::Fuzz(fuzz) => fuzz.run(),
         Task::Release => release::run(),
+        Task::Settings => settings::run(),
     }
 }

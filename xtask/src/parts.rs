@@ -1,18 +1,18 @@
-//! The parts that tests run against, made ready: Debian's packages, the Go parts, cargo's tools.
+//! Prepares what tests run against: Debian packages, the Go programs, cargo tools.
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use berth_parts::{Parts, Tool};
 
-/// Installs and builds what the tests start; quick when all is there.
+/// Installs and builds what the tests start; quick if everything exists.
 pub fn ensure() -> anyhow::Result<Parts> {
     let mut progress = progress();
     berth_parts::debian(&mut progress)?;
     berth_parts::ensure(&mut progress)
 }
 
-/// One of cargo's tools, of the version that is pinned.
+/// A cargo tool of the pinned version.
 pub fn tool(tool: Tool) -> anyhow::Result<PathBuf> {
     berth_parts::cargo_tool(tool, progress())
 }

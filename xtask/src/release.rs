@@ -1,4 +1,4 @@
-//! What is released: two static programs, their checksums and the bill of materials of each (CycloneDX).
+//! The release: three static programs, their checksums and the bill of materials of each (CycloneDX).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,13 @@ use crate::steps::{self, cargo, step};
 use crate::test::{self, PLUGIN_TARGET};
 
 /// Program, and the folder of its package.
-const PROGRAMS: [(&str, &str, &str); 2] = [
+const PROGRAMS: [(&str, &str, &str); 3] = [
     ("berth", "crates/cli", "dist"),
+    ("berth-host", "crates/host", "dist"),
     ("berth-cni", "crates/plugin", "plugin"),
 ];
 
-/// The name that cargo-cyclonedx is told to write under, beside each package of the workspace.
+/// The file name that cargo-cyclonedx writes next to each package of the workspace.
 const BILL: &str = "berth-bill-of-materials";
 
 pub fn run() -> Result<()> {
@@ -27,19 +28,18 @@ pub fn run() -> Result<()> {
     let out = root.join("target/packages");
     let cyclonedx = step("parts: cargo-cyclonedx", || parts::tool(Tool::Cyclonedx))?;
     step("plugin", test::plugin)?;
-    step("berth, static", || {
-        let target = ["--package", "berth", "--target", PLUGIN_TARGET];
-        cargo(
-            &[
-                ["build", "--locked", "--profile", "dist"].as_slice(),
-                &target,
-            ]
-            .concat(),
-        )
-    })?;
+    step("berth, static", || static_program("berth"))?;
+    // By itself: in one call with `berth` it would be built with features that only `berth` needs.
+    step("berth-host, static", || static_program("berth-host"))?;
     fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
     step("bills of materials", || bills(&root, &out, &cyclonedx))?;
     step("programs and checksums", || programs(&root, &out))
+}
+
+fn static_program(package: &str) -> Result<()> {
+    let build = ["build", "--locked", "--profile", "dist"];
+    let target = ["--package", package, "--target", PLUGIN_TARGET];
+    cargo(&[build.as_slice(), &target].concat())
 }
 
 fn programs(root: &Path, out: &Path) -> Result<()> {
@@ -66,7 +66,7 @@ fn programs(root: &Path, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// cargo-cyclonedx writes one beside every package: those of the programs are kept.
+/// cargo-cyclonedx writes one next to every package: those of the programs are kept.
 fn bills(root: &Path, out: &Path, cyclonedx: &Path) -> Result<()> {
     let told = steps::run(
         Command::new(cyclonedx)

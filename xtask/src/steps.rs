@@ -1,11 +1,11 @@
-//! Steps of a long command: each says that it begins, how long it took, and what to do if it fails.
+//! Steps of a long command: each prints its name, its duration, and what to do if it fails.
 
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a step and tells its time.
+/// Runs a step and prints its duration.
 #[allow(clippy::print_stderr)]
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     eprintln!("==> {name}");
@@ -15,13 +15,13 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(done)
 }
 
-/// Runs cargo with the toolchain that runs this.
+/// Runs cargo with the current toolchain.
 pub fn cargo(arguments: &[&str]) -> Result<()> {
     run(bare_cargo().args(arguments))
 }
 
-/// Cargo as a person would start it. What it tells of the package that it runs, this one, is taken away again: build
-/// scripts that look at it (ring's) would be run anew, and all that rests on them compiled, at every change between the two.
+/// Cargo as a person would start it. The variables about the running package, this one, are removed: build scripts that
+/// read them (ring's) would run again at every change, and everything that depends on them would be recompiled.
 pub fn bare_cargo() -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

@@ -1,4 +1,4 @@
-//! The second command of the README: everything that must hold before a change lands.
+//! The second command of the README: everything that must pass before a change lands.
 
 use std::process::Command;
 
@@ -7,14 +7,15 @@ use berth_parts::Tool;
 use clap::Args;
 
 use crate::steps::{self, cargo, step};
-use crate::{advisories, fuzz, lanes, parts};
+use crate::{advisories, fuzz, parallel_tests, parts};
 
-/// The plugin ships static: a node's libc is nobody's business.
+/// The plugin ships static: it must not depend on a node's libc.
 pub const PLUGIN_TARGET: &str = "x86_64-unknown-linux-musl";
 
 #[derive(Args)]
 pub struct Test {
-    /// The long form: a VM pool of 5,000, policies by the real nmstatectl, and every fuzz target and the black-box fuzzer for a minute each, after all tests.
+    /// Also a VM pool of 5,000, policies by the real nmstatectl, and every fuzz target and the black-box fuzzer for a
+    /// minute each, after all tests.
     #[arg(long)]
     long: bool,
 }
@@ -42,7 +43,7 @@ fn many_vms() -> Result<()> {
     )
 }
 
-/// `berth-host` has nmstatectl's arguments, so the tests that run the one can run the other.
+/// `berth-host` takes nmstatectl's arguments, so tests of one can run the other.
 fn by_nmstatectl() -> Result<()> {
     let nmstatectl = parts::tool(Tool::Nmstatectl)?;
     let mut cargo = steps::bare_cargo();
@@ -81,7 +82,7 @@ fn run() -> Result<()> {
     step("deny: advisories", || advisories::check(&deny))?;
     step("plugin", plugin)?;
     step("build", || cargo(&["build", "--workspace"]))?;
-    step("test", lanes::run)?;
+    step("test", parallel_tests::run)?;
     step("examples in the documentation", || {
         cargo(&["test", "--workspace", "--doc"])
     })

@@ -25,14 +25,20 @@ const SHARED: &[&str] = &[
     "berth-core",
     "berth-api",
     "berth-cni",
+    "berth-kube",
     "berth-ledger",
+    "berth-node",
     "berth-desk",
     "berth-attachment",
-    "berth-gather",
+    "berth-probe",
+    "berth-leader",
     "berth-listen",
     "berth-slices",
     "berth-front",
+    "berth-collector",
+    "berth-networks",
     "berth-agent",
+    "berth-controller",
     "berth-install",
     "berth-plugin",
 ];
@@ -92,9 +98,25 @@ const BANS: &[Ban] = &[
         reason: "a static binary under 1 MB that starts in a fraction of a millisecond",
     },
     Ban {
+        package: "berth-kube",
+        never: &[
+            "berth-ledger",
+            "berth-desk",
+            "berth-front",
+            "axum",
+            "rusqlite",
+        ],
+        reason: "Kubernetes plumbing for everyone: it knows no pool, no front and no store",
+    },
+    Ban {
         package: "berth-ledger",
         never: &["berth-desk", "berth-front", "axum"],
         reason: "a ledger keeps what it is told; who asks is nothing to it",
+    },
+    Ban {
+        package: "berth-node",
+        never: &["berth-desk", "berth-slices", "berth-front", "axum"],
+        reason: "it keeps one machine's state; what is allocated from it, and for whom, is decided above",
     },
     Ban {
         package: "berth-desk",
@@ -107,7 +129,17 @@ const BANS: &[Ban] = &[
         reason: "it stages outside effects of any front; what the effect is, a driver knows",
     },
     Ban {
-        package: "berth-gather",
+        package: "berth-collector",
+        never: &["berth-networks", "berth-slices"],
+        reason: "it collects for every front; what a network or a slice is, a front's policy knows",
+    },
+    Ban {
+        package: "berth-networks",
+        never: &["berth-desk", "berth-front", "axum"],
+        reason: "it reads what networks are configured to; pools are another's business",
+    },
+    Ban {
+        package: "berth-leader",
         never: &["berth-front", "berth-cni"],
         reason: "it carries requests from desk to desk; whose they are is nothing to it",
     },
@@ -133,13 +165,7 @@ const BANS: &[Ban] = &[
     },
     Ban {
         package: "berth-controller",
-        never: &[
-            "berth-vms",
-            "berth-nodes",
-            "berth-gcp",
-            "berth-agent",
-            "russh",
-        ],
+        never: &["berth-agent", "russh"],
         reason: "it works for the whole cluster and keeps nothing on a node; fronts bring their tasks themselves",
     },
     Ban {

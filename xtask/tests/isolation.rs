@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 /// Programs of which none is Berth's and none runs Berth's. What is not listed starts with `isolated`.
 const OTHERS: &[&str] = &[
     r#""kill""#,
+    r#""cc""#,
     r#""cp""#,
     r#""strip""#,
     r#""ldd""#,

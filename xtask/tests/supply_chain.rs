@@ -1,4 +1,4 @@
-//! What ships: an image with nothing but two static programs, run by nobody unless a manifest says otherwise; no advisory
+//! What ships: an image with nothing but three static programs, run by nobody unless a manifest says otherwise; no advisory
 //! is excused without a reason.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,7 +17,7 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn the_image_is_two_programs_and_runs_as_nobody() {
+fn the_image_is_three_programs_and_runs_as_nobody() {
     let text = read("deploy/Containerfile");
     let (_, last) = text.rsplit_once("\nFROM ").unwrap();
     let lines: Vec<&str> = last.lines().filter(|line| !line.starts_with('#')).collect();
@@ -27,7 +27,7 @@ fn the_image_is_two_programs_and_runs_as_nobody() {
         .filter(|line| line.starts_with("COPY"))
         .collect();
     let expected = [
-        &"COPY --from=build /out/berth /out/berth-cni /",
+        &"COPY --from=build /out/berth /out/berth-host /out/berth-cni /",
         // The same plugin, under the name that GKE's nodes get it by.
         &"COPY --from=build /out/berth-cni /app/gcp-ipam",
     ];

@@ -25,7 +25,7 @@ pub(crate) struct AppState {
     pub(crate) metrics: Metrics,
     pub(crate) registry: Arc<Registry>,
     /// The calls under way. They are finished even if the plugin that asked is gone: the runtime will ask again,
-    /// and must find a state that somebody completed.
+    /// and must find a completed state.
     pub(crate) calls: TaskTracker,
     /// What `/readyz` said last: anyone on the node's network may ask, and each answer costs a read of the cluster.
     pub(crate) readiness: Recent<Verdict>,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use berth_desk::DeskMetrics;
 use berth_front::{Clusters, Front, Host, Lifetime, Node, StartError};
 use berth_listen::{Limits, Recent, Server, Transport, exposition};
+use berth_node::LazyFile;
 use futures::FutureExt;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -21,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::routes::{AppState, on_network, on_socket};
 use crate::socket::Socket;
 
-/// How long everything that is under way may take to finish, together, once the agent is told to stop. A pod's grace
+/// How long everything that is under way may take to finish, together, once the agent has to stop. A pod's grace
 /// period has to be longer: deploy/agent.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
@@ -85,10 +86,12 @@ pub async fn serve(
     let _stopped_at_least_now = stop.clone().drop_guard();
     let background = TaskTracker::new();
     let clusters = Arc::new(Clusters::new(config.node.leader_desk.clone()));
+    let file = Arc::new(LazyFile::new(&config.node.database));
     let mut fronts = Fronts::default();
     for front in config.fronts {
         let host = Host {
             node: &config.node,
+            file: Arc::clone(&file),
             lifetime: Lifetime::Daemon,
             clusters: Arc::clone(&clusters),
             registry: &mut registry,
@@ -111,7 +114,7 @@ pub async fn serve(
     tracing::info!(socket = %config.socket.display(), node = %config.node.name, fronts = ?fronts.names(), "the agent serves");
 
     let signal = stop.clone();
-    let told = tokio::spawn(async move {
+    let stopper = tokio::spawn(async move {
         shutdown.await;
         signal.cancel();
     });
@@ -131,7 +134,7 @@ pub async fn serve(
         () = overdue.clone() => {}
     }
     stop.cancel();
-    told.abort();
+    stopper.abort();
     state.calls.close();
     background.close();
     // Calls whose plugin is gone are no connection's any more.

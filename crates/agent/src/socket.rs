@@ -17,7 +17,7 @@ use crate::serve::AgentError;
 /// Connections that wait to be accepted; the kernel takes less where net.core.somaxconn is less.
 const BACKLOG: i32 = 4096;
 
-/// A bound socket. Removed when dropped; the lock beside it tells other agents that this one lives.
+/// A bound socket. Removed when dropped; the lock beside it shows other agents that this one runs.
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
@@ -191,7 +191,7 @@ mod tests {
         ));
         drop(first);
         assert!(!path.exists());
-        // What a killed agent leaves: a socket that nobody listens on.
+        // What a killed agent leaves: a socket without a listener.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         Socket::bind(&path).unwrap();
     }

@@ -21,7 +21,7 @@ use berth_agent::{AgentConfig, AgentError, serve};
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{Environment, http};
 use berth_front::{Front, Host, Node, Readiness, Serving, StartError};
-use berth_testkit::Served;
+use berth_testkit::InProcess;
 
 #[derive(Debug, Clone)]
 struct Echo {
@@ -116,7 +116,7 @@ async fn calls_routes_readiness_and_the_stop_reach_each_front() {
     let (red, blue) = (Echo::new(&["red", "crimson"]), Echo::new(&["blue"]));
     let config = config(dir.path(), &[red.clone(), blue.clone()]);
     let socket = config.socket.clone();
-    let agent = Served::start(|told| async {
+    let agent = InProcess::start(|told| async {
         serve(config, told).await.unwrap();
     });
     while !socket.exists() {

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use berth_agent::{AgentConfig, serve};
 use berth_api::whereabouts::IPPool;
 use berth_front::Node;
-use berth_ledger::kube::Connect;
-use berth_pods::garbage::{GarbageSettings, Patience};
+use berth_kube::Connect;
+use berth_pods::garbage::{GarbageSettings, GracePeriods};
 use berth_pods::node::PodFront;
-use berth_testkit::{Cluster, Served};
+use berth_testkit::{Cluster, InProcess};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
@@ -50,9 +50,9 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
         fronts: vec![Box::new(PodFront {
             flat_places: Some(Vec::new()),
             garbage: GarbageSettings {
-                patience: Patience {
-                    grace: Duration::from_millis(300),
-                    node_grace: Duration::from_millis(300),
+                grace: GracePeriods {
+                    pod: Duration::from_millis(300),
+                    node: Duration::from_millis(300),
                 },
                 interval: Duration::from_secs(1),
                 ..GarbageSettings::default()
@@ -60,7 +60,7 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
             ..PodFront::default()
         })],
     };
-    let agent = Served::start(|told| async {
+    let agent = InProcess::start(|told| async {
         serve(config, told).await.unwrap();
     });
     let begun = Instant::now();

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use berth_agent::{AgentConfig, serve};
 use berth_api::whereabouts::IPPool;
 use berth_front::Node;
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
 use berth_pods::node::PodFront;
-use berth_testkit::{Account, Cluster, PodCall, Served, given};
+use berth_testkit::{Account, Cluster, InProcess, PodCall, answered_addresses};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
@@ -29,7 +29,7 @@ async fn add(socket: &Path, pod: &str, ipam: Value) -> Result<String, String> {
     let (socket, call) = (socket.to_owned(), PodCall::new("berth", "ADD", pod));
     let asked = tokio::task::spawn_blocking(move || call.ask(&socket, &ipam));
     let answer = asked.await.unwrap().map_err(|error| error.to_string())?;
-    let given = given(&answer).map_err(|(_, why)| why)?;
+    let given = answered_addresses(&answer).map_err(|(_, why)| why)?;
     Ok(given[0].clone())
 }
 
@@ -76,7 +76,7 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
             ..PodFront::default()
         })],
     };
-    let agent = Served::start(|told| async {
+    let agent = InProcess::start(|told| async {
         serve(config, told).await.unwrap();
     });
     let plain = || json!({ "range": "10.0.0.0/24" });

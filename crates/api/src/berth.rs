@@ -4,8 +4,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A call to one node: look at your slices, somebody has written on a claim of yours. The object's name is the node's, so
-/// that a node hears its own calls and no others: a watch of one name costs the API server nothing for what happens
+/// A notification to one node: read your slices again, another process has written on a claim of yours. The object's name is the node's, so
+/// that a node receives its own notifications and no others: a watch of one name costs the API server nothing for what happens
 /// to other objects, and a watch by label is shown every change of every claim.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
         type_ = "date",
         json_path = ".metadata.creationTimestamp"
     ),
-    doc = "A call to the node of that name: somebody has written on a claim of yours."
+    doc = "A notification to the node of that name: another process has written on a claim of yours."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SliceCallSpec {

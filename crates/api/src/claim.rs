@@ -1,8 +1,8 @@
-//! The claim of a slice, kept as a Lease: the node that has it is the holder, its epoch the number of transitions, and an
-//! annotation says the rest.
+//! The claim of a slice, stored as a Lease: the node is the holder, the epoch is the number of transitions, and an
+//! annotation has the rest.
 //!
-//! A kind of our own would say it in fields, and cost the API server twice as much: it knows a Lease as it was compiled, and
-//! a kind that was installed only as a tree of values (docs/decisions/0013-claims-as-leases.md).
+//! A custom kind would have fields for it, and cost the API server twice as much: it has compiled code for Leases, and
+//! handles a custom kind as a tree of values (docs/decisions/0013-slice-claims-are-leases.md).
 
 use std::borrow::Cow;
 
@@ -13,24 +13,24 @@ use kube::core::NamespaceResourceScope;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// The annotation with what a Lease has no field for.
+/// The annotation for what a Lease has no field for.
 pub const SLICE: &str = "berth.dev/slice";
 
-/// The label of a claim that says whose it is.
+/// The label of a claim with its node.
 pub const NODE: &str = "berth.dev/node";
-/// The label of a claim that says which range it is of: every claim has it, and no other Lease.
+/// The label of a claim with its range: every claim has it, and no other Lease.
 pub const RANGE: &str = "berth.dev/range";
-/// And of which network.
+/// The label of a claim with its network.
 pub const NETWORK: &str = "berth.dev/network";
 
-/// The namespace of the claims on pools of a namespace: one of its own, for leaders are elected by the Leases of the other,
-/// and whoever may write those may depose them.
+/// The namespace of the claims on pools of a namespace. It is separate, because leader elections use the Leases of the
+/// other one: an account that may write those could depose leaders.
 pub fn namespace(pools: &str) -> String {
     format!("berth-{pools}")
 }
 
-/// A sub-range that one node holds. The object's name is the sub-range, so that its CREATE is the
-/// claim: two nodes can't both have made it, and no table is written by all of them.
+/// A sub-range that one node holds. The object is named after the sub-range, so its CREATE is the claim: two nodes
+/// can't both create it, and there is no table that all of them write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Lease", into = "Lease")]
 pub struct SliceClaim {
@@ -41,28 +41,28 @@ pub struct SliceClaim {
 /// What a claim says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SliceClaimSpec {
-    /// The network that the slice is of; empty for the unnamed one.
+    /// The slice's network; empty for the unnamed one.
     pub network: String,
     /// The slice as a CIDR.
     pub range: String,
-    /// The node that holds it; empty where nobody does.
+    /// The node that holds it; empty if none does.
     pub node: String,
-    /// That node's UID: a node made again under the name is another node (I8).
+    /// The node's UID: a node that is registered again under its name is another node (I8).
     pub node_uid: String,
-    /// How often the slice has changed hands. A node that knows an older one has lost it (I8).
+    /// How often the slice was reassigned. A node that knows an older epoch has lost it (I8).
     pub epoch: u32,
-    /// Parts of it that are others' now. While there is one, the object is not deleted.
+    /// Parts that belong to other nodes now. While there is one, the object is not deleted.
     pub offers: Vec<SliceOffer>,
-    /// Nodes that ask for a part of it.
+    /// Nodes that request a part of it.
     pub wants: Vec<String>,
-    /// The controller is about to take it back, for its node seems to be gone. Nobody gives from it until its node has
-    /// written on it again (I8).
+    /// The controller is about to reclaim it, because its node seems to be gone. Nothing is allocated from it until its
+    /// node has written it again (I8).
     pub recalled: bool,
     /// Fields that this version does not know.
     pub unknown: Map<String, Value>,
 }
 
-/// A part of a slice that its node has surrendered.
+/// A part of a slice that its node has offered to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceOffer {
     /// The part as a CIDR.
@@ -74,7 +74,7 @@ pub struct SliceOffer {
     pub unknown: Map<String, Value>,
 }
 
-/// The annotation, read.
+/// The content of the annotation.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Words {
@@ -122,18 +122,18 @@ impl SliceClaimSpec {
     fn lease(&self) -> LeaseSpec {
         LeaseSpec {
             holder_identity: Some(self.node.clone()).filter(|node| !node.is_empty()),
-            // No more than its field takes: a slice does not change hands two thousand million times.
+            // The field is an i32; a slice is not reassigned two thousand million times.
             lease_transitions: Some(i32::try_from(self.epoch).unwrap_or(i32::MAX)),
             ..LeaseSpec::default()
         }
     }
 
-    /// What a merge patch has to say so that the object says this.
+    /// The merge patch that makes the object equal to this claim.
     pub fn merge(&self) -> Value {
         let lease = self.lease();
         json!({
             "metadata": { "annotations": { SLICE: self.words() } },
-            // Said where there is none, too: what is left out of a merge stays.
+            // Also written when empty: what a merge patch omits stays.
             "spec": {
                 "holderIdentity": lease.holder_identity,
                 "leaseTransitions": lease.lease_transitions,

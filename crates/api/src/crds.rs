@@ -1,8 +1,8 @@
 //! The definitions of all kinds, as they are installed.
 //!
-//! Generated from the types, then brought to what the kinds' own projects have: the derive knows no
-//! status without its subresource and asks for a `spec` in every object. deploy/crds has the result;
-//! a test fails when the two differ.
+//! Generated from the types, then adapted to what the kinds' own projects have: the derive macro knows no status
+//! without its subresource and requires a `spec` in every object. deploy/crds has the result; a test fails if the two
+//! differ.
 
 use kube::CustomResourceExt;
 use serde_json::Value;
@@ -37,7 +37,7 @@ pub fn crds() -> Result<Vec<Value>, serde_json::Error> {
     .collect()
 }
 
-/// The file that a definition is committed as: `<group>_<plural>.yaml`.
+/// The file name of a definition: `<group>_<plural>.yaml`.
 pub fn file_name(crd: &Value) -> String {
     let text = |path: &str| {
         crd.pointer(path)
@@ -93,7 +93,7 @@ fn adjust(mut crd: Value, spec: Spec, status: Status) -> Value {
     crd
 }
 
-/// An absent field is absent, never `null`: that is how the projects' own Go types write it.
+/// An absent field is absent, never `null`: the projects' own Go types write it that way.
 fn strip_nullable(value: Option<&mut Value>) {
     match value {
         Some(Value::Object(map)) => {

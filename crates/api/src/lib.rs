@@ -1,10 +1,10 @@
-//! The Kubernetes objects that Berth reads and writes, and how they are named.
+//! The Kubernetes objects that Berth reads and writes, and their names.
 //!
-//! Promises: the objects of other projects look exactly as those projects define them, so that Berth
-//! can take over a live cluster and hand it back. Names are the ones that live clusters hold.
+//! Guarantees: the objects of other projects look exactly as those projects define them, so that Berth can take over a
+//! live cluster and hand it back. Names are those of live clusters.
 //!
-//! These types are for reading and for making new objects. A live object may carry fields that are
-//! not here, and writing a typed value back whole would drop them (I7): change objects by patches.
+//! Use these types to read, and to create new objects. A live object may have fields that are not here, and writing a
+//! typed value back would drop them (I7): change objects by patches.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod berth;

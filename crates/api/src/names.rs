@@ -1,8 +1,8 @@
-//! How pools, reservations and slices are named: exactly as live clusters have them.
+//! The names of pools, reservations and slices: exactly as live clusters have them.
 //!
-//! Kubernetes takes neither `:` nor `/` in a name, so both become `-`. An address whose text ends in
-//! `:` gets a `0` before that, because a name can't end in `-`. What begins with `:` (`::1`) has no
-//! valid name in this scheme, here as in whereabouts: the API server refuses it.
+//! Kubernetes allows neither `:` nor `/` in a name, so both become `-`. An address whose text ends in `:` gets a `0`
+//! before that, because a name can't end in `-`. What begins with `:` (`::1`) has no valid name in this scheme, here as
+//! in whereabouts: the API server refuses it.
 
 use berth_core::{Address, Prefix};
 
@@ -12,7 +12,7 @@ pub fn pool(network: &str, node: &str, range: Prefix) -> String {
     join(&[network, node, &plain(&range.to_string())])
 }
 
-/// The range that the pool of that name is of, where the network is known and the pool is no node's.
+/// The range of the pool with this name, if the network is known and the pool belongs to no node.
 pub fn range_of_pool(network: &str, name: &str) -> Option<Prefix> {
     let text = match network {
         "" => name,
@@ -30,15 +30,15 @@ pub fn reservation(network: &str, address: Address) -> String {
     join(&[network, &plain(&address.to_string())])
 }
 
-/// Whether `name` is the reservation of `address`, of whatever network.
+/// Whether `name` is the reservation of `address`, in any network.
 pub fn reserves(name: &str, address: Address) -> bool {
     let plain = reservation("", address);
     name.strip_suffix(&plain)
         .is_some_and(|network| network.is_empty() || network.ends_with('-'))
 }
 
-/// The network and the address that a reservation is named after. Names of networks that are known come first: what is
-/// left may be read in two ways.
+/// The network and the address that a reservation is named after. Known network names are tried first: the rest is
+/// ambiguous.
 pub fn reserved<'a>(
     name: &'a str,
     networks: impl IntoIterator<Item = &'a str>,
@@ -57,8 +57,8 @@ pub fn reserved<'a>(
         })
 }
 
-/// Whether the pool of that name may have the entry of the reservation of that name, by any reading of both: names with
-/// IPv6 addresses have several. A name without a range or an address says nothing, so it may.
+/// Whether the pool of that name may contain the entry of the reservation of that name, in any interpretation of both:
+/// names with IPv6 addresses have several. A name without a range or an address proves nothing, so it may.
 pub fn may_enter(pool: &str, reservation: &str) -> bool {
     let ranges: Vec<(&str, Prefix)> = readings(pool).filter_map(range_reading).collect();
     let addresses: Vec<(&str, Address)> = readings(reservation)
@@ -67,7 +67,7 @@ pub fn may_enter(pool: &str, reservation: &str) -> bool {
     if ranges.is_empty() || addresses.is_empty() {
         return true;
     }
-    // Between the network and the range a node may be named.
+    // A node may be named between the network and the range.
     let in_network = |before: &str, network: &str| {
         let rest = before.strip_prefix(network);
         rest.is_some_and(|rest| network.is_empty() || rest.is_empty() || rest.starts_with('-'))
@@ -79,7 +79,7 @@ pub fn may_enter(pool: &str, reservation: &str) -> bool {
     })
 }
 
-/// The ways to part a name into what comes before its last part, and that part.
+/// The ways to split a name into its last part and what comes before.
 fn readings(name: &str) -> impl Iterator<Item = (&str, &str)> {
     let parted = name
         .match_indices('-')
@@ -97,14 +97,13 @@ fn address_text(text: &str) -> Option<Address> {
     Address::parse_lenient(text).or_else(|| Address::parse_lenient(&text.replace('-', ":")))
 }
 
-/// The claim of a slice: `[network-]slice`. The node is not part of it: whoever creates it first
-/// has the slice.
+/// The claim of a slice: `[network-]slice`. The node is not part of it: the first node that creates it owns the slice.
 pub fn slice(network: &str, slice: Prefix) -> String {
     join(&[network, &plain(&slice.to_string())])
 }
 
-/// The NodeSlicePool of a network's first range: its `network_name`, else its CNI name. A further range
-/// has one of its own, with the range in its name; whereabouts knows none of those.
+/// The NodeSlicePool of a network's first range: its `network_name`, else its CNI name. Each further range has its own,
+/// with the range in its name; whereabouts does not know those.
 pub fn slice_pool(network: &str, cni_name: &str, further: Option<Prefix>) -> String {
     let name = if network.is_empty() {
         cni_name
@@ -117,15 +116,15 @@ pub fn slice_pool(network: &str, cni_name: &str, further: Option<Prefix>) -> Str
     }
 }
 
-/// Whether a name can stand in the path of a URL as it is: an object of another name can't exist. An API server decodes
-/// `%2F` before it takes a path apart, so nothing is escaped here; what would need it is refused.
+/// Whether a name can be used in the path of a URL unchanged: no object can have another name. An API server decodes
+/// `%2F` before it splits a path, so nothing is escaped here; a name that would need it is refused.
 pub fn is_path_segment(name: &str) -> bool {
     let plain =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
     !matches!(name, "" | "." | "..") && name.len() <= 253 && name.bytes().all(plain)
 }
 
-/// The network names by which the pools of a NodeSlicePool's slices may go, where nobody is left to ask.
+/// The network names that the pools of a NodeSlicePool's slices may have, when no definition is left.
 pub fn slice_networks(slice_pool: &str, range: Prefix) -> Vec<String> {
     let further = format!("-{}", plain(&range.to_string()));
     let first = slice_pool.strip_suffix(&further);
@@ -144,7 +143,7 @@ fn join(parts: &[&str]) -> String {
 
 fn plain(text: &str) -> String {
     let mut text = text.replace([':', '/'], "-");
-    // Only a bare address can end so: a CIDR ends in its length.
+    // Only a bare address can end like this: a CIDR ends in its length.
     if text.ends_with('-') {
         text.push('0');
     }

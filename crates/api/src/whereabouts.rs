@@ -1,8 +1,7 @@
 //! The objects of whereabouts: group `whereabouts.cni.cncf.io`, version `v1alpha1`, all namespaced.
 //!
-//! Field for field what whereabouts v0.9.4 has. There is no status subresource, not even for the kind
-//! that has a status: [`crate::crds`] sees to that. One definition says less than whereabouts' own: what is in an entry of
-//! a pool ([`entries`]).
+//! Field for field what whereabouts v0.9.4 has. There is no status subresource, not even for the kind that has a status
+//! ([`crate::crds`]). One definition is less strict than whereabouts' own: the entries of a pool ([`entries`]).
 
 use std::collections::BTreeMap;
 
@@ -30,9 +29,10 @@ pub struct IPPoolSpec {
     pub allocations: BTreeMap<String, IPAllocation>,
 }
 
-/// A map of whatever: an API server that has to look into every entry at every write takes three times as long for a pool
-/// of 10,000 (docs/decisions/0012). Programs write what they read; people's writes are looked into by
-/// deploy/crds/policy-ippools.yaml; and what is wrong all the same is kept, and gives no address away (I5).
+/// A map without a schema: an API server that validates every entry at every write takes three times as long for a pool
+/// of 10,000 (docs/decisions/0012-replace-large-pools.md). Programs write what they read;
+/// deploy/crds/policy-ippools.yaml checks what people write; an invalid entry is kept, and its address is not allocated
+/// (I5).
 fn entries(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }

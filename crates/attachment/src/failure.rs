@@ -41,7 +41,7 @@ impl<F> Failure<F> {
 pub enum Refusal<F> {
     /// The call failed; the item is not present.
     Failed(F),
-    /// Somebody asked for the opposite meanwhile.
+    /// A later request asked for the opposite.
     Superseded,
     /// The deadline has passed. The item is being removed again, and then released.
     TooLate,

@@ -1,8 +1,8 @@
 //! What survives a crash: the open intent, what is present, and what has to become absent.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 /// Names an intent; a cloud driver makes its request id of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IntentId(pub u128);
@@ -111,15 +111,11 @@ impl<I: Ord + Clone + Send + Sync> Journal<I> for MemoryJournal<I> {
     type Error = std::convert::Infallible;
 
     async fn load(&self) -> Result<Recorded<I>, Self::Error> {
-        Ok(self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone())
+        Ok(self.0.lock().clone())
     }
 
     async fn record(&self, entries: &[Entry<I>]) -> Result<(), Self::Error> {
-        let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recorded = self.0.lock();
         entries.iter().for_each(|entry| recorded.apply(entry));
         Ok(())
     }

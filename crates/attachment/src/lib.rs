@@ -1,8 +1,8 @@
-//! Outside effects of an allocation: a cloud alias, a reboot of a VM, a NIC's configuration, a probe on the link.
+//! Outside effects of an allocation: a cloud alias, a readiness check of a VM, a reservation, a probe on the link.
 //!
 //! Two parts, each a pure state machine and a thin driver:
 //!
-//! - [`search`]: allocate, verify, else release, avoid and retry, until a deadline.
+//! - [`search`]: allocate, verify, else release, avoid and retry.
 //! - [`machine`] and [`reconciler`]: items that should be present on (or absent from) one outside target, with group commit
 //!   in front of its slow calls.
 //!
@@ -21,4 +21,4 @@ pub use failure::{Failure, JournalFailed, Refusal};
 pub use journal::{Entry, Goal, Intent, IntentId, Journal, MemoryJournal, Recorded};
 pub use machine::Machine;
 pub use reconciler::{Reconciler, Target};
-pub use search::{Search, search};
+pub use search::Search;

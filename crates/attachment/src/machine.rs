@@ -369,7 +369,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         }
     }
 
-    /// The write failed: its callers are told, and the outside call is not made.
+    /// The write failed: its callers get the error, and the outside call is not made.
     fn record_failed(&mut self, error: &F) {
         let Some(mut writing) = self.writing.take() else {
             return;

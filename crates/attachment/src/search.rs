@@ -1,17 +1,17 @@
-//! Allocate, verify, else release, avoid and retry: until everything that is held is verified, or the deadline.
+//! Allocate, verify, else release, avoid and retry, until everything that is held is verified.
 //!
 //! ```text
-//!  allocate ──► verify ──► held
+//!  allocate ──► verify ──► found
 //!     ▲           │ rejected
-//!     └── avoid ◄─┘   (released, or exchanged in the next allocation)
+//!     │           ▼
+//!     └── avoid ◄── release   (or exchanged by the next allocation)
 //! ```
-//! Guarantees: what was held before the search began is never released by it (I3); whatever ends it, what it was the first
-//! to hold and did not answer with is named, so that the caller releases it. Keys that are only hints (rejected a moment ago,
-//! maybe free by now) never cause a refusal: they are dropped before the pool counts as exhausted.
+//! Guarantees: what was held before the search began is not among what it leaves to be released (I3). When the search ends
+//! without an answer, or its caller drops it at a deadline, [`Search::left`] is what it was the first to hold and has not
+//! released. Keys that are only hints (rejected a moment ago, maybe free by now) never cause a refusal: they are dropped
+//! before the pool counts as exhausted.
 
 use std::collections::BTreeSet;
-
-use tokio::time::{Instant, timeout_at};
 
 /// Something allocated, and whether this search was the first to hold it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,24 +20,8 @@ pub struct Held<T> {
     pub fresh: bool,
 }
 
-/// The outcome of an allocation. `held` is what is held all the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Allocated<T, E> {
-    All(Vec<Held<T>>),
-    Exhausted { held: Vec<Held<T>>, error: E },
-    Failed { held: Vec<Held<T>>, error: E },
-}
-
-/// The outcome of a verification: the items that can't be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verified<T, E> {
-    Rejected(Vec<T>),
-    /// Nobody can tell, or an item that the caller named is rejected: the search ends.
-    Failed(E),
-}
-
 /// What a front brings.
-pub trait Driver: Sync {
+pub trait Driver: Send {
     type Item: Clone + PartialEq + Send + Sync;
     /// What is avoided after a rejection, such as the address of an item.
     type Key: Clone + Ord + Send + Sync;
@@ -45,36 +29,53 @@ pub trait Driver: Sync {
 
     fn key(&self, item: &Self::Item) -> Self::Key;
 
-    /// Allocates what is wanted, none of `avoid`. `instead_of` was rejected and is still held: it is released by the same commit,
-    /// or before it.
+    /// Allocates what is wanted, none of `avoid`, into `held`: also what it got before it failed. `instead_of` was rejected
+    /// and is still held: the same commit releases it.
     fn allocate(
-        &self,
+        &mut self,
         avoid: &BTreeSet<Self::Key>,
         instead_of: &[Self::Item],
-    ) -> impl Future<Output = Allocated<Self::Item, Self::Error>> + Send;
+        held: &mut Vec<Held<Self::Item>>,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
+    /// Whether an allocation failed because nothing is free that is not avoided.
+    fn is_exhausted(&self, error: &Self::Error) -> bool;
+
+    /// The hints were dropped, because nothing else was free.
+    fn hints_dropped(&mut self) {}
+
+    /// The items that can't be used. An error ends the search.
     fn verify(
-        &self,
+        &mut self,
         held: &[Held<Self::Item>],
-    ) -> impl Future<Output = Verified<Self::Item, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<Self::Item>, Self::Error>> + Send;
 
-    /// Everything to be avoided, read at once: asked after some rounds of single rejections.
-    fn survey(&self) -> impl Future<Output = Result<Vec<Self::Key>, Self::Error>> + Send {
+    /// Releases what was rejected. Returns what is still held, for the next allocation to exchange: by default all of it.
+    fn release(
+        &mut self,
+        rejected: Vec<Self::Item>,
+    ) -> impl Future<Output = Result<Vec<Self::Item>, Self::Error>> + Send {
+        async { Ok(rejected) }
+    }
+
+    /// Everything to be avoided, read at once after some rounds of single rejections.
+    fn survey(&mut self) -> impl Future<Output = Result<Vec<Self::Key>, Self::Error>> + Send {
         async { Ok(Vec::new()) }
     }
 }
 
 /// What the search does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next<T, E> {
+enum Next<T, E> {
     Allocate,
     Verify,
+    Release,
     Survey,
-    Found(Vec<T>),
-    Ended(Option<E>),
+    Found(Vec<Held<T>>),
+    Ended(E),
 }
 
-/// Where a search stands; pure.
+/// Where a search stands: [`Search::run`] executes the steps, the other methods are pure.
 #[derive(Clone, Debug)]
 pub struct Search<T, K> {
     avoid: BTreeSet<K>,
@@ -88,6 +89,8 @@ pub struct Search<T, K> {
 }
 
 impl<T: Clone + PartialEq, K: Clone + Ord> Search<T, K> {
+    /// `hints` are avoided first. After `survey_after` rounds that ended with a rejection, each further one is followed by
+    /// a survey.
     pub fn new(hints: BTreeSet<K>, survey_after: usize) -> Self {
         Search {
             avoid: BTreeSet::new(),
@@ -100,127 +103,104 @@ impl<T: Clone + PartialEq, K: Clone + Ord> Search<T, K> {
         }
     }
 
-    /// What the next allocation avoids.
-    pub fn avoided(&self) -> BTreeSet<K> {
-        self.avoid.union(&self.hints).cloned().collect()
-    }
-
-    /// What it has to be allocated instead of.
-    pub fn rejected(&self) -> &[T] {
-        &self.rejected
-    }
-
-    pub fn held(&self) -> &[Held<T>] {
-        &self.held
-    }
-
-    /// What has to be released when the search ends without an answer.
-    pub fn left(&self) -> Vec<T> {
-        self.ours.clone()
-    }
-
-    pub fn allocated<E>(&mut self, outcome: Allocated<T, E>) -> Next<T, E> {
-        let (held, error, exhausted) = match outcome {
-            Allocated::All(held) => (held, None, false),
-            Allocated::Exhausted { held, error } => (held, Some(error), true),
-            Allocated::Failed { held, error } => (held, Some(error), false),
-        };
-        if error.is_none() {
-            // Only a success has released what was rejected.
-            self.ours.retain(|item| !self.rejected.contains(item));
-            self.rejected.clear();
+    /// Runs the search to its end. Its rounds are bounded by the pool, because each rejection is avoided; a caller with a
+    /// deadline drops the future and releases [`Search::left`].
+    pub async fn run<D>(&mut self, driver: &mut D) -> Result<Vec<Held<T>>, D::Error>
+    where
+        D: Driver<Item = T, Key = K>,
+        T: Send + Sync,
+        K: Send + Sync,
+    {
+        let mut next = Next::Allocate;
+        loop {
+            next = match next {
+                Next::Allocate => {
+                    let avoid = self.avoid.union(&self.hints).cloned().collect();
+                    self.held.clear();
+                    let outcome = driver.allocate(&avoid, &self.rejected, &mut self.held);
+                    let outcome = outcome.await;
+                    let exhausted = matches!(&outcome, Err(error) if driver.is_exhausted(error));
+                    if exhausted && !self.hints.is_empty() {
+                        driver.hints_dropped();
+                    }
+                    self.allocated(outcome, exhausted)
+                }
+                Next::Verify => {
+                    let outcome = driver.verify(&self.held).await;
+                    self.verified(outcome, |item| driver.key(item))
+                }
+                Next::Release => self.released(driver.release(self.rejected.clone()).await),
+                Next::Survey => self.surveyed(driver.survey().await),
+                Next::Found(held) => return Ok(held),
+                Next::Ended(error) => return Err(error),
+            };
         }
-        let fresh = held.iter().filter(|held| held.fresh).map(|held| &held.item);
-        for item in fresh {
-            if !self.ours.contains(item) {
-                self.ours.push(item.clone());
+    }
+
+    /// What the caller has to release when the search has not found anything.
+    pub fn left(&self) -> &[T] {
+        &self.ours
+    }
+
+    fn allocated<E>(&mut self, outcome: Result<(), E>, exhausted: bool) -> Next<T, E> {
+        if outcome.is_ok() {
+            // Only a success has released what was rejected.
+            let rejected = std::mem::take(&mut self.rejected);
+            self.ours.retain(|item| !rejected.contains(item));
+        }
+        for held in &mut self.held {
+            // What an earlier round was the first to hold is fresh for the whole search.
+            match self.ours.contains(&held.item) {
+                true => held.fresh = true,
+                false if held.fresh => self.ours.push(held.item.clone()),
+                false => {}
             }
         }
-        self.held = held;
-        match error {
-            None => Next::Verify,
-            // Hints may be out of date: nothing is refused because of them.
-            Some(_) if exhausted && !std::mem::take(&mut self.hints).is_empty() => Next::Allocate,
-            Some(error) => Next::Ended(Some(error)),
+        match outcome {
+            Ok(()) => Next::Verify,
+            // Hints may be out of date: no allocation is refused because of them.
+            Err(_) if exhausted && !std::mem::take(&mut self.hints).is_empty() => Next::Allocate,
+            Err(error) => Next::Ended(error),
         }
     }
 
-    pub fn verified<E>(&mut self, outcome: Verified<T, E>, key: impl Fn(&T) -> K) -> Next<T, E> {
+    fn verified<E>(&mut self, outcome: Result<Vec<T>, E>, key: impl Fn(&T) -> K) -> Next<T, E> {
         let rejected = match outcome {
-            Verified::Rejected(rejected) => rejected,
-            Verified::Failed(error) => return Next::Ended(Some(error)),
+            Ok(rejected) => rejected,
+            Err(error) => return Next::Ended(error),
         };
         if rejected.is_empty() {
             self.ours.clear();
-            return Next::Found(self.held.drain(..).map(|held| held.item).collect());
+            return Next::Found(std::mem::take(&mut self.held));
         }
         self.avoid.extend(rejected.iter().map(key));
         self.rejected = rejected;
         self.rounds += 1;
-        if self.rounds > self.survey_after {
-            Next::Survey
-        } else {
-            Next::Allocate
+        Next::Release
+    }
+
+    fn released<E>(&mut self, outcome: Result<Vec<T>, E>) -> Next<T, E> {
+        let still_held = match outcome {
+            Ok(still_held) => still_held,
+            Err(error) => return Next::Ended(error),
+        };
+        let rejected = std::mem::replace(&mut self.rejected, still_held);
+        let still_held = &self.rejected;
+        self.ours
+            .retain(|item| !rejected.contains(item) || still_held.contains(item));
+        match self.rounds > self.survey_after {
+            true => Next::Survey,
+            false => Next::Allocate,
         }
     }
 
-    pub fn surveyed<E>(&mut self, outcome: Result<Vec<K>, E>) -> Next<T, E> {
+    fn surveyed<E>(&mut self, outcome: Result<Vec<K>, E>) -> Next<T, E> {
         match outcome {
             Ok(keys) => {
                 self.avoid.extend(keys);
                 Next::Allocate
             }
-            Err(error) => Next::Ended(Some(error)),
+            Err(error) => Next::Ended(error),
         }
-    }
-}
-
-/// A search that ended without an answer.
-#[derive(Debug)]
-pub struct Ended<T, E> {
-    /// None: the deadline.
-    pub error: Option<E>,
-    /// To be released by the caller, at once or in the background.
-    pub left: Vec<T>,
-}
-
-/// Runs a search to its end. Rounds are bounded by the deadline and by the pool: each rejection is avoided.
-pub async fn search<D: Driver>(
-    driver: &D,
-    mut search: Search<D::Item, D::Key>,
-    deadline: Instant,
-) -> Result<Vec<D::Item>, Ended<D::Item, D::Error>> {
-    let mut next = Next::Allocate;
-    loop {
-        let step = async {
-            match next {
-                Next::Allocate => {
-                    let outcome = driver.allocate(&search.avoided(), search.rejected()).await;
-                    search.allocated(outcome)
-                }
-                Next::Verify => {
-                    let outcome = driver.verify(search.held()).await;
-                    search.verified(outcome, |item| driver.key(item))
-                }
-                Next::Survey => search.surveyed(driver.survey().await),
-                end => end,
-            }
-        };
-        next = match timeout_at(deadline, step).await {
-            Ok(Next::Found(items)) => return Ok(items),
-            Ok(Next::Ended(error)) => {
-                return Err(Ended {
-                    error,
-                    left: search.left(),
-                });
-            }
-            Ok(next) => next,
-            Err(_) => {
-                return Err(Ended {
-                    error: None,
-                    left: search.left(),
-                });
-            }
-        };
     }
 }

@@ -2,20 +2,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::time::Duration;
 
-use berth_attachment::search::{Allocated, Driver, Ended, Held, Search, Verified, search};
-use tokio::time::Instant;
+use berth_attachment::search::{Driver, Held, Search};
+use tokio::time::timeout;
 
 /// A pool of numbers, some of which others use without a record.
 #[derive(Default)]
 struct Pool {
     size: u32,
-    held: Mutex<BTreeSet<u32>>,
+    held: BTreeSet<u32>,
     used: BTreeSet<u32>,
-    surveys: Mutex<usize>,
+    surveys: usize,
     hangs: bool,
+    /// Releases at once what was rejected; otherwise the next allocation exchanges it.
+    releases: bool,
     mine_before: Option<u32>,
 }
 
@@ -29,105 +30,183 @@ impl Driver for Pool {
     }
 
     async fn allocate(
-        &self,
+        &mut self,
         avoid: &BTreeSet<u32>,
         instead_of: &[u32],
-    ) -> Allocated<u32, &'static str> {
-        let mut held = self.held.lock().unwrap();
+        held: &mut Vec<Held<u32>>,
+    ) -> Result<(), &'static str> {
         if let Some(item) = self.mine_before.filter(|item| !instead_of.contains(item)) {
-            return Allocated::All(vec![Held { item, fresh: false }]);
+            held.push(Held { item, fresh: false });
+            return Ok(());
         }
-        let Some(item) = (0..self.size).find(|item| !avoid.contains(item) && !held.contains(item))
-        else {
-            return Allocated::Exhausted {
-                held: Vec::new(),
-                error: "exhausted",
-            };
-        };
-        held.retain(|item| !instead_of.contains(item));
-        held.insert(item);
-        Allocated::All(vec![Held { item, fresh: true }])
+        let is_free = |item: &u32| !avoid.contains(item) && !self.held.contains(item);
+        let item = (0..self.size).find(is_free).ok_or("exhausted")?;
+        self.held.retain(|item| !instead_of.contains(item));
+        self.held.insert(item);
+        held.push(Held { item, fresh: true });
+        Ok(())
     }
 
-    async fn verify(&self, held: &[Held<u32>]) -> Verified<u32, &'static str> {
+    fn is_exhausted(&self, error: &&'static str) -> bool {
+        *error == "exhausted"
+    }
+
+    async fn verify(&mut self, held: &[Held<u32>]) -> Result<Vec<u32>, &'static str> {
         if self.hangs {
             std::future::pending::<()>().await;
         }
-        let used = held
-            .iter()
-            .map(|held| held.item)
-            .filter(|item| self.used.contains(item));
-        Verified::Rejected(used.collect())
+        let items = held.iter().map(|held| held.item);
+        Ok(items.filter(|item| self.used.contains(item)).collect())
     }
 
-    async fn survey(&self) -> Result<Vec<u32>, &'static str> {
-        *self.surveys.lock().unwrap() += 1;
+    async fn release(&mut self, rejected: Vec<u32>) -> Result<Vec<u32>, &'static str> {
+        if !self.releases {
+            return Ok(rejected);
+        }
+        self.held.retain(|item| !rejected.contains(item));
+        Ok(Vec::new())
+    }
+
+    async fn survey(&mut self) -> Result<Vec<u32>, &'static str> {
+        self.surveys += 1;
         Ok(self.used.iter().copied().collect())
     }
 }
 
-async fn run(pool: &Pool, hints: &[u32]) -> Result<Vec<u32>, Ended<u32, &'static str>> {
-    let begin = Search::new(hints.iter().copied().collect(), 2);
-    search(pool, begin, Instant::now() + Duration::from_secs(5)).await
+/// What was found, or why not (`None`: the deadline) and what is left to be released.
+type Outcome = Result<Vec<u32>, (Option<&'static str>, Vec<u32>)>;
+
+async fn run(pool: &mut Pool, hints: &[u32]) -> Outcome {
+    let mut search = Search::new(hints.iter().copied().collect(), 2);
+    let ended = timeout(Duration::from_secs(5), search.run(pool)).await;
+    let left = || search.left().to_vec();
+    match ended {
+        Ok(Ok(found)) => Ok(found.into_iter().map(|held| held.item).collect()),
+        Ok(Err(error)) => Err((Some(error), left())),
+        Err(_) => Err((None, left())),
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_rejected_is_released_and_avoided() {
-    let pool = Pool {
-        size: 8,
-        used: BTreeSet::from([0, 1]),
-        ..Pool::default()
-    };
-    assert_eq!(run(&pool, &[]).await.unwrap(), [2]);
-    assert_eq!(*pool.held.lock().unwrap(), BTreeSet::from([2]));
-    assert_eq!(*pool.surveys.lock().unwrap(), 0);
+async fn what_is_rejected_is_released_or_exchanged_and_avoided() {
+    for releases in [false, true] {
+        let mut pool = Pool {
+            size: 8,
+            used: BTreeSet::from([0, 1]),
+            releases,
+            ..Pool::default()
+        };
+        assert_eq!(run(&mut pool, &[]).await.unwrap(), [2]);
+        assert_eq!(pool.held, BTreeSet::from([2]));
+        assert_eq!(pool.surveys, 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_some_rounds_everything_is_read_at_once() {
-    let pool = Pool {
+    let mut pool = Pool {
         size: 100,
         used: (0..99).collect(),
         ..Pool::default()
     };
-    assert_eq!(run(&pool, &[]).await.unwrap(), [99]);
-    assert_eq!(*pool.surveys.lock().unwrap(), 1);
+    assert_eq!(run(&mut pool, &[]).await.unwrap(), [99]);
+    assert_eq!(pool.surveys, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn hints_are_dropped_before_a_pool_counts_as_exhausted() {
-    let pool = Pool {
+    let mut pool = Pool {
         size: 1,
         ..Pool::default()
     };
-    assert_eq!(run(&pool, &[0]).await.unwrap(), [0]);
+    assert_eq!(run(&mut pool, &[0]).await.unwrap(), [0]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_left_is_named_for_the_caller() {
-    let pool = Pool {
+    let full = |releases, hangs| Pool {
         size: 1,
         used: BTreeSet::from([0]),
+        releases,
+        hangs,
         ..Pool::default()
     };
-    let ended = run(&pool, &[]).await.unwrap_err();
-    assert_eq!((ended.error, ended.left), (Some("exhausted"), vec![0]));
-    let pool = Pool {
-        size: 1,
-        hangs: true,
-        ..Pool::default()
-    };
-    let ended = run(&pool, &[]).await.unwrap_err();
-    assert_eq!((ended.error, ended.left), (None, vec![0]));
+    for (mut pool, ended) in [
+        (full(false, false), (Some("exhausted"), vec![0])),
+        (full(true, false), (Some("exhausted"), vec![])),
+        (full(false, true), (None, vec![0])),
+    ] {
+        assert_eq!(run(&mut pool, &[]).await.unwrap_err(), ended);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_was_held_before_is_not_released() {
-    let pool = Pool {
+    let mut pool = Pool {
         hangs: true,
         mine_before: Some(3),
         ..Pool::default()
     };
-    let ended = run(&pool, &[]).await.unwrap_err();
-    assert!(ended.left.is_empty());
+    assert_eq!(run(&mut pool, &[]).await.unwrap_err(), (None, vec![]));
+}
+
+/// Allocates a pair, of which the second is rejected in the first round. In the second round the pool says that the first
+/// one was held before.
+#[derive(Default)]
+struct Pair {
+    round: u32,
+    fails: bool,
+    verified: Vec<Held<u32>>,
+}
+
+impl Driver for Pair {
+    type Item = u32;
+    type Key = u32;
+    type Error = ();
+
+    fn key(&self, item: &u32) -> u32 {
+        *item
+    }
+
+    async fn allocate(
+        &mut self,
+        _: &BTreeSet<u32>,
+        _: &[u32],
+        held: &mut Vec<Held<u32>>,
+    ) -> Result<(), ()> {
+        self.round += 1;
+        held.extend(
+            [(1, self.round == 1), (10 + self.round, true)]
+                .map(|(item, fresh)| Held { item, fresh }),
+        );
+        Ok(())
+    }
+
+    fn is_exhausted(&self, (): &()) -> bool {
+        false
+    }
+
+    async fn verify(&mut self, held: &[Held<u32>]) -> Result<Vec<u32>, ()> {
+        self.verified = held.to_vec();
+        match self.round {
+            1 => Ok(vec![11]),
+            _ if self.fails => Err(()),
+            _ => Ok(vec![]),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_an_earlier_round_was_the_first_to_hold_stays_fresh_and_is_left() {
+    for fails in [false, true] {
+        let mut pair = Pair {
+            fails,
+            ..Pair::default()
+        };
+        let mut search = Search::new(BTreeSet::new(), 2);
+        assert_eq!(search.run(&mut pair).await.is_err(), fails);
+        assert!(pair.verified.iter().all(|held| held.fresh));
+        let left: &[u32] = if fails { &[1, 12] } else { &[] };
+        assert_eq!(search.left(), left);
+    }
 }

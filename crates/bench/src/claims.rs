@@ -1,4 +1,4 @@
-//! Claims by name against bare CREATEs of the same objects: what the ledger adds to a request.
+//! Claims by name compared with bare CREATEs of the same objects: what the ledger adds to a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use kube::api::PostParams;
 
 use crate::figure::progress;
 
-/// Who makes the objects.
+/// What creates the objects.
 #[derive(Clone)]
 pub enum Maker {
     /// The client alone, with a typed object.
@@ -48,7 +48,7 @@ impl Maker {
     }
 }
 
-/// `count` objects from `first` on, by `requesters` at once; how many a second.
+/// `count` objects from `first` on, by `requesters` at once; the rate per second.
 pub async fn run(
     what: &str,
     maker: &Maker,

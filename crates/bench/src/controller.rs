@@ -1,7 +1,7 @@
 //! 5,000 nodes that get their slices: how long the built controller takes, and how much memory it needs.
 //!
-//! Nodes look like real ones (some ten kilobytes each: labels, addresses, images), because that is what a
-//! watch of them brings. Two starts are timed: all nodes are there when the network comes, and one node more.
+//! Nodes look like real ones (about ten kilobytes each: labels, addresses, images), because a watch transfers all of
+//! that. Two cases are timed: all nodes exist when the network is created, and one more node.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::runtime::wait::await_condition;
 use serde_json::{Value, json};
 
-use crate::crew;
 use crate::figure::{Figure, Target};
+use crate::parallel;
 
 #[derive(Args, Debug)]
 pub struct Controller {
@@ -43,7 +43,7 @@ impl Controller {
         let namespace = cluster.namespace("bench").await?;
         let nodes: Api<Node> = Api::all(cluster.client().await?);
         let make_one = async |n| make(&nodes, n).await;
-        crew::each("nodes are made", self.nodes, AT_ONCE, make_one).await?;
+        parallel::each("nodes are made", self.nodes, AT_ONCE, make_one).await?;
 
         let berth = std::env::current_exe()?.with_file_name("berth");
         let berth = fs::canonicalize(&berth).with_context(|| {
@@ -66,7 +66,7 @@ impl Controller {
             .arg("--kubeconfig")
             .arg(cluster.kubeconfig());
         let process = Process::start("controller", command, dir.path())?;
-        // It leads and has listed all nodes, as in a cluster that it has served for a while.
+        // It leads and has listed all nodes, as in a running cluster.
         let gvk = GroupVersionKind::gvk("whereabouts.cni.cncf.io", "v1alpha1", "NodeSlicePool");
         let pools: Api<DynamicObject> = Api::namespaced_with(
             cluster.client().await?,
@@ -153,8 +153,8 @@ impl Controller {
     }
 }
 
-/// Waits until so many nodes have a slice of their own. Watched, not asked for again and again: an answer of thousands of
-/// rows costs the API server more than what is measured.
+/// Waits until this many nodes have a slice. It watches instead of polling: a response of thousands of rows costs the
+/// API server more than what is measured.
 async fn served(pools: Api<DynamicObject>, name: String, nodes: usize) -> Result<()> {
     let held = |pool: Option<&DynamicObject>| {
         let rows = pool.and_then(|pool| pool.data["status"]["allocations"].as_array());
@@ -211,7 +211,7 @@ async fn make(nodes: &Api<Node>, n: usize) -> Result<()> {
     Ok(())
 }
 
-/// What the process has, and had at most, in MB.
+/// The resident memory of the process, now and at most, in MB.
 fn memory(process: &Process) -> Result<(f64, f64)> {
     let text = fs::read_to_string(format!("/proc/{}/status", process.pid()?))?;
     let field = |name: &str| -> Result<f64> {

@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use berth_core::dialect::WHEREABOUTS;
 use berth_core::plan::Selector;
 use berth_core::{
-    Answer, Claim, Handle, Moment, Owner, Pool, RangeSpec, Record, Release, Request, Space, Want,
-    plan,
+    AddressRequest, Allocate, Answer, Handle, Moment, Owner, Pool, RangeSpec, Record, Release,
+    Request, Space, plan,
 };
 use berth_desk::{Desk, DeskMetrics, DeskSettings};
 use berth_ledger::{PoolKey, SharedLedger, SqliteLedger};
@@ -37,9 +37,9 @@ fn mk_record(n: u32) -> Record {
 }
 
 fn mk_claim(n: u32, space: &Arc<Space>) -> Request {
-    Request::Claim(Claim {
+    Request::Allocate(Allocate {
         record: mk_record(n),
-        wants: vec![Want::any(Arc::clone(space))],
+        wants: vec![AddressRequest::any(Arc::clone(space))],
     })
 }
 
@@ -50,7 +50,7 @@ fn mk_release(n: u32) -> Request {
     };
     Request::Release(Release {
         selector,
-        rest: Duration::ZERO,
+        cooldown: Duration::ZERO,
     })
 }
 

@@ -1,8 +1,7 @@
 //! The engine on a real API server, everything on this machine.
 //!
-//! "No hot object": 64 requesters of one IPPool through one desk, from an empty pool on, against the
-//! same 64 each with a desk of its own. And claims by name against bare CREATEs, in turns, so that a
-//! machine that slows down slows both.
+//! "No hot object": 64 requesters of one IPPool through one desk, from an empty pool on, compared with the same 64 with
+//! a desk each. And claims by name compared with bare CREATEs, alternating, so that a slow machine slows both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +9,8 @@ use std::time::Duration;
 use anyhow::Result;
 use berth_core::Address;
 use berth_desk::{Desk, DeskMetrics};
+use berth_kube::Connect;
 use berth_ledger::configmap::ConfigMapLedger;
-use berth_ledger::kube::Connect;
 use berth_ledger::{KubeLedger, PoolKey, SharedLedger};
 use berth_testkit::Cluster;
 use clap::Args;
@@ -29,13 +28,13 @@ pub struct EngineKube {
     /// Entries that one desk fills the pool to.
     #[arg(long, default_value_t = 5_000)]
     entries: usize,
-    /// Seconds that the separate desks get: their rate is measured, not their patience.
+    /// Seconds for the separate desks: their rate is measured, not how long they wait.
     #[arg(long, default_value_t = 30)]
     separate_seconds: u64,
     /// VMs of the ConfigMap's document, all of which are claimed.
     #[arg(long, default_value_t = 1_000)]
     vms: u32,
-    /// Objects of each turn of claims by name: as many that connections, which are made in the first, do not count.
+    /// Objects per round of claims by name: so many that the connections of the first do not matter.
     #[arg(long, default_value_t = 5_000)]
     names: u64,
     /// Requesters of claims by name.
@@ -43,12 +42,12 @@ pub struct EngineKube {
     name_requesters: u64,
 }
 
-struct Bed {
+struct Testbed {
     cluster: Cluster,
     namespace: String,
 }
 
-impl Bed {
+impl Testbed {
     async fn new() -> Result<Self> {
         let cluster = Cluster::start().await?;
         for crd in berth_api::crds()? {
@@ -91,20 +90,20 @@ impl Bed {
 
 impl EngineKube {
     pub async fn run(&self) -> Result<Vec<Figure>> {
-        let bed = Bed::new().await?;
-        let mut figures = self.shared_pool(&bed).await?;
-        figures.push(self.document(&bed).await?);
-        figures.extend(self.names(&bed).await?);
+        let testbed = Testbed::new().await?;
+        let mut figures = self.shared_pool(&testbed).await?;
+        figures.push(self.document(&testbed).await?);
+        figures.extend(self.names(&testbed).await?);
         Ok(figures)
     }
 
-    async fn shared_pool(&self, bed: &Bed) -> Result<Vec<Figure>> {
-        let ledger = bed.open().await?;
+    async fn shared_pool(&self, testbed: &Testbed) -> Result<Vec<Figure>> {
+        let ledger = testbed.open().await?;
         let n = self.requesters;
         let metrics = DeskMetrics::default();
 
         let pool = mk_pool("separate")?;
-        let desks = bed.desks(&pool, &metrics, n).await?;
+        let desks = testbed.desks(&pool, &metrics, n).await?;
         let end = End {
             claims: self.entries,
             after: Duration::from_secs(self.separate_seconds),
@@ -113,7 +112,7 @@ impl EngineKube {
         let separate = shared::run(&what, &ledger, &pool, desks, &metrics, n, end).await?;
 
         let pool = mk_pool("one")?;
-        let desks = bed.desks(&pool, &metrics, 1).await?;
+        let desks = testbed.desks(&pool, &metrics, 1).await?;
         let end = End {
             claims: self.entries,
             after: Duration::from_secs(3_600),
@@ -146,11 +145,11 @@ impl EngineKube {
         ])
     }
 
-    /// A document in a ConfigMap is written whole: what one desk gathers is all that can be gained.
-    async fn document(&self, bed: &Bed) -> Result<Figure> {
+    /// A document in a ConfigMap is written whole, so batching in one desk is all that can be gained.
+    async fn document(&self, testbed: &Testbed) -> Result<Figure> {
         let pool = mk_pool("document")?;
-        let client = bed.cluster.client().await?;
-        let ledger = ConfigMapLedger::new(client, &bed.namespace, Duration::from_secs(60));
+        let client = testbed.cluster.client().await?;
+        let ledger = ConfigMapLedger::new(client, &testbed.namespace, Duration::from_secs(60));
         let first: Address = "10.0.0.1".parse()?;
         let vms = (0..self.vms).filter_map(|n| first.plus(n.into()));
         ledger.set_members(&pool, &vms.collect::<Vec<_>>());
@@ -173,10 +172,10 @@ impl EngineKube {
         ))
     }
 
-    async fn names(&self, bed: &Bed) -> Result<Vec<Figure>> {
-        let client = bed.cluster.client().await?;
-        let bare = Maker::Bare(Box::new(Api::namespaced(client, &bed.namespace)));
-        let ours = Maker::Ledger(bed.open().await?);
+    async fn names(&self, testbed: &Testbed) -> Result<Vec<Figure>> {
+        let client = testbed.cluster.client().await?;
+        let bare = Maker::Bare(Box::new(Api::namespaced(client, &testbed.namespace)));
+        let ours = Maker::Ledger(testbed.open().await?);
         let (n, count) = (self.name_requesters, self.names);
         let mut rates = [0.0, 0.0];
         const TURNS: u64 = 2;

@@ -1,4 +1,4 @@
-//! A measured value and what is asked of it; progress while it is measured.
+//! A measured value and its target; progress while it is measured.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub enum Target {
     AtLeast(f64),
     AtMost(f64),
-    /// Shown for comparison; nothing is asked of it.
+    /// Shown for comparison; it has no target.
     None,
 }
 
@@ -73,7 +73,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// A bar that counts to `total` on the terminal; elsewhere a line that says what has begun.
+/// A progress bar to `total` on a terminal; elsewhere a line that says what has begun.
 pub fn progress(what: &str, total: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         let _ = writeln!(std::io::stderr(), "{what} ...");

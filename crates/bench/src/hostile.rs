@@ -1,8 +1,8 @@
-//! Honest ADDs beside clients that hold connections open and send what can't be read: what they take, and what agent and
-//! controller need of memory.
+//! Honest ADDs next to clients that hold connections open and send malformed requests: their latency, and the memory of
+//! agent and controller.
 //!
-//! 2,000 connections, each with half of a head, over all listeners that a network can reach; one that is cut off comes
-//! again after five seconds. 100 malformed requests a second: forged tokens, broken heads, endless heads. All on
+//! 2,000 connections, each with half of a head, over all listeners that a network can reach; one that is closed
+//! reconnects after five seconds. 100 malformed requests a second: forged tokens, broken heads, endless heads. All on
 //! loopback, from several of its addresses.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use berth_cni::wire::Request;
-use berth_cni::{Environment, http};
-use berth_testkit::{Account, Agent, Cluster, Process, Stranger, guarded, isolated};
+use berth_cni::http;
+use berth_testkit::{Account, Agent, Cluster, PodCall, Process, RawClient, guarded, isolated};
 use clap::Args;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -40,11 +39,11 @@ pub struct Hostile {
 
 const AUDIENCE: &str = "desk.berth.dev";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Threads that hold connections, each from an address of its own.
+/// Threads that hold connections, each from its own address.
 const HOLDERS: usize = 8;
-/// After so long one that was cut off comes again.
+/// A closed connection reconnects after this time.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Pods that start and stop at a time, and the pause between two of one lane.
+/// Concurrent pods, and the pause between two of one lane.
 const LANES: usize = 2;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -207,7 +206,7 @@ impl Site {
         })
     }
 
-    /// Pods that start and stop, a few at a time; how long each ADD took.
+    /// Starts and stops pods, a few at a time; how long each ADD took.
     fn honest(&self, phase: &str, time: Duration) -> Result<Vec<Duration>> {
         let bar = progress(&format!("honest ADDs: {phase}"), time.as_secs());
         let end = Instant::now() + time;
@@ -244,24 +243,16 @@ impl Site {
     fn call(&self, verb: &str, pod: &str) -> Result<()> {
         let conf =
             json!({"cniVersion": "1.0.0", "name": "shared", "type": "macvlan", "ipam": ipam()});
-        let environment = Environment {
-            command: verb.into(),
-            container_id: format!("{pod}-container"),
-            netns: "/var/run/netns/none".into(),
-            ifname: "net1".into(),
-            args: format!("K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-            path: "/opt/cni/bin".into(),
-        };
-        let request = Request::new("whereabouts", environment, conf.to_string());
+        let request = PodCall::new("whereabouts", verb, pod).request_of(&conf.to_string());
         let answer = http::call(&self.agent.socket, &request, PATIENCE)?;
         ensure!(answer.exit == 0, "{verb} {pod}: {}", answer.stdout);
         Ok(())
     }
 
-    /// Holds connections with half of a head open, from an address of its own.
+    /// Holds connections with half of a head open, from its own address.
     fn hold(&self, holder: usize, count: usize, stop: &AtomicBool, opened: &AtomicU64) {
         let source = Ipv4Addr::new(127, 0, 1, u8::try_from(holder + 1).unwrap_or(1));
-        let mut held: Vec<(Option<Stranger>, Instant)> = Vec::new();
+        let mut held: Vec<(Option<RawClient>, Instant)> = Vec::new();
         held.resize_with(count, || (None, Instant::now()));
         while !stop.load(Ordering::Relaxed) {
             for (at, (slot, due)) in held.iter_mut().enumerate() {
@@ -271,30 +262,30 @@ impl Site {
                 if Instant::now() < *due {
                     continue;
                 }
-                // The one before was cut off by its deadline or for another; drop it and come again.
+                // The previous one was closed by its deadline or for another; reconnect.
                 *slot = self.half_head(at, source).ok();
                 *due = Instant::now() + AGAIN;
                 opened.fetch_add(1, Ordering::Relaxed);
-                // Spread over the time in which all of them come again.
+                // Spread over the time in which all of them reconnect.
                 std::thread::sleep(AGAIN / u32::try_from(count.max(1)).unwrap_or(1) / 2);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    fn half_head(&self, at: usize, source: Ipv4Addr) -> std::io::Result<Stranger> {
+    fn half_head(&self, at: usize, source: Ipv4Addr) -> std::io::Result<RawClient> {
         let mut stranger = match at % 4 {
-            0 => Stranger::connect(self.health[0], source)?,
-            1 => Stranger::connect(self.health[1], source)?,
-            2 => Stranger::connect(self.vm_api, source)?,
-            _ => Stranger::connect_tls(self.desk, source)?,
+            0 => RawClient::connect(self.health[0], source)?,
+            1 => RawClient::connect(self.health[1], source)?,
+            2 => RawClient::connect(self.vm_api, source)?,
+            _ => RawClient::connect_tls(self.desk, source)?,
         };
         let head = format!("GET /metrics HTTP/1.1\r\nx: {}", "y".repeat(15_000));
         stranger.send(head.as_bytes())?;
         Ok(stranger)
     }
 
-    /// Sends so many requests a second that can't be served.
+    /// Sends this many malformed requests a second.
     fn malform(&self, rate: u64, stop: &AtomicBool, sent: &AtomicU64) {
         let source = Ipv4Addr::new(127, 0, 2, 1);
         let began = Instant::now();
@@ -309,7 +300,7 @@ impl Site {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            // A refusal is what is expected, in whatever form.
+            // A refusal in any form is expected.
             let _ = self.one_malformed(n, source);
             sent.fetch_add(1, Ordering::Relaxed);
         }
@@ -321,12 +312,12 @@ impl Site {
             "POST /v1/desk HTTP/1.1\r\nauthorization: Bearer forged{n}\r\ncontent-length: 4000000\r\n\r\n{{"
         );
         match n % 6 {
-            5 => Stranger::connect(self.vm_api, source)?.send(forged.as_bytes()),
-            0 => Stranger::connect_tls(self.desk, source)?.send(forged.as_bytes()),
-            1 => Stranger::connect(health, source)?.send(&[0xff; 4096]),
-            2 => Stranger::connect(health, source)?.send("x: y\r\n".repeat(10_000).as_bytes()),
-            3 => Stranger::connect(self.desk, source)?.send(b"GET / HTTP/1.1\r\n\r\n"),
-            _ => Stranger::connect(health, source)?
+            5 => RawClient::connect(self.vm_api, source)?.send(forged.as_bytes()),
+            0 => RawClient::connect_tls(self.desk, source)?.send(forged.as_bytes()),
+            1 => RawClient::connect(health, source)?.send(&[0xff; 4096]),
+            2 => RawClient::connect(health, source)?.send("x: y\r\n".repeat(10_000).as_bytes()),
+            3 => RawClient::connect(self.desk, source)?.send(b"GET / HTTP/1.1\r\n\r\n"),
+            _ => RawClient::connect(health, source)?
                 .send(b"POST /metrics HTTP/1.1\r\ncontent-length: 99999999\r\n\r\nx"),
         }
     }

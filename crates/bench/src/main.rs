@@ -1,19 +1,20 @@
-//! The figures that Berth promises, measured on the machine at hand.
+//! Berth's figures, measured on this machine.
 //!
-//! Each subject prints a table: what was measured, what is asked of it, whether it holds. Figures
-//! are compared within one run wherever they can be, because absolutes move with the machine. Ends
-//! with 1 if one does not hold.
+//! Each subject prints a table: what was measured, its target, whether it holds. Figures are compared within one run
+//! wherever possible, because absolute values depend on the machine. Exits with 1 if a target is missed.
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 
 mod claims;
 mod controller;
-mod crew;
 mod engine;
 mod engine_kube;
 mod figure;
+mod gcp;
 mod hostile;
 mod memory;
 mod node_pool;
+mod nodes;
+mod parallel;
 mod pods;
 mod policies;
 mod shared;
@@ -32,6 +33,8 @@ enum Bench {
     Engine,
     /// A NodeIPPool of 2^20 offsets: core and the object's size, no cluster.
     NodePool,
+    /// Nodes that join at once, one that joins, a pool created again, an idle agent: the nodes front on a real API server.
+    Nodes(nodes::Nodes),
     /// The ledgers on a real API server: one desk against many, claims by name.
     EngineKube(engine_kube::EngineKube),
     /// The pods front against whereabouts and host-local, whole processes, on a real API server.
@@ -42,10 +45,12 @@ enum Bench {
     Controller(controller::Controller),
     /// Thousands of agents in one process on a real API server: elastic slices, every answer checked.
     Simulate(simulate::Simulate),
-    /// The highest memory of a sweep, of `berth pools` and of an ADD that lists, in a large cluster.
+    /// Peak memory of a sweep, of `berth pools` and of an ADD that lists, in a large cluster.
     Memory(memory::Memory),
-    /// Honest ADDs beside thousands of hostile connections.
+    /// Honest ADDs next to thousands of hostile connections.
     Hostile(hostile::Hostile),
+    /// gcp-ipam where an operation of Google's takes 3 s: pods that start together, end and move.
+    Gcp(gcp::Gcp),
     /// Processes that share one ConfigMap of VMs, against get-update-retry.
     Vms(vms::Vms),
     /// One of those processes.
@@ -58,6 +63,7 @@ async fn main() -> Result<ExitCode> {
     let figures = match Bench::parse() {
         Bench::Engine => engine::run().await?,
         Bench::NodePool => node_pool::run()?,
+        Bench::Nodes(bench) => bench.run().await?,
         Bench::EngineKube(bench) => bench.run().await?,
         Bench::Pods(bench) => bench.run().await?,
         Bench::Policies(bench) => bench.run().await?,
@@ -65,6 +71,7 @@ async fn main() -> Result<ExitCode> {
         Bench::Simulate(bench) => bench.run().await?,
         Bench::Memory(bench) => bench.run().await?,
         Bench::Hostile(bench) => bench.run().await?,
+        Bench::Gcp(bench) => bench.run().await?,
         Bench::Vms(bench) => bench.run().await?,
         Bench::VmsWorker(worker) => {
             println!("{}", serde_json::to_string(&worker.run().await?)?);

@@ -1,6 +1,6 @@
-//! The highest resident memory of what reads all pools and reservations: a sweep, `berth pools`, and an ADD that has to list.
+//! Peak resident memory of what reads all pools and reservations: a sweep, `berth pools`, and an ADD that has to list.
 //!
-//! Pods have one interface in every pool, as living pods of a large cluster do; the reservations are of the first pools.
+//! Pods have one interface in every pool, as in a large cluster; the reservations belong to the first pools.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use berth_api::whereabouts::{IPPool, OverlappingRangeIPReservation};
-use berth_testkit::{Agent, Cluster, PodCall, Process, given, guarded, isolated};
+use berth_testkit::{Agent, Cluster, PodCall, Process, answered_addresses, guarded, isolated};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Map, json};
 
-use crate::crew;
 use crate::figure::{Figure, Target};
+use crate::parallel;
 
-/// Below half of what the manifests allow.
+/// Half of what the manifests allow.
 const MOST: Target = Target::AtMost(64.0);
 
 /// Requests at a time while objects are made.
@@ -98,7 +98,7 @@ impl Memory {
             pods.create(&params, &pod).await?;
             Ok(())
         };
-        crew::each("pods are made", self.entries, AT_ONCE, pod).await?;
+        parallel::each("pods are made", self.entries, AT_ONCE, pod).await?;
         let pools: Api<IPPool> = Api::namespaced(client.clone(), namespace);
         let pool = async |n: usize| {
             let entry = |at: usize| {
@@ -114,7 +114,7 @@ impl Memory {
             pools.create(&params, &pool).await?;
             Ok(())
         };
-        crew::each("pools are made", self.pools, 2, pool).await?;
+        parallel::each("pools are made", self.pools, 2, pool).await?;
         let reservations: Api<OverlappingRangeIPReservation> =
             Api::namespaced(client.clone(), namespace);
         let reservation = async |n: usize| {
@@ -132,7 +132,7 @@ impl Memory {
             reservations.create(&params, &reservation).await?;
             Ok(())
         };
-        let made = crew::each(
+        let made = parallel::each(
             "reservations are made",
             self.reservations,
             AT_ONCE,
@@ -143,7 +143,7 @@ impl Memory {
     }
 }
 
-/// Says what was measured at once: the next part may take minutes.
+/// Prints what was measured at once: the next part may take minutes.
 fn told(what: &str, most: f64) -> f64 {
     let _ = writeln!(std::io::stderr(), "{what}: {most:.1} MiB at most");
     most
@@ -204,7 +204,7 @@ fn pools(berth: &Path, dir: &Path, kubeconfig: &Path, namespace: &str) -> Result
         .stdout(Stdio::null());
     let mut process = Process::start("pools", command, dir)?;
     let mut most: f64 = 0.0;
-    // What it had at most is known only while it runs.
+    // The peak is known only while it runs.
     while process.ended()?.is_none() {
         most = most.max(peak(&process).unwrap_or_default());
         std::thread::sleep(Duration::from_millis(2));
@@ -218,15 +218,15 @@ fn pools(berth: &Path, dir: &Path, kubeconfig: &Path, namespace: &str) -> Result
     Ok(most)
 }
 
-/// A range whose first addresses are all reserved for entries of a pool that overlaps: the search lists them.
+/// A range whose first addresses are all reserved for entries of an overlapping pool: the search lists them.
 fn add(berth: &Path, dir: &Path, kubeconfig: &Path) -> Result<f64> {
     let agent = agent(berth, dir, "adder", kubeconfig, "86400")?;
     let call = PodCall::new("whereabouts", "ADD", "new");
     let begun = Instant::now();
-    // As a kubelet does: again and again, on a machine that is too slow for one try.
+    // Repeated like a kubelet's, on a machine that is too slow for one try.
     loop {
         let answer = call.ask(&agent.socket, &json!({ "range": "10.0.0.0/17" }))?;
-        match given(&answer) {
+        match answered_addresses(&answer) {
             Ok(_) => return peak(&agent.process),
             Err(why) if begun.elapsed() > PATIENCE => bail!("{why:?}"),
             Err(_) => {}

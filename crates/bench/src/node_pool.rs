@@ -8,7 +8,8 @@ use anyhow::{Context, bail, ensure};
 use berth_api::nmstate::{NodeIPPool, NodeIPPoolSpec, NodeIPPoolStatus, Range};
 use berth_core::plan::Selector;
 use berth_core::{
-    Answer, Claim, Handle, Moment, Offset, Owner, Pool, Record, Release, Request, Space, Want, plan,
+    AddressRequest, Allocate, Answer, Handle, Moment, Offset, Owner, Pool, Record, Release,
+    Request, Space, plan,
 };
 use berth_nodes::pool::{Described, PoolSpace, encode};
 
@@ -71,9 +72,9 @@ fn owner(n: u32) -> Record {
 }
 
 fn claim(n: u32, space: &Arc<Space>) -> Request {
-    Request::Claim(Claim {
+    Request::Allocate(Allocate {
         record: owner(n),
-        wants: vec![Want::any(Arc::clone(space))],
+        wants: vec![AddressRequest::any(Arc::clone(space))],
     })
 }
 
@@ -84,7 +85,7 @@ fn release(n: u32) -> Request {
     };
     Request::Release(Release {
         selector,
-        rest: Duration::ZERO,
+        cooldown: Duration::ZERO,
     })
 }
 

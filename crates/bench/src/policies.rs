@@ -1,22 +1,21 @@
-//! What the admission policies on agents cost: ADDs of one agent in a plain pool with overlap checks, the policies in force
-//! and not, in turns on one API server.
+//! What the admission policies on agents cost: ADDs of one agent in a plain pool with overlap checks, with and without
+//! the policies, alternating on one API server.
 //!
-//! The pool has entries of another node, which the policy on entries looks through at every write. The agent writes the
-//! pool itself: a leader's desk would be another account, under no policy.
+//! The pool has entries of another node, which the policy on entries reads at every write. The agent writes the pool
+//! itself: a leader desk would use another account, without policies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use berth_api::whereabouts::IPPool;
-use berth_cni::Environment;
-use berth_cni::wire::Request;
 use berth_desk::DeskMetrics;
-use berth_ledger::kube::Connect;
-use berth_ledger::{KubeLedger, MemoryLedger};
+use berth_kube::Connect;
+use berth_ledger::KubeLedger;
+use berth_node::NodeFile;
 use berth_pods::journal::Journal;
 use berth_pods::{Front, Store};
-use berth_testkit::Cluster;
+use berth_testkit::{Cluster, PodCall};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
@@ -62,7 +61,9 @@ impl Policies {
             ..Connect::default()
         };
         let ledger = Arc::new(KubeLedger::new(connect.open().await?));
-        let journal = Arc::new(Journal::new(Arc::new(MemoryLedger::new())));
+        let dir = tempfile::tempdir()?;
+        let file = NodeFile::open(&dir.path().join("berth.db")).await?;
+        let journal = Arc::new(Journal::new(&file));
         let store = Store::cluster(ledger, DeskMetrics::default()).with_journal(journal);
         let front = Front::new(Arc::new(Arc::new(store)), NODE).with_flat_places(Vec::new());
         let bar = progress(
@@ -71,11 +72,11 @@ impl Policies {
         );
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for round in 0..self.rounds {
-            // Not always the same one first.
+            // Alternate which one is first.
             for on in [round % 2 == 0, round % 2 != 0] {
                 cluster.set_policies(&agents, on).await?;
                 let times = if on { &mut with } else { &mut without };
-                // The first ones of a round meet caches that are cold.
+                // The first ADDs of a round find cold caches.
                 for n in 0..self.adds + 5 {
                     let began = Instant::now();
                     call(&front, "ADD", &namespace, n).await?;
@@ -138,19 +139,15 @@ async fn fill(cluster: &Cluster, namespace: &str, held: u32) -> Result<()> {
 }
 
 async fn call(front: &Front, verb: &str, namespace: &str, n: usize) -> Result<()> {
-    let environment = Environment {
-        command: verb.to_owned(),
-        container_id: format!("a{n:063x}"),
-        netns: "/var/run/netns/none".to_owned(),
-        ifname: "net1".to_owned(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=p{n}"),
-        path: "/opt/cni/bin".to_owned(),
-    };
     let network = json!({
         "cniVersion": "1.0.0", "name": "bench", "type": "macvlan",
         "ipam": { "type": "whereabouts", "range": "10.0.0.0/16" },
     });
-    let request = Request::new("whereabouts", environment, network.to_string());
+    let pod = format!("p{n}");
+    let request = PodCall::new("whereabouts", verb, &pod)
+        .in_namespace(namespace, &pod)
+        .of_container(&format!("a{n:063x}"))
+        .request_of(&network.to_string());
     let answer = front.answer(&request).await;
     if answer.exit != 0 {
         bail!("{verb}: {}", answer.stdout);

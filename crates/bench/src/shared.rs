@@ -1,7 +1,7 @@
-//! One IPPool object and everyone who wants an address of it: through one desk, or each by himself.
+//! One IPPool object and many requesters: through one desk, or with a desk each.
 //!
-//! Every run checks what it measures: each request is answered, no address is given twice (I1), and
-//! what was answered is in the object afterwards, with nothing beside it (I2).
+//! Every run checks what it measures: each request is answered, no address is allocated twice (I1), and exactly what
+//! was returned is in the object afterwards (I2).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use berth_core::{
-    Address, Answer, Claim, Handle, Owner, Prefix, RangeSpec, Record, Request, Space, Want, dialect,
+    Address, AddressRequest, Allocate, Answer, Handle, Owner, Prefix, RangeSpec, Record, Request,
+    Space, dialect,
 };
 use berth_desk::{Desk, DeskMetrics, DeskSettings};
 use berth_ledger::{PoolKey, RetryPolicy, SharedLedger};
@@ -58,14 +59,14 @@ fn mk_request(space: &Arc<Space>, who: usize, round: usize) -> Request {
     // As long as a real pod's: the object's size is part of what is measured.
     let owner = Owner::new(format!("default/workload-{who:03}-{round:05}"), "net1");
     let handle = Handle::new(format!("{who:032x}{round:032x}"));
-    Request::Claim(Claim {
+    Request::Allocate(Allocate {
         record: Record::new(owner, handle),
-        wants: vec![Want::any(Arc::clone(space))],
+        wants: vec![AddressRequest::any(Arc::clone(space))],
     })
 }
 
-/// Each requester asks for one address after another through its desk, until the end. `desks` are
-/// dealt out in turn: one for all, or one each.
+/// Each requester asks for one address after another through its desk, until the end. `desks` are assigned round-robin:
+/// one for all, or one each.
 pub async fn run(
     what: &str,
     ledger: &SharedLedger,
@@ -102,7 +103,7 @@ pub async fn run(
     let mut given: BTreeSet<Address> = BTreeSet::new();
     for task in tasks {
         for address in task.await?? {
-            ensure!(given.insert(address), "{address} was given twice (I1)");
+            ensure!(given.insert(address), "{address} was allocated twice (I1)");
         }
     }
     let elapsed = begun.elapsed();

@@ -1,8 +1,8 @@
-//! Eight processes on one ConfigMap of a thousand VMs: Berth against plain get-update-retry with the
-//! backoff of the design document, in the same run, on the same API server.
+//! Eight processes on one ConfigMap of a thousand VMs: Berth compared with plain get-update-retry with the backoff of
+//! the design document, in the same run, on the same API server.
 //!
-//! Every process starts and stops pods without a pause, several at a time, as a node does. Each run
-//! ends with a look at the state: no VM free twice, none lost.
+//! Every process starts and stops pods without a pause, several at a time, as a node does. Each run ends with a check
+//! of the state: no VM free twice, none lost.
 
 mod plain;
 mod worker;
@@ -34,7 +34,7 @@ pub struct Vms {
     pods: usize,
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// Seconds before that, in which all processes begin at once; of them only the longest is told.
+    /// Seconds of run-in, in which all processes start at once; only the longest operation of it is reported.
     #[arg(long, default_value_t = 4)]
     run_in: u64,
 }
@@ -46,7 +46,7 @@ pub struct Tally {
     millis: Vec<f64>,
     /// Of the run-in.
     first_millis: Vec<f64>,
-    /// Operations that had used up their tries and were put again.
+    /// Operations that had used up their tries and were repeated.
     repeats: usize,
 }
 
@@ -75,7 +75,7 @@ impl Vms {
                 let longest = "longest of all, from the start on";
                 add(longest, run.longest, "ms", Target::None);
                 let repeats = run.repeats as f64;
-                add("gave up and tried anew", repeats, "times", Target::None);
+                add("gave up and tried again", repeats, "times", Target::None);
             }
             let what = format!("Berth against plain, {n} processes x {pods} pods");
             let times = berth.rate / plain.rate;
@@ -133,8 +133,7 @@ impl Vms {
         Ok(run)
     }
 
-    /// Every VM is in one place. Get-update-retry keeps that too, if it writes under the version that
-    /// it read.
+    /// Every VM is in one place. Get-update-retry keeps that too, if it writes under the version that it read.
     fn check(&self, state: &Document, mode: Mode) -> Result<()> {
         let held: BTreeSet<&str> = state.allocated.values().map(|a| a.ip.as_str()).collect();
         let free: BTreeSet<&str> = state.available.iter().map(String::as_str).collect();

@@ -1,18 +1,18 @@
 //! `berth addresses` and `berth who`.
 
 use anyhow::bail;
-use berth_core::{Address, Record, Rest};
+use berth_core::{Address, Cooldown, Record};
 use clap::Args;
 use serde::Serialize;
 
 use crate::exit::Negative;
-use crate::find::find;
+use crate::holders::find;
 use crate::output::{self, Format, Row};
 use crate::store::Stores;
 
 #[derive(Debug, Args)]
 pub struct Addresses {
-    /// Only this pool's.
+    /// Only addresses of this pool.
     #[arg(long)]
     pool: Option<String>,
 }
@@ -29,7 +29,7 @@ pub struct AddressRow {
     pool: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace: String,
-    /// The holder; of a cooling address the last one.
+    /// The holder; for a cooling address the last one.
     owner: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     interface: String,
@@ -114,9 +114,9 @@ impl AddressRow {
     }
 
     /// An address that cools down.
-    pub fn cooling(pool: &str, address: Address, rest: &Rest) -> Self {
-        let last = Record::new(rest.owner.clone(), berth_core::Handle::default());
-        let millis = i64::try_from(rest.until.0).unwrap_or(i64::MAX);
+    pub fn cooling(pool: &str, address: Address, cooldown: &Cooldown) -> Self {
+        let last = Record::new(cooldown.owner.clone(), berth_core::Handle::default());
+        let millis = i64::try_from(cooldown.until.0).unwrap_or(i64::MAX);
         let until = jiff::Timestamp::from_millisecond(millis);
         Self {
             state: State::Cooling,
@@ -125,12 +125,12 @@ impl AddressRow {
         }
     }
 
-    /// An address whose cooldown a node's agent has ended: who had it, the agent does not tell.
+    /// An address whose cooldown a node's agent has ended. The agent does not report its last owner.
     pub fn cooled(address: Address) -> Self {
-        let nobody = Record::default();
+        let empty = Record::default();
         Self {
             state: State::Cooling,
-            ..Self::new("-", address, &nobody)
+            ..Self::new("-", address, &empty)
         }
     }
 
@@ -163,11 +163,11 @@ impl Addresses {
                         Err(error) => return unread.push(error.to_string()),
                     };
                     let name = &view.key.name;
-                    let held = pool.records().chain(pool.rivals());
+                    let held = pool.records().chain(pool.duplicate_holders());
                     let held = held.map(|(address, held)| AddressRow::new(name, address, held));
-                    let cooling = pool.rests();
-                    let cooling =
-                        cooling.map(|(address, rest)| AddressRow::cooling(name, address, rest));
+                    let cooling = pool.cooldowns();
+                    let cooling = cooling
+                        .map(|(address, cooldown)| AddressRow::cooling(name, address, cooldown));
                     rows.extend(held.chain(cooling).map(|row| row.of(namespace)));
                 })
                 .await?;
@@ -204,12 +204,16 @@ impl Who {
         });
         let cooling = found.cooling.iter();
         let cooling = cooling.map(|one| {
-            AddressRow::cooling(&one.pool.name, self.address, &one.rest).of(one.store.namespace())
+            AddressRow::cooling(&one.pool.name, self.address, &one.cooldown)
+                .of(one.store.namespace())
         });
         let rows: Vec<AddressRow> = held.chain(cooling).collect();
         if rows.is_empty() {
             whole(&found.unread, "they may hold the address")?;
-            bail!(Negative::NotFound(format!("nobody holds {}", self.address)));
+            bail!(Negative::NotFound(format!(
+                "{} is not allocated",
+                self.address
+            )));
         }
         output::print(format, &rows)?;
         for error in &found.unread {

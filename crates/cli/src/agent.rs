@@ -7,7 +7,7 @@ use anyhow::bail;
 use berth_agent::AgentConfig;
 use berth_cni::wire::DEFAULT_SOCKET;
 use berth_front::Node;
-use berth_gather::GatherSettings;
+use berth_leader::LeaderSettings;
 use berth_listen::warn_if_readable_by_others;
 
 use crate::cni::installed;
@@ -18,13 +18,13 @@ use crate::node::{ClusterArgs, NodeFileArgs};
 
 #[derive(Debug, clap::Args)]
 pub struct AgentArgs {
-    /// Where the CNI plugin finds the agent.
+    /// The socket on which the CNI plugin calls the agent.
     #[arg(long, env = "BERTH_SOCKET", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// The node's name [default: $NODENAME, then the machine's].
     #[arg(long)]
     node: Option<String>,
-    /// Serve health, readiness and metrics on this address too.
+    /// Also serve health, readiness and metrics on this TCP address.
     #[arg(long)]
     listen: Option<SocketAddr>,
     #[command(flatten)]
@@ -34,31 +34,31 @@ pub struct AgentArgs {
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
     #[command(flatten)]
-    gather: GatherArgs,
+    leader_desk: LeaderDeskArgs,
     #[command(flatten)]
     fronts: FrontArgs,
 }
 
-/// Where the claims of all nodes on a shared range meet.
+/// How this node reaches the leader desk, which commits the requests of all nodes on a shared range.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Leader desk")]
-struct GatherArgs {
-    /// A token for the leader's desk (audience desk.berth.dev), as the kubelet projects it. Without one this node writes
+struct LeaderDeskArgs {
+    /// A token for the leader desk (audience desk.berth.dev), as the kubelet projects it. Without one this node writes
     /// shared pools itself.
     #[arg(long, env = "BERTH_DESK_TOKEN_FILE")]
     desk_token_file: Option<PathBuf>,
-    /// The Lease that tells who leads.
+    /// The Lease that names the leader.
     #[arg(long, env = "BERTH_DESK_LEASE", default_value = "berth-controller")]
     desk_lease: String,
 }
 
-impl GatherArgs {
-    fn settings(self, node: &str) -> Option<GatherSettings> {
+impl LeaderDeskArgs {
+    fn settings(self, node: &str) -> Option<LeaderSettings> {
         let file = self.desk_token_file?;
         warn_if_readable_by_others("--desk-token-file", &file);
-        Some(GatherSettings {
+        Some(LeaderSettings {
             lease: self.desk_lease,
-            ..GatherSettings::new(node, file)
+            ..LeaderSettings::new(node, file)
         })
     }
 }
@@ -85,7 +85,7 @@ impl AgentArgs {
             name => name.unwrap_or_default(),
         };
         let node = Node {
-            leader_desk: self.gather.settings(&name),
+            leader_desk: self.leader_desk.settings(&name),
             name,
             database,
             cluster: of_pods,
@@ -103,8 +103,8 @@ impl AgentArgs {
             fronts,
         };
         daemon::run(async move {
-            let told = daemon::told()?;
-            berth_agent::serve(config, told).await?;
+            let stopped = daemon::stop_signal()?;
+            berth_agent::serve(config, stopped).await?;
             Ok(())
         })
     }

@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 
 const USER_AGENT: &str = concat!("berth/", env!("CARGO_PKG_VERSION"));
 
-/// The status and the body of the answer.
+/// The status and the body of the response.
 pub async fn exchange(
     socket: &Path,
     method: Method,

@@ -1,4 +1,4 @@
-//! `berth allocate`: an address by hand, out of a network's definition, for what is no pod.
+//! `berth allocate`: allocates an address by hand, from a network's definition, for an owner that is not a pod.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::exit::Negative;
 use crate::output::{self, Format};
 use crate::store::{Store, Stores};
 
-/// Where `berth up` leaves the network that it shows, beside its file.
+/// The directory, next to its file, in which `berth up` stores the network that it shows.
 pub const NETWORKS: &str = "networks";
 
 #[derive(Debug, Args)]
@@ -21,22 +21,22 @@ pub struct Allocate {
     /// cluster: a network of `berth up`.
     #[arg(long, required_unless_present = "config")]
     network: Option<String>,
-    /// The CNI configuration to allocate from, where no definition has it.
+    /// A file with the CNI configuration to allocate from, if no definition has it.
     #[arg(long, value_name = "FILE", conflicts_with = "network")]
     config: Option<PathBuf>,
-    /// The nodes' flat file, such as whereabouts.conf: a gateway or an exclusion that stands only there counts, too.
+    /// The nodes' flat file, such as whereabouts.conf: its gateway and exclusions also apply.
     #[arg(long, value_name = "FILE")]
     flat_file: Option<PathBuf>,
-    /// Who gets it, such as default/printer. The same owner gets the same addresses again.
+    /// The owner, such as default/printer. The same owner gets the same addresses again.
     #[arg(long)]
     owner: String,
     /// The owner's interface.
     #[arg(long, default_value = "")]
     interface: String,
-    /// This address and no other [default: one of each range].
+    /// This address only [default: one of each range].
     #[arg(long)]
     address: Option<Address>,
-    /// What it is for. `addresses` and `who` show it.
+    /// A note that `addresses` and `who` show.
     #[arg(long)]
     note: Option<String>,
 }
@@ -64,8 +64,8 @@ impl Allocate {
         output::print(format, &rows)
     }
 
-    /// The flat file that counts. Where an engine looks for one, a file that is not there is passed over; one that a person names
-    /// must be there.
+    /// The flat file to use. Where an engine searches one, a missing file is skipped; one that a person names must
+    /// exist.
     fn flat(&self) -> anyhow::Result<&[PathBuf]> {
         if let Some(file) = self.flat_file.as_ref().filter(|file| !file.exists()) {
             bail!(Negative::NotFound(format!(
@@ -92,8 +92,7 @@ impl Allocate {
             return read(&directory.join(format!("{name}.json")), store, flat);
         };
         let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
-        let network =
-            by_hand::network_of_cluster(&cluster.witness(), namespace, name, flat).await?;
+        let network = by_hand::network_of_cluster(&cluster.reader(), namespace, name, flat).await?;
         Ok(network)
     }
 }

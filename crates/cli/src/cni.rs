@@ -1,4 +1,4 @@
-//! `berth cni`: one CNI call in this process. What the plugin runs where no agent listens.
+//! `berth cni`: serves one CNI call in this process. The plugin runs it when no agent listens.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use berth_cni::conf::LONGEST_CONFIGURATION;
 use berth_cni::wire::{Answer, DEFAULT_SOCKET, Request};
 use berth_cni::{CniError, Code, Environment};
 use berth_front::Node;
-use berth_install::Pointer;
+use berth_install::EngineConfig;
 use berth_pods::config::NodeFiles;
 
 use crate::fronts::CallArgs;
@@ -68,14 +68,14 @@ impl CniArgs {
         }
         let installed = installed()?;
         let mut places = self.files.flat_places();
-        // After the usual places: an agent knows those, and the two must read the same.
+        // After the usual places: an agent uses those, and both must read the same file.
         places.extend(installed.iter().map(|found| found.configuration.join(FLAT)));
-        let told = installed.as_ref().and_then(|found| found.database.clone());
+        let configured = installed.as_ref().and_then(|found| found.database.clone());
         let node = Node {
-            // No definition names the node: it could name another one, and claim that one's slices.
+            // No definition names the node: it could name another one, and claim that node's slices.
             name: (self.files.name(self.node, &homes(&places))).unwrap_or_default(),
-            // The agent's own: a second file would allocate what the first has (I1).
-            database: store.node_database_or(told),
+            // The agent's own file: a second file would allocate what the first has allocated (I1).
+            database: store.node_database_or(configured),
             cluster: self.cluster.connect(),
             leader_desk: None,
             runtime: socket().parent().map(PathBuf::from),
@@ -88,25 +88,25 @@ impl CniArgs {
             .enable_all()
             .build()
             .map_err(|error| CniError::new(Code::Internal, format!("no runtime: {error}")))?;
-        Ok(runtime.block_on(berth_agent::once(&node, fronts, &request)))
+        Ok(runtime.block_on(berth_agent::oneshot(&node, fronts, &request)))
     }
 }
 
-/// The agent's socket, as the plugin has it that runs this.
+/// The agent's socket, as the calling plugin has it.
 fn socket() -> PathBuf {
-    let told = std::env::var_os("BERTH_SOCKET").filter(|told| !told.is_empty());
-    told.map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from)
+    let configured = std::env::var_os("BERTH_SOCKET").filter(|configured| !configured.is_empty());
+    configured.map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from)
 }
 
-/// What the installation of this program left beside it.
-pub(crate) fn installed() -> Result<Option<Pointer>, CniError> {
+/// What the installer left next to this program.
+pub(crate) fn installed() -> Result<Option<EngineConfig>, CniError> {
     let Ok(engine) = std::env::current_exe() else {
         return Ok(None);
     };
-    Pointer::beside(&engine).map_err(|error| CniError::new(Code::Io, error.to_string()))
+    EngineConfig::beside(&engine).map_err(|error| CniError::new(Code::Io, error.to_string()))
 }
 
-/// The network configuration. Of one that is too long, a piece that is too long as well.
+/// The network configuration. If it is too long, a piece that is too long as well.
 fn read_stdin() -> Result<String, CniError> {
     let mut bytes = Vec::new();
     let longest = LONGEST_CONFIGURATION as u64 + 1;

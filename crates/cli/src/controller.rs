@@ -1,4 +1,5 @@
-//! `berth controller`: cuts ranges into node slices, for the whole cluster. Run two: one leads, one is ready to.
+//! `berth controller`: the work that is done once per cluster, such as cutting ranges into node slices. Run two
+//! replicas: one leads, the other is on standby.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use berth_controller::{
 };
 use berth_desk::{DeskMetrics, DeskSettings};
 use berth_front::Kind;
+use berth_gcp::front::{GcpLeaderArgs, GcpTask};
 use berth_listen::warn_if_readable_by_others;
-use berth_nodes::front::UpkeepTask;
+use berth_nodes::front::{NodeLeaderArgs, UpkeepTask};
 use berth_nodes::upkeep::UpkeepConfig;
-use berth_pods::garbage::{CollectTask, GarbageSettings};
+use berth_pods::garbage::{GarbageSettings, collect_task};
 use berth_pods::node::GarbageArgs;
 
 use crate::daemon;
@@ -23,48 +25,47 @@ use crate::node::{ClusterArgs, NodeFileArgs};
 pub struct ControllerArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// This process among its replicas [default: $POD_NAME, else the machine's name, and a number of its own].
+    /// The name of this replica [default: $POD_NAME, else the machine's name, and a unique number].
     #[arg(long, env = "BERTH_IDENTITY")]
     identity: Option<String>,
     #[command(flatten)]
-    desk: DeskArgs,
-    /// Free what pods of lost nodes left in plain pools, where agents may not (deploy/controller/policies.yaml).
-    #[arg(long, env = "BERTH_COLLECT")]
-    collect: bool,
-    #[command(flatten)]
-    garbage: GarbageArgs,
-    /// Look after NodeIPPools and the policies that name them (deploy/nodes).
-    #[arg(long, env = "BERTH_NODES")]
-    nodes: bool,
-    /// Seconds that no enactment must claim a host's address before it is released.
-    #[arg(long, env = "BERTH_NODES_GRACE", default_value_t = 60.0, value_parser = seconds)]
-    nodes_grace: f64,
-    #[command(flatten)]
     files: NodeFileArgs,
-    /// Seconds that a leader which is gone may go unnoticed.
+    /// Seconds until a leader that has died is replaced.
     #[arg(long, env = "BERTH_LEASE_DURATION", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease_duration: u64,
-    /// Stand for no election: this process always leads. Two that do meet, and do no harm.
+    /// Skip the election: this process always leads. Two leaders do no harm.
     #[arg(long, env = "BERTH_NO_ELECTION")]
     no_election: bool,
-    /// Seconds that a node must have been gone, and nobody have used its slice, before the slice is taken back.
+    /// Seconds that a node must be gone, with its slice unused, before the slice is reclaimed.
     #[arg(long, env = "BERTH_SLICE_GRACE", default_value_t = 60.0, value_parser = seconds)]
     slice_grace: f64,
-    /// Milliseconds after a change in which others that come with it are waited for.
+    /// Milliseconds to wait for further changes before a write.
     #[arg(long, env = "BERTH_GATHER_MS", default_value_t = 75, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     gather_ms: u64,
-    /// Seconds between two readings of everything.
+    /// Seconds between two full resyncs.
     #[arg(long, env = "BERTH_RESYNC", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     resync: u64,
-    /// Take network definitions whose configuration is on the nodes' disks for networks of other ranges. Without it,
-    /// one of them leaves no range proved to be apart from the others.
+    /// Assume that network definitions whose configuration is on the nodes' disks use other ranges. Without it, one
+    /// such definition prevents the proof that ranges are disjoint.
     #[arg(long, env = "BERTH_IGNORE_ON_DISK_NETWORKS")]
     ignore_on_disk_networks: bool,
-    /// Serve health, readiness and metrics on this address.
+    /// Serve health, readiness and metrics on this TCP address.
     #[arg(long, env = "BERTH_LISTEN")]
     listen: Option<SocketAddr>,
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
+    // Groups with a heading come last: a heading holds for all flags after it.
+    #[command(flatten)]
+    desk: DeskArgs,
+    /// Release what pods of lost nodes held in plain pools, where agents may not (deploy/controller/policies.yaml).
+    #[arg(long, env = "BERTH_COLLECT", help_heading = "Pods")]
+    collect: bool,
+    #[command(flatten)]
+    garbage: GarbageArgs,
+    #[command(flatten)]
+    nodes: NodeLeaderArgs,
+    #[command(flatten)]
+    gcp: Box<GcpLeaderArgs>,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -108,17 +109,16 @@ impl ControllerArgs {
                 unseen_is_apart: self.ignore_on_disk_networks,
             },
             garbage,
-            nodes: self
-                .nodes
-                .then(|| Duration::from_secs_f64(self.nodes_grace)),
+            nodes: self.nodes.grace(),
             resync: Duration::from_secs(self.resync),
+            gcp: self.gcp.settings()?,
         };
         daemon::run(async move {
-            let told = daemon::told()?;
+            let told = daemon::stop_signal()?;
             let desk = desk.bind().await?;
             config.notice = desk
                 .iter()
-                .flat_map(|desk| desk.notice().annotations())
+                .flat_map(|desk| desk.endpoint().annotations())
                 .collect();
             let controller = Controller::open(config).await?;
             let tasks = settings.tasks(&controller, desk);
@@ -128,19 +128,21 @@ impl ControllerArgs {
     }
 }
 
-/// What the tasks of a leader are told.
+/// The settings of the leader's tasks.
 struct TaskSettings {
     kinds: Vec<Kind>,
     slices: SliceTaskSettings,
-    /// None: agents collect by themselves.
+    /// `None`: agents collect by themselves.
     garbage: Option<GarbageSettings>,
-    /// The grace period of hosts' addresses; none: NodeIPPools are not looked after.
+    /// The grace period of hosts' addresses; `None`: NodeIPPools are not reconciled.
     nodes: Option<Duration>,
     resync: Duration,
+    /// None: agents alone look after addresses on Google Cloud.
+    gcp: Option<berth_gcp::front::Settings>,
 }
 
 impl TaskSettings {
-    /// The list of tasks: the one place that names them all.
+    /// The list of tasks: the only place that names them all.
     fn tasks(self, controller: &Controller, desk: Option<LeaderDesk>) -> Tasks {
         let (connection, leadership) = (controller.connection(), controller.leadership());
         let slices = SliceTask::new(&connection, &leadership, self.slices);
@@ -163,18 +165,25 @@ impl TaskSettings {
             };
             tasks.push(Arc::new(UpkeepTask::new(&connection, config)));
         }
+        if let Some(settings) = self.gcp {
+            let identity = leadership.identity();
+            tasks.push(Arc::new(GcpTask::new(
+                connection.clone(),
+                identity,
+                settings,
+            )));
+        }
         if let Some(settings) = self.garbage {
             let identity = leadership.identity().to_owned();
             let leads = move || leadership.is_leading();
-            tasks.push(Arc::new(CollectTask::new(
-                connection, identity, settings, leads,
-            )));
+            let task = collect_task(connection, &identity, &settings, leads);
+            tasks.push(Arc::new(task));
         }
         tasks
     }
 }
 
-/// A name that no other process has: replicas of one machine must not take each other for themselves.
+/// A unique name: replicas on one machine must not mistake each other for themselves.
 fn identity(files: &NodeFileArgs) -> String {
     let name = std::env::var("POD_NAME").ok();
     let name = name.filter(|name| !name.is_empty());

@@ -1,16 +1,16 @@
-//! What every long-running command needs: a small runtime, and to hear that it shall stop.
+//! What every long-running command needs: a small runtime, and a signal to stop.
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Runs `work` on a daemon's runtime: on its workers, for what runs beside them is woken by one of them for every call.
+/// Runs `work` on a worker of the daemon's runtime: outside of it, every call would cost a wake-up.
 pub fn run<T: Send + 'static>(
     work: impl Future<Output = anyhow::Result<T>> + Send + 'static,
 ) -> anyhow::Result<T> {
     // Two workers: a daemon waits for disks and servers, it does not compute.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        // Each has a stack and a heap of its own, and they wait for one SQLite file.
+        // Each thread has its own stack and heap, and they wait for one SQLite file.
         .max_blocking_threads(8)
         .enable_all()
         .build()
@@ -20,9 +20,9 @@ pub fn run<T: Send + 'static>(
         .context("the daemon's work broke off")?
 }
 
-/// Ends when SIGTERM or SIGINT comes. Both are caught from the call on, not from the first await: a stop that comes
-/// while the daemon starts is not lost.
-pub fn told() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
+/// Completes on SIGTERM or SIGINT. Both are caught from this call on, not from the first await: a signal during startup
+/// is not lost.
+pub fn stop_signal() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
     Ok(async move {

@@ -1,4 +1,4 @@
-//! YAML and JSON files that a person hands to a command.
+//! YAML and JSON files that a person passes to a command.
 //!
 //! Guarantees: no more is read than an API server would store, and an error names the file.
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::exit::Negative;
 
-/// The largest file that is read. etcd takes no object over 1.5 MiB; a node's whole network state is smaller too.
+/// The largest file that is read. etcd stores no object over 1.5 MiB; a node's whole network state is smaller too.
 const LARGEST: u64 = 4 << 20;
 
 /// The text of a file, or of stdin for `-`.
@@ -34,7 +34,7 @@ pub fn text(file: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The documents of a file. Empty ones are left out.
+/// The documents of a file, without empty ones.
 pub fn all(file: &Path, expected: &str) -> anyhow::Result<Vec<Value>> {
     let read: Vec<Value> = serde_saphyr::from_multiple(&text(file)?).map_err(|error| {
         let name = file.display();

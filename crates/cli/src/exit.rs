@@ -1,15 +1,15 @@
-//! Exit codes, and the one place that prints an error with its causes.
+//! Exit codes, and the only place that prints an error with its causes.
 //!
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | something else failed |
-//! | 2 | the command line is wrong, a range in it can't be read |
+//! | 1 | another failure |
+//! | 2 | the command line is wrong, or a range in it can't be parsed |
 //! | 3 | no such pool or address |
-//! | 4 | refused: held by another, exhausted, declined by the user |
+//! | 4 | refused: held by another owner, exhausted, declined by the user |
 //! | 5 | the store can't be reached or is busy: try again |
-//! | 6 | the store can't be read, or refuses for good: a person has to look |
-//! | 7 | the holder of the address lives, or nothing proves that it is gone |
+//! | 6 | the store can't be read, or refuses permanently: a person has to act |
+//! | 7 | the address's holder is alive, or nothing proves that it is gone |
 
 use std::process::ExitCode;
 
@@ -18,12 +18,13 @@ use berth_desk::DeskError;
 use berth_gcp::cloud::CloudError;
 use berth_gcp::provision::executor::{PoolsError, ProvisionError};
 use berth_install::InstallError;
+use berth_kube::KubeError;
 use berth_ledger::LedgerError;
 use berth_pods::PodError;
 use berth_pods::by_hand::NetworkError;
 use thiserror::Error;
 
-/// Answers that are no failures of the program, and still no success.
+/// Results that are neither a success nor a failure of the program.
 #[derive(Debug, Error)]
 pub enum Negative {
     #[error("{0}")]
@@ -82,6 +83,9 @@ fn code(error: &anyhow::Error) -> u8 {
         if let Some(error) = cause.downcast_ref::<CloudError>() {
             return of_cloud(error);
         }
+        if let Some(error) = cause.downcast_ref::<KubeError>() {
+            return of_kube(error);
+        }
         if let Some(error) = cause.downcast_ref::<LedgerError>() {
             return of_ledger(error);
         }
@@ -97,7 +101,7 @@ const fn of_install(error: &InstallError) -> u8 {
         InstallError::Settings(_) => 2,
         InstallError::Gone { .. } => 3,
         InstallError::Busy { .. } => 5,
-        InstallError::Unreadable { .. } | InstallError::Pointer { .. } => 6,
+        InstallError::Unreadable { .. } | InstallError::EngineConfig { .. } => 6,
         InstallError::Credentials { .. }
         | InstallError::Source { .. }
         | InstallError::Write { .. } => 1,
@@ -131,12 +135,21 @@ const fn of_cloud(error: &CloudError) -> u8 {
     }
 }
 
+const fn of_kube(error: &KubeError) -> u8 {
+    match error {
+        KubeError::Conflict { .. }
+        | KubeError::OutcomeUnknown { .. }
+        | KubeError::Unavailable { .. } => 5,
+        KubeError::Unreadable { .. } | KubeError::Rejected { .. } => 6,
+    }
+}
+
 const fn of_network(error: &NetworkError) -> u8 {
     match error {
         NetworkError::Definition { .. } => 2,
         NetworkError::Absent(_) => 3,
         NetworkError::Unusable { .. } => 4,
-        NetworkError::Blind(_) => 5,
+        NetworkError::ReadError(_) => 5,
     }
 }
 

@@ -1,19 +1,20 @@
-//! The fronts and leader tasks of this program: the one place that names them all.
+//! The fronts and leader tasks of this program: the only place that names them all.
 //!
-//! A front is added by a field in [`FrontArgs`] (and in [`CallArgs`], if it answers CNI calls), a line in `list`, its
-//! plugin names in [`plugin_names`], its kind of pools in [`KINDS`], and, if it has work for the leader, a line in `controller.rs`.
+//! To add a front: a field in [`FrontArgs`] (and in [`CallArgs`], if it serves CNI calls), a line in `list`, its plugin
+//! names in [`plugin_names`], its kind of pools in [`KINDS`], and, if it has work for the leader, a line in
+//! `controller.rs`.
 
 use std::path::PathBuf;
 
 use anyhow::bail;
 use berth_front::{Front, Kind, Node};
 use berth_gcp::front::{GcpArgs, IP_POOL_KIND};
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
 use berth_nodes::front::{NODE_IP_POOL_KIND, NodeArgs};
 use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
 use berth_vms::VmFlags;
 
-/// The kinds of pools that fronts keep in objects of their own, beside whereabouts' IPPools: for the leader's desk and for
+/// The kinds of pools that fronts keep in their own objects, besides whereabouts' IPPools: for the leader desk and for
 /// `berth pools`.
 pub const KINDS: &[Kind] = &[NODE_IP_POOL_KIND, IP_POOL_KIND];
 
@@ -27,7 +28,7 @@ pub fn plugin_names() -> Vec<&'static str> {
 pub struct FrontArgs {
     #[command(flatten)]
     pods: PodArgs,
-    /// Keep VM pools and leave the cluster's pods alone: no right to anything of theirs is needed.
+    /// Serve VM pools only, and not the cluster's pods: needs none of their rights.
     #[arg(long, help_heading = "VM pools")]
     pub vms_only: bool,
     #[command(flatten)]
@@ -39,7 +40,7 @@ pub struct FrontArgs {
 }
 
 impl FrontArgs {
-    /// The fronts that an agent serves. `cluster` is the one that was told, whatever `node` says of pods.
+    /// The fronts that an agent serves. `cluster` is the configured one, even if `node` has none for pods.
     pub fn list(
         self,
         node: &Node,
@@ -68,7 +69,7 @@ impl FrontArgs {
     }
 }
 
-/// The flags of the fronts that answer CNI calls, as `berth cni` has them.
+/// The flags of the fronts that serve CNI calls, for `berth cni`.
 #[derive(Debug, clap::Args)]
 pub struct CallArgs {
     #[command(flatten)]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Negative;
 
-/// The program, unless another is named.
+/// The program to run by default.
 const DEFAULT: &str = "berth-host";
 
 #[derive(Debug)]
@@ -21,13 +21,13 @@ pub struct HostProgram(PathBuf);
 pub struct Evaluation<'a> {
     /// `{capture, desiredState}`, without pools.
     pub policy: &'a Value,
-    /// The host's present state.
+    /// The host's current state.
     pub current: &'a str,
-    /// The results of its captures; they are evaluated where there are none.
+    /// The results of its captures; evaluated if there are none.
     pub captured: Option<&'a BTreeMap<String, Value>>,
 }
 
-/// What came of it.
+/// The result of an evaluation.
 #[derive(Debug)]
 pub struct Evaluated {
     pub state: Option<Value>,
@@ -36,7 +36,7 @@ pub struct Evaluated {
 }
 
 impl HostProgram {
-    /// The one that is named; else `berth-host` beside this program; else on the PATH.
+    /// The named program; else `berth-host` next to this program; else on the PATH.
     pub fn new(named: Option<PathBuf>) -> HostProgram {
         let beside = std::env::current_exe().ok();
         let beside = beside.map(|this| this.with_file_name(DEFAULT));
@@ -97,8 +97,8 @@ impl HostProgram {
             Err(error) => return Err(error).with_context(|| format!("start {name}")),
         };
         if !output.status.success() {
-            let told = String::from_utf8_lossy(&output.stderr);
-            bail!(Negative::Refused(format!("{name}: {}", told.trim())));
+            let message = String::from_utf8_lossy(&output.stderr);
+            bail!(Negative::Refused(format!("{name}: {}", message.trim())));
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

@@ -1,14 +1,14 @@
-//! `berth install`: the entry point of the daemon set, and of a person at a node.
+//! `berth install`: the entry point of the daemon set, and of a person on a node.
 //!
-//! Flags and variables of whereabouts' installer mean here what they mean there. An empty variable counts as one that
-//! is not set: manifests leave them so.
+//! Flags and variables of whereabouts' installer have the same meaning here. An empty variable counts as unset:
+//! manifests leave them empty.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use berth_install::{
     Action, ClusterSource, Fate, Layout, Placed, Removed, Report, Settings, Wanted, install,
-    remove, stay,
+    reconcile, remove,
 };
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
@@ -20,33 +20,33 @@ use crate::output::{self, Format, Row};
 
 #[derive(Debug, clap::Args)]
 pub struct InstallArgs {
-    /// Install and exit, instead of staying to rewrite the kubeconfig when the token or the CA changes.
+    /// Install and exit, instead of running on and rewriting the kubeconfig when the token or the CA changes.
     #[arg(long, conflicts_with = "remove")]
     once: bool,
-    /// Remove what was installed, and put back what was there before.
+    /// Remove what was installed, and restore what was there before.
     #[arg(long)]
     remove: bool,
-    /// When told to stop (SIGTERM), remove what was installed.
+    /// On SIGTERM, remove what was installed.
     #[arg(long, env = "BERTH_REMOVE_ON_EXIT", value_parser = switch, num_args = 0..=1, default_value = "false",
         default_missing_value = "true", require_equals = true, value_name = "BOOL")]
     remove_on_exit: bool,
-    /// Install the programs only, for a node that is in no cluster: addresses are then kept in the node's own store.
+    /// Install only the programs, for a node outside any cluster: addresses are then kept in the node's own store.
     #[arg(long)]
     standalone: bool,
 
-    /// Where the host's file system is [default: /host if that is a directory, else /].
+    /// The root of the host's file system [default: /host if that is a directory, else /].
     #[arg(long, env = "BERTH_HOST_ROOT", value_parser = path(), value_name = "DIR")]
     host_root: Option<PathBuf>,
-    /// Where CNI plugins are [default: looked for: k3s, RKE2, containerd's configuration, /opt/cni/bin].
+    /// The directory of CNI plugins [default: detected: k3s, RKE2, containerd's configuration, /opt/cni/bin].
     #[arg(long, env = "CNI_BIN_DIR", value_parser = path(), value_name = "DIR")]
     cni_bin_dir: Option<PathBuf>,
-    /// Where CNI configurations are [default: looked for: k3s, RKE2, containerd's configuration, /etc/cni/net.d].
+    /// The directory of CNI configurations [default: detected: k3s, RKE2, containerd's configuration, /etc/cni/net.d].
     #[arg(long, env = "CNI_CONF_DIR", value_parser = path(), value_name = "DIR")]
     cni_conf_dir: Option<PathBuf>,
-    /// The CNI plugin [default: berth-cni beside this program].
+    /// The CNI plugin [default: berth-cni next to this program].
     #[arg(long, env = "BERTH_PLUGIN", value_parser = path(), value_name = "FILE")]
     plugin: Option<PathBuf>,
-    /// What the plugin runs where no agent listens [default: this program].
+    /// The engine that the plugin runs when no agent listens [default: this program].
     #[arg(long, env = "BERTH_ENGINE", value_parser = path(), value_name = "FILE")]
     engine: Option<PathBuf>,
 
@@ -56,21 +56,21 @@ pub struct InstallArgs {
     /// The namespace of the pools [default: the service account's, else kube-system].
     #[arg(long, env = "WHEREABOUTS_NAMESPACE", value_name = "NAME")]
     namespace: Option<String>,
-    /// The service account's token.
+    /// The file with the service account's token.
     #[arg(
         long,
         value_name = "FILE",
         default_value = "/var/run/secrets/kubernetes.io/serviceaccount/token"
     )]
     token_file: PathBuf,
-    /// The cluster's CA [default: ca.crt beside the token].
+    /// The file with the cluster's CA [default: ca.crt next to the token].
     #[arg(long, env = "KUBE_CA_FILE", value_parser = path(), value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// Believe any server to be the API server.
+    /// Do not verify the API server's certificate.
     #[arg(long, env = "SKIP_TLS_VERIFY", value_parser = switch, num_args = 0..=1, default_value = "false",
         default_missing_value = "true", require_equals = true, value_name = "BOOL")]
     skip_tls_verify: bool,
-    /// How to speak to the API server.
+    /// The protocol of the API server.
     #[arg(
         long,
         env = "KUBERNETES_SERVICE_PROTOCOL",
@@ -78,15 +78,15 @@ pub struct InstallArgs {
         default_value = "https"
     )]
     api_protocol: String,
-    /// Where the API server is.
+    /// The host of the API server.
     #[arg(long, env = "KUBERNETES_SERVICE_HOST", value_name = "HOST")]
     api_host: Option<String>,
     #[arg(long, env = "KUBERNETES_SERVICE_PORT", value_name = "PORT")]
     api_port: Option<String>,
-    /// The mode of kubeconfig, flat file and node name.
+    /// The file mode of kubeconfig, flat file and node name.
     #[arg(long, env = "KUBECONFIG_MODE", value_name = "OCTAL", value_parser = mode, default_value = "600")]
     kubeconfig_mode: u32,
-    /// Put into the flat file, for a whereabouts that comes back.
+    /// Written into the flat file, for a whereabouts that is installed again.
     #[arg(
         long,
         env = "WHEREABOUTS_RECONCILER_CRON",
@@ -99,7 +99,7 @@ pub struct InstallArgs {
 }
 
 impl InstallArgs {
-    /// `database`: the node's, which the engine beside the plugin is told.
+    /// `database`: the node's file, which the engine next to the plugin must use.
     pub fn run(self, database: PathBuf, output: Format) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         let layout = Layout::locate(&Wanted {
@@ -123,10 +123,10 @@ impl InstallArgs {
             .build()
             .context("the runtime can't be started")?;
         runtime.block_on(async {
-            // Before the first file is written: a stop that comes early must not leave behind what is to be removed.
-            let told = daemon::told()?;
+            // Before the first file is written: an early signal must still remove everything.
+            let stopped = daemon::stop_signal()?;
             placed(output, install(&settings)?)?;
-            anyhow::Ok(stay(&settings, told).await?)
+            anyhow::Ok(reconcile(&settings, stopped).await?)
         })?;
         match self.remove_on_exit {
             true => taken_away(&settings.layout, output),
@@ -176,7 +176,7 @@ fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 
-/// `true` alone switches a check of TLS off; what looks like a mistake is one.
+/// Only `true` turns TLS verification off; other values are refused as mistakes.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
         "true" => Ok(true),
@@ -190,7 +190,7 @@ fn mode(text: &str) -> Result<u32, String> {
         return Ok(0o600);
     }
     match u32::from_str_radix(text, 8) {
-        // What the plugin can't read as its owner is of no use.
+        // A mode that the owner can't read is useless.
         Ok(mode) if mode <= 0o777 && mode & 0o400 != 0 => Ok(mode),
         _ => Err("an octal mode that lets the owner read is expected, like 600".to_owned()),
     }

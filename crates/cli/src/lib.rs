@@ -1,8 +1,7 @@
 //! The `berth` command.
 //!
-//! Promises: what it prints on stdout is the answer (a table, or JSON with `--output json`), what
-//! goes wrong goes to stderr with its whole chain of causes, and the exit code tells scripts which
-//! kind of thing went wrong ([`exit`]).
+//! Guarantees: stdout has the answer (a table, or JSON with `--output json`), stderr has errors with their chain of
+//! causes, and the exit code names the kind of failure for scripts ([`exit`]).
 
 mod addresses;
 mod agent;
@@ -13,9 +12,9 @@ mod controller;
 mod daemon;
 mod documents;
 mod exit;
-mod find;
 mod fronts;
 mod gcp;
+mod holders;
 mod host_program;
 mod install;
 mod logs;
@@ -26,6 +25,7 @@ mod output;
 mod policy;
 mod pools;
 mod release;
+mod settings;
 mod store;
 mod up;
 mod vm;
@@ -35,12 +35,12 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use berth_front::Kind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use output::Format;
 use store::StoreArgs;
 
-/// IP addresses for pods, VMs and nodes: never the same one twice, none leaked.
+/// Allocates IP addresses to pods, VMs and nodes: no duplicates, no leaks.
 #[derive(Debug, Parser)]
 #[command(
     name = "berth",
@@ -52,7 +52,7 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// How to print answers.
+    /// The output format.
     #[arg(long, short, global = true, value_enum, default_value_t = Format::Table)]
     output: Format,
 
@@ -64,23 +64,23 @@ struct Cli {
 enum Command {
     /// Start an agent on this machine with an example network and allocate from it: no cluster, no root.
     Up(up::Up),
-    /// List pools, how full they are, and what is wrong with them.
+    /// List pools, how full they are, and their problems.
     Pools(pools::Pools),
     /// List allocated addresses.
     Addresses(addresses::Addresses),
-    /// Who holds this address?
+    /// Show who holds an address.
     Who(addresses::Who),
-    /// Allocate an address by hand, for what is no pod. It stays until it is released.
+    /// Allocate an address by hand, for an owner that is not a pod. It stays until it is released.
     Allocate(allocate::Allocate),
-    /// Release an address by hand, or end its cooldown. Asks first; a pod that lives keeps its address.
+    /// Release an address by hand, or end its cooldown. Asks first; refuses while its pod runs.
     Release(release::Release),
-    /// Which address has which offset in a NodeIPPool, of the cluster or of a file.
+    /// Convert between addresses and offsets of a NodeIPPool, from the cluster or a file.
     Offsets(offsets::Offsets),
     /// Generate the state of a NodeNetworkConfigurationPolicy, with nmpolicyctl's arguments: `berth policy gen --help`.
     Policy(policy::PolicyArgs),
     /// Run the node's agent: serve CNI calls on a unix socket.
     Agent(Box<agent::AgentArgs>),
-    /// Run the cluster's controller: cut ranges into node slices. Two replicas: one leads, one is ready to.
+    /// Run the cluster's controller: node slices, the leader desk, collection. Run two replicas; one leads.
     Controller(controller::ControllerArgs),
     /// Pools of pre-created VMs, through the agent.
     Vm(vm::Vm),
@@ -89,17 +89,20 @@ enum Command {
     /// Pods that keep their address on Google Cloud: provision, install, check.
     #[command(subcommand)]
     Gcp(gcp::Gcp),
-    /// Put the CNI plugin and its configuration on this node and keep them fresh, or take them away.
+    /// Install the CNI plugin and its configuration on this node and keep them up to date, or remove them.
     Install(install::InstallArgs),
+    /// Print docs/settings.md.
+    #[command(hide = true)]
+    Settings,
 }
 
 pub use fronts::KINDS;
 
 /// Runs the command with these arguments, the program's name first. `kinds` are the kinds of pools that fronts keep in
-/// objects of their own.
+/// their own objects.
 pub fn main(arguments: impl Iterator<Item = OsString>, kinds: &[Kind]) -> ExitCode {
     let cli = Cli::parse_from(arguments);
-    // Their own runtimes: a daemon's has few threads, a single call's has one.
+    // Separate runtimes: a daemon's has few threads, a single call's has one.
     match cli.command {
         Command::Agent(args) => exit::report(args.run(cli.store.node_database())),
         Command::Cni(args) => args.run(cli.store),
@@ -107,6 +110,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>, kinds: &[Kind]) -> ExitCo
         Command::Gcp(command) => exit::report(command.run(cli.store, cli.output)),
         Command::Policy(args) => exit::report(args.run()),
         Command::Install(args) => exit::report(args.run(cli.store.node_database(), cli.output)),
+        Command::Settings => exit::report(settings::print(Cli::command())),
         command => exit::report(run(command, cli.store, cli.output, kinds)),
     }
 }
@@ -130,7 +134,8 @@ fn run(command: Command, store: StoreArgs, output: Format, kinds: &[Kind]) -> an
             | Command::Controller(_)
             | Command::Gcp(_)
             | Command::Policy(_)
-            | Command::Install(_) => Ok(()),
+            | Command::Install(_)
+            | Command::Settings => Ok(()),
         }
     })
 }

@@ -1,11 +1,11 @@
-//! Logs go to stderr: stdout belongs to answers. A line of text holds one event: what others wrote (names, paths, messages of
-//! an API server) can't add lines or terminal sequences to it.
+//! Logs go to stderr: stdout is for answers. An event is one line: untrusted text (names, paths, messages of an API
+//! server) can't add lines or terminal sequences.
 
 use std::io::{self, IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     #[default]
@@ -13,7 +13,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging at `level`, unless `BERTH_LOG` says otherwise.
+/// Starts logging at `level`, unless `BERTH_LOG` is set.
 pub fn start(level: &str, format: LogFormat) {
     let filter = EnvFilter::try_from_env("BERTH_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     // Colours are escape sequences: tracing-subscriber escapes those within values.
@@ -21,7 +21,7 @@ pub fn start(level: &str, format: LogFormat) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(colours);
-    // A second start in one process is a test's; the first one stands.
+    // Only a test starts it twice in one process; the first one stays.
     let _ = match format {
         LogFormat::Text => {
             let writer = move || Escaped {
@@ -34,7 +34,7 @@ pub fn start(level: &str, format: LogFormat) {
     };
 }
 
-/// Writes one event at a time, its control characters escaped but for the newline at its end.
+/// Writes one event at a time and escapes control characters, except the newline at its end.
 struct Escaped<W> {
     inner: W,
     colours: bool,

@@ -1,10 +1,10 @@
-//! What a node knows of itself.
+//! How a node finds its cluster, its flat file and its name.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use berth_ledger::files::{self, CONFIGURATION_LIMIT, Owner};
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
+use berth_kube::files::{self, CONFIGURATION_LIMIT, Owner};
 use berth_pods::config::{NamedPaths, NodeFiles, flat};
 
 /// The cluster that keeps a node's pools.
@@ -20,7 +20,7 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// How to reach the cluster, if one was told.
+    /// How to reach the cluster, if one is configured.
     pub fn connect(self) -> Option<Connect> {
         let in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         (self.kubeconfig.is_some() || in_cluster).then(|| Connect {
@@ -31,42 +31,42 @@ impl ClusterArgs {
     }
 }
 
-/// Which files tell what the node's administrator or installer has set.
+/// The files with what the node's administrator or installer has set.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct NodeFileArgs {
-    /// The node's flat file: the first of these files, between colons, that exists [default: whereabouts.conf where
-    /// whereabouts looks for it, such as /etc/cni/net.d/whereabouts.d].
+    /// The node's flat file: the first existing file of this colon-separated list [default: whereabouts.conf where
+    /// whereabouts searches it, such as /etc/cni/net.d/whereabouts.d].
     #[arg(long, value_name = "FILES", env = "BERTH_FLAT_FILES")]
     flat_files: Option<OsString>,
-    /// The node's name, where neither --node nor NODENAME has it: the first of these files, between colons, that exists
-    /// [default: nodename beside the flat file, then /etc/hostname].
+    /// The file with the node's name, if neither --node nor NODENAME is set: the first existing file of this
+    /// colon-separated list [default: nodename next to the flat file, then /etc/hostname].
     #[arg(long, value_name = "FILES", env = "BERTH_NODENAME_FILES")]
     nodename_files: Option<OsString>,
 }
 
 impl NodeFileArgs {
-    /// Where the flat file may be.
+    /// Where to search the flat file.
     pub fn flat_places(&self) -> Vec<PathBuf> {
         listed(self.flat_files.as_ref(), &flat::PLACES)
     }
 
-    /// The kubeconfig that the flat file names: networks that name none use it.
+    /// The kubeconfig that the flat file names: networks without their own use it.
     pub fn kubeconfig(&self) -> Option<PathBuf> {
         let files = NodeFiles::of_known_cluster(self.flat_places());
-        // One that can't be read is told by every call that needs it.
+        // Every call that needs an unreadable file reports it.
         files.find(&NamedPaths::default()).ok()?.kubeconfig
     }
 
-    /// The node's name: as told, else `NODENAME`, else in a file `nodename` in one of `homes` or in one of the files that were
-    /// named, else the machine's.
-    pub fn name(&self, told: Option<String>, homes: &[PathBuf]) -> Option<String> {
+    /// The node's name: as configured, else `NODENAME`, else from a file `nodename` in one of `homes` or from one of
+    /// the named files, else the machine's.
+    pub fn name(&self, flag: Option<String>, homes: &[PathBuf]) -> Option<String> {
         let beside = homes.iter().map(|home| home.join("nodename"));
         let files = listed(self.nodename_files.as_ref(), &NODENAME_FILES);
-        name(told, beside.chain(files))
+        name(flag, beside.chain(files))
     }
 }
 
-/// The paths of a list between colons, an empty one for none; else these.
+/// The paths of a colon-separated list, none for an empty one; else these.
 fn listed(named: Option<&OsString>, usual: &[&str]) -> Vec<PathBuf> {
     let Some(named) = named else {
         return usual.iter().map(PathBuf::from).collect();
@@ -75,8 +75,8 @@ fn listed(named: Option<&OsString>, usual: &[&str]) -> Vec<PathBuf> {
     paths.filter(|path| path.is_absolute()).collect()
 }
 
-/// Where installers leave the node's name for the plugin, in the order in which their flat files are looked for, and where
-/// a machine has its own: the name that its node has, unless its kubelet was told another one.
+/// Where installers store the node's name for the plugin, in the order in which their flat files are searched, and
+/// where a machine has its own: the name of its node, unless its kubelet is configured with another.
 const NODENAME_FILES: [&str; 4] = [
     "/etc/kubernetes/cni/net.d/whereabouts.d/nodename",
     "/etc/cni/net.d/whereabouts.d/nodename",
@@ -84,14 +84,14 @@ const NODENAME_FILES: [&str; 4] = [
     "/etc/hostname",
 ];
 
-/// What the kernel calls the machine.
+/// The kernel's name of the machine.
 const NAMED_BY_KERNEL: &str = "/proc/sys/kernel/hostname";
 
-/// What a machine without a name calls itself: not one to tell it from others by.
+/// Names of machines without a name: they identify nothing.
 const NO_NAMES: [&str; 3] = ["localhost", "localhost.localdomain", "(none)"];
 
-/// The node's name: as told, else `NODENAME`, else in the first of `files` that has one, else the kernel's.
-fn name(told: Option<String>, files: impl Iterator<Item = PathBuf>) -> Option<String> {
+/// The node's name: as configured, else `NODENAME`, else the first of `files` that has one, else the kernel's.
+fn name(flag: Option<String>, files: impl Iterator<Item = PathBuf>) -> Option<String> {
     let given = |text: String| {
         let text = text.trim().to_owned();
         (!text.is_empty()).then_some(text)
@@ -102,7 +102,7 @@ fn name(told: Option<String>, files: impl Iterator<Item = PathBuf>) -> Option<St
         name.filter(|name| !NO_NAMES.contains(&&**name))
     };
     let mut files = files.chain([PathBuf::from(NAMED_BY_KERNEL)]);
-    told.and_then(given)
+    flag.and_then(given)
         .or_else(|| std::env::var("NODENAME").ok().and_then(given))
         .or_else(|| files.find_map(|file| read(&file)))
 }
@@ -128,8 +128,8 @@ mod tests {
             ..NodeFileArgs::default()
         };
         assert_eq!(none.name(None, &homes).as_deref(), Some("worker-3"));
-        let told = Some("told".to_owned());
-        assert_eq!(none.name(told, &homes).as_deref(), Some("told"));
+        let flag = Some("flag".to_owned());
+        assert_eq!(none.name(flag, &homes).as_deref(), Some("flag"));
         assert_ne!(none.name(None, &[]).as_deref(), Some("localhost"));
     }
 

@@ -1,4 +1,4 @@
-//! A NodeIPPool for commands: out of the cluster, or out of a file.
+//! A NodeIPPool for commands: from the cluster, or from a file.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::store::StoreArgs;
 
 const EXPECTED: &str = "NodeIPPools (apiVersion nmstate.io/v1), separated by lines of ---";
 
-/// A pool that was read, with what its status says.
+/// A pool as read, with its status.
 #[derive(Debug)]
 pub struct NodePool {
     pub name: String,
@@ -24,7 +24,7 @@ pub struct NodePool {
 }
 
 impl NodePool {
-    /// Reads the object whole; what the status holds and can't be read is told and passed over.
+    /// Parses the object; an entry of the status that can't be parsed is reported and skipped.
     fn read(object: &Value, spec_is_input: bool) -> anyhow::Result<NodePool> {
         let name = name_of(object);
         let refuse = |text: String| match spec_is_input {
@@ -62,7 +62,7 @@ impl NodePool {
                 "NodeIPPool {name}: these pools are a cluster's; name its kubeconfig with --kubeconfig or KUBECONFIG, or a file with -f"
             )));
         };
-        // As it is stored: one wrong field of the status must not hide the others.
+        // As stored: one wrong field of the status must not hide the others.
         let resource = ApiResource::erase::<NodeIPPool>(&());
         let pools: Api<DynamicObject> = Api::all_with(connection.client, &resource);
         let found = tokio::time::timeout(connection.timeout, pools.get_opt(name)).await;
@@ -81,7 +81,7 @@ impl NodePool {
         NodePool::read(&serde_json::to_value(found)?, false)
     }
 
-    /// A pool of a file, and the arguments that are left. A file with several pools needs the name of one as the first argument.
+    /// A pool of a file, and the remaining arguments. If the file has several pools, the first argument names one.
     pub fn of_file<'a>(
         file: &Path,
         arguments: &'a [String],

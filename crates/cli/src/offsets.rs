@@ -14,7 +14,7 @@ use crate::node_pool::NodePool;
 use crate::output::{self, Format, Row};
 use crate::store::StoreArgs;
 
-/// The most rows of a listing: a screen is no place for a /8.
+/// The most rows of a listing: a /8 is too long for a screen.
 const MOST: usize = 4096;
 
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub struct Offsets {
     /// A file with the NodeIPPool, or - for stdin, instead of the cluster.
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// List the allocated offsets only.
+    /// List only allocated offsets.
     #[arg(long)]
     allocated: bool,
     /// The NodeIPPool, then offsets and addresses of it [default: all, the first 4,096].
@@ -35,7 +35,7 @@ pub struct Offsets {
 
 #[derive(Debug, Serialize)]
 struct OffsetRow {
-    /// None where the address has no offset.
+    /// `None` if the address has no offset.
     offset: Option<u64>,
     ip: String,
     state: &'static str,
@@ -91,7 +91,7 @@ impl Offsets {
 
 const ALLOCATED: &str = "allocated";
 
-/// What the status says, by offset.
+/// The status, by offset.
 struct Lookup<'a> {
     space: &'a PoolSpace,
     held: BTreeSet<u64>,
@@ -169,7 +169,7 @@ fn address(pool: &NodePool, value: &str) -> anyhow::Result<Address> {
     }
     let Ok(address) = value.parse::<Address>() else {
         bail!(Negative::Usage(format!(
-            "`{value}` is no offset and no address; give a number from 0 to {last}, or an address such as {}",
+            "`{value}` is neither an offset nor an address; give a number from 0 to {last}, or an address such as {}",
             pool.space
                 .prefix()
                 .network()
@@ -180,7 +180,7 @@ fn address(pool: &NodePool, value: &str) -> anyhow::Result<Address> {
     if pool.space.place(address) == Place::Outside {
         let ranges: Vec<String> = pool.space.ranges().map(|block| block.to_string()).collect();
         bail!(Negative::NotFound(format!(
-            "{address} is no address of NodeIPPool {}, which has {}",
+            "{address} is not an address of NodeIPPool {}, which has {}",
             pool.name,
             ranges.join(", ")
         )));

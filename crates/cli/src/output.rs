@@ -26,7 +26,7 @@ pub fn print<R: Row>(format: Format, rows: &[R]) -> anyhow::Result<()> {
         Format::Table if rows.is_empty() => "none".to_owned(),
         Format::Table => table(rows),
     };
-    say(&text)
+    print_line(&text)
 }
 
 pub fn table<R: Row>(rows: &[R]) -> String {
@@ -46,14 +46,14 @@ pub fn table<R: Row>(rows: &[R]) -> String {
     lines.join("\n")
 }
 
-/// Tells a person what the answer does not say; programs read stdout.
+/// Prints for a person what the answer does not contain; programs read stdout.
 #[allow(clippy::print_stderr)]
 pub fn note(text: &str) {
     eprintln!("berth: {text}");
 }
 
-/// Writes a line to stdout. A reader that has seen enough (`| head`) is no failure.
-pub fn say(text: &str) -> anyhow::Result<()> {
+/// Writes a line to stdout. A reader that stops reading (`| head`) is not a failure.
+pub fn print_line(text: &str) -> anyhow::Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),

@@ -1,7 +1,7 @@
-//! `berth policy gen`: the state that a policy makes, offline.
+//! `berth policy gen`: the state that a policy produces, offline.
 //!
-//! Arguments and output are nmpolicyctl's. Captures of pools are taken from the captured states that are given, so nothing is allocated;
-//! all other captures and the state are evaluated by nmstate, as on a node.
+//! Arguments and output are those of nmpolicyctl. Results of pool captures come from the captured states, so nothing is
+//! allocated; nmstate evaluates all other captures and the state, as on a node.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,7 +22,7 @@ use crate::host_program::{Evaluated, Evaluation, HostProgram};
 const POLICY: &str = "a policy with capture and desiredState, or a NodeNetworkConfigurationPolicy";
 const CAPTURED: &str = "captured states, each as NAME: {state: {...}}";
 
-/// Parsed apart from the other commands: nmpolicyctl's `-o` is a file, Berth's own is a format.
+/// Parsed separately from the other commands: nmpolicyctl's `-o` is a file, Berth's own is a format.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct PolicyArgs {
@@ -44,7 +44,7 @@ struct Gen {
     /// The current state [default: stdin].
     #[arg(long, short = 's', value_name = "FILE")]
     current_state: Option<PathBuf>,
-    /// Captured states that are known: those of pools, and of all other captures or none of them.
+    /// Known captured states: those of pools, and either all or none of the other captures.
     #[arg(long, short = 'i', value_name = "FILE")]
     captured_states_input: Option<PathBuf>,
     /// Where to write the captured states.
@@ -121,7 +121,8 @@ fn spec(file: &Path) -> anyhow::Result<Value> {
     Ok(spec)
 }
 
-/// The states of a file of captured states; Go writes `State`, nmstate `state`. No file is no states, as with nmpolicyctl.
+/// The states of a file of captured states; Go writes `State`, nmstate `state`. A missing file means no states, as with
+/// nmpolicyctl.
 fn captured(file: &Path) -> anyhow::Result<BTreeMap<String, Value>> {
     if !file.exists() {
         return Ok(BTreeMap::new());
@@ -129,7 +130,7 @@ fn captured(file: &Path) -> anyhow::Result<BTreeMap<String, Value>> {
     let mut states = BTreeMap::new();
     for document in documents::all(file, CAPTURED)? {
         let Value::Object(map) = document else {
-            bail!(usage(file, format!("it is no map; give {CAPTURED}")));
+            bail!(usage(file, format!("it is not a map; give {CAPTURED}")));
         };
         for (name, entry) in map {
             let state = ["state", "State"].iter().find_map(|key| entry.get(key));
@@ -189,7 +190,7 @@ fn grant(name: &str, pool: &str, state: &Value) -> anyhow::Result<Granted> {
     })
 }
 
-/// The given states of ordinary captures: all of them, or none.
+/// The known states of ordinary captures: all of them, or none.
 fn known(
     captures: &BTreeMap<String, String>,
     given: &BTreeMap<String, Value>,
@@ -212,7 +213,7 @@ fn known(
     }
 }
 
-/// As nmpolicyctl writes them.
+/// In nmpolicyctl's format.
 fn write_captured(
     file: &Path,
     evaluated: &Evaluated,
@@ -235,7 +236,7 @@ fn write_captured(
     std::fs::write(file, text).with_context(|| format!("write {}", file.display()))
 }
 
-/// The state and nothing else: what follows may be `nmstatectl apply -`.
+/// Only the state: the next command may be `nmstatectl apply -`.
 fn print(state: Option<&Value>) -> anyhow::Result<()> {
     let Some(state) = state else {
         return Ok(());

@@ -1,17 +1,17 @@
-//! `berth pools`: how full each pool is, and what is wrong with it.
+//! `berth pools`: how full each pool is, and its problems.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use berth_core::diagnose::diagnose;
 use berth_core::dialect::WHEREABOUTS;
-use berth_core::examine::examine;
 use berth_core::{Address, Handle, Pool, Prefix, RangeSpec, Record, Space};
 use berth_front::Kind;
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, Rejection, Visited};
 use berth_pods::by_hand::{self, Asker, Standing};
+use berth_pods::garbage::address_index::{AddressIndex, Shared};
 use berth_pods::garbage::duplicates::{Duplicate, Place, Sources};
-use berth_pods::garbage::index::{Index, Shared};
-use berth_pods::garbage::terms::{Terms, read_terms};
+use berth_pods::garbage::pool_policies::{PoolPolicies, read_pool_policies};
 use clap::Args;
 use serde::Serialize;
 
@@ -21,14 +21,14 @@ use crate::store::{PoolView, Store, Stores};
 
 #[derive(Debug, Args)]
 pub struct Pools {
-    /// Do not compare with what the pods say of themselves: reads no pods, faster in a large cluster.
+    /// Do not compare with the pods' network-status: reads no pods, faster in a large cluster.
     #[arg(long)]
     without_pods: bool,
 }
 
 #[derive(Debug, Default, Serialize)]
 struct PoolRow {
-    /// Empty for what is in no pool's range.
+    /// Empty for an address that is in no pool's range.
     pool: String,
     /// The kind of its object, unless that is an IPPool.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +85,7 @@ impl Row for PoolRow {
     }
 }
 
-/// A number that nobody counts is told by its size.
+/// A huge number is shown by its magnitude.
 fn count(number: u64) -> String {
     match number {
         0..=9_999_999 => number.to_string(),
@@ -122,9 +122,9 @@ impl Pools {
     }
 
     async fn rows(&self, store: &Store, shown: &mut Shown) -> anyhow::Result<Vec<PoolRow>> {
-        let terms = terms(store).await?;
+        let pool_policies = pool_policies(store).await?;
         let mut rows = Vec::new();
-        let mut index = Index::default();
+        let mut index = AddressIndex::default();
         let mut views = BTreeMap::new();
         store
             .visit(|view| {
@@ -134,7 +134,7 @@ impl Pools {
                 if let Some(node) = &view.publisher {
                     views.insert(view.key.name.clone(), node.clone());
                 }
-                rows.push(row(view, &terms));
+                rows.push(row(view, &pool_policies));
             })
             .await?;
         let mut add = |key: ClaimKey, record: Record| {
@@ -142,8 +142,11 @@ impl Pools {
         };
         let reservations = ClaimKind::Reservation;
         store.ledger.visit_claims(reservations, &mut add).await?;
-        let index = index.sorted();
-        for duplicate in self.duplicates(store, &index, &views, &terms).await? {
+        index.sort();
+        for duplicate in self
+            .duplicates(store, &index, &views, &pool_policies)
+            .await?
+        {
             let is_found = attach(&duplicate, &mut rows, concerns)
                 || attach(&duplicate, &mut rows, |duplicate, key| {
                     let network = key.and_then(|key| key.network);
@@ -158,16 +161,16 @@ impl Pools {
     async fn duplicates(
         &self,
         store: &Store,
-        index: &Index,
+        index: &AddressIndex,
         views: &BTreeMap<String, String>,
-        terms: &Terms,
+        pool_policies: &PoolPolicies,
     ) -> anyhow::Result<Vec<Duplicate>> {
         let attached = match &store.cluster {
             Some(cluster) if !self.without_pods => {
-                let differ = |one: &_| index.differ(one, terms);
-                let attached = cluster.witness().attached(differ).await;
-                attached.unwrap_or_else(|blind| {
-                    output::note(&format!("not compared with the pods: {blind}"));
+                let differ = |one: &_| index.differ(one, pool_policies);
+                let attached = cluster.reader().attached(differ).await;
+                attached.unwrap_or_else(|error| {
+                    output::note(&format!("not compared with the pods: {error}"));
                     Vec::new()
                 })
             }
@@ -177,7 +180,7 @@ impl Pools {
         if shared.is_empty() {
             return Ok(Vec::new());
         }
-        // Only now whole, and only of those addresses.
+        // Read completely only now, and only for those addresses.
         store
             .visit(|view| {
                 if let Ok(snapshot) = view.snapshot {
@@ -192,19 +195,19 @@ impl Pools {
             held: &shared.held,
             reservations: &shared.reservations,
             attached: &attached,
-            views,
-            terms,
+            published: views,
+            pool_policies,
             networks: shared.networks(),
         };
         let mut found = sources.duplicates();
         if let Some(cluster) = &store.cluster {
-            let witness = cluster.witness();
+            let reader = cluster.reader();
             for duplicate in &mut found {
                 let mut living = Vec::new();
                 for holder in std::mem::take(&mut duplicate.holders) {
                     let record = Record::new(holder.owner.clone(), Handle::default());
-                    // What can't be read counts as living.
-                    let standing = by_hand::standing(&witness, &record, Asker::Anywhere).await;
+                    // What can't be read counts as alive.
+                    let standing = by_hand::standing(&reader, &record, Asker::Anywhere).await;
                     if !matches!(standing, Ok(Standing::Gone(_))) {
                         living.push(holder);
                     }
@@ -217,25 +220,25 @@ impl Pools {
     }
 }
 
-/// What the networks of the store say of its pools.
-async fn terms(store: &Store) -> anyhow::Result<Terms> {
+/// What the networks of the store say about its pools.
+async fn pool_policies(store: &Store) -> anyhow::Result<PoolPolicies> {
     if let Some(cluster) = &store.cluster {
-        return Ok(read_terms(&cluster.witness(), None, &[]).await?);
+        return Ok(read_pool_policies(&cluster.reader(), None, &[]).await?);
     }
-    let mut terms = Terms::default();
+    let mut pool_policies = PoolPolicies::default();
     let directory = store.directory.clone().unwrap_or_default().join(NETWORKS);
     for file in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = file.path();
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         if let Ok(network) = by_hand::network_of_text(&name, &text, false, &[]) {
-            terms.add_network("", &name, &network);
+            pool_policies.add_network("", &name, &network);
         }
     }
-    Ok(terms)
+    Ok(pool_policies)
 }
 
-/// The pools that a front keeps in objects of its own kind; none in a cluster that does not have the kind.
+/// The pools that a front keeps in its own kind of objects; none if the cluster does not have the kind.
 async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Vec<PoolRow>> {
     let mut rows = Vec::new();
     let mut visit = |seen: Visited| {
@@ -249,7 +252,7 @@ async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Ve
         match seen.snapshot {
             Ok(snapshot) => {
                 row.allocated = snapshot.pool.len();
-                row.cooling = snapshot.pool.rests().count();
+                row.cooling = snapshot.pool.cooldowns().count();
                 if let Some(network) = network {
                     row.fill(&snapshot.pool, &Space::list([network.block()]));
                 }
@@ -264,7 +267,7 @@ async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Ve
             rejection: Rejection::Missing(_),
             ..
         }) => Ok(Vec::new()),
-        // A kind that the caller may not list hides no other.
+        // A kind that the caller may not list does not hide others.
         Err(LedgerError::Rejected {
             rejection: rejection @ Rejection::Forbidden(_),
             ..
@@ -279,7 +282,7 @@ async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Ve
     }
 }
 
-fn row(view: PoolView, terms: &Terms) -> PoolRow {
+fn row(view: PoolView, pool_policies: &PoolPolicies) -> PoolRow {
     let key = view.key;
     let mut row = PoolRow {
         pool: key.name.clone(),
@@ -290,15 +293,15 @@ fn row(view: PoolView, terms: &Terms) -> PoolRow {
     match view.snapshot {
         Ok(snapshot) => {
             let pool = &snapshot.pool;
-            let found = examine(pool, key.network);
+            let found = diagnose(pool, key.network);
             row.findings = found.iter().map(ToString::to_string).collect();
             row.allocated = pool.len();
-            row.cooling = pool.rests().count();
-            if let Some(space) = space(&key, row.node.is_some(), terms) {
+            row.cooling = pool.cooldowns().count();
+            if let Some(space) = space(&key, row.node.is_some(), pool_policies) {
                 row.fill(pool, &space);
             }
         }
-        // One pool that can't be read must not hide the others.
+        // One unreadable pool must not hide the others.
         Err(error) => row.findings = vec![error.to_string()],
     }
     row.key = Some(key);
@@ -317,7 +320,7 @@ impl PoolRow {
     #[allow(clippy::cast_precision_loss)]
     fn fill(&mut self, pool: &Pool, space: &Space) {
         let held = pool.records().map(|(address, _)| address);
-        let cooling = pool.rests().map(|(address, _)| address);
+        let cooling = pool.cooldowns().map(|(address, _)| address);
         let taken = held
             .chain(cooling)
             .filter(|one| space.contains(*one))
@@ -333,12 +336,12 @@ impl PoolRow {
     }
 }
 
-/// What may be allocated of a pool: as the networks say that use it, else all of its range.
-fn space(key: &PoolKey, slice: bool, terms: &Terms) -> Option<Space> {
-    let told = terms
+/// What may be allocated from a pool: as the networks that use it say, else its whole range.
+fn space(key: &PoolKey, slice: bool, pool_policies: &PoolPolicies) -> Option<Space> {
+    let configured = pool_policies
         .of(&key.name)
-        .and_then(|terms| terms.usable.as_deref());
-    if let Some(space) = told {
+        .and_then(|pool_policies| pool_policies.usable.as_deref());
+    if let Some(space) = configured {
         return Some(space.clone());
     }
     let network: Prefix = key.network?;
@@ -350,7 +353,7 @@ fn space(key: &PoolKey, slice: bool, terms: &Terms) -> Option<Space> {
     built.ok().map(|(space, _)| space)
 }
 
-/// Whether all holders are in one pool: that is a finding of the pool's own already.
+/// Whether all holders are in one pool: the pool reports that itself.
 fn within_one_pool(duplicate: &Duplicate) -> bool {
     let mut pools = duplicate.holders.iter().map(|holder| match &holder.place {
         Place::Pool(pool) => Some(pool.name.as_str()),
@@ -362,15 +365,15 @@ fn within_one_pool(duplicate: &Duplicate) -> bool {
     }
 }
 
-/// The addresses with several holders. Pods are read in all namespaces, pools in each by itself: what is in no pool of one
-/// namespace may be in a pool of another.
+/// The addresses with several holders. Pods are read in all namespaces, pools per namespace: an address that is in no
+/// pool of one namespace may be in a pool of another.
 #[derive(Default)]
 struct Shown {
     in_pools: BTreeSet<Holders>,
     others: BTreeMap<Holders, Duplicate>,
 }
 
-/// An address and its owners, wherever they are known from.
+/// An address and its owners, from any source.
 type Holders = (Address, BTreeSet<String>);
 
 impl Shown {
@@ -392,7 +395,7 @@ impl Shown {
     }
 }
 
-/// Adds the finding to the rows that it is about. Whether there are any.
+/// Adds the finding to the rows that it concerns. Returns whether there are any.
 fn attach(
     duplicate: &Duplicate,
     rows: &mut [PoolRow],

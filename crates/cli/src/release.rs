@@ -2,10 +2,10 @@
 //!
 //! | the address | what is needed |
 //! |---|---|
-//! | allocated by hand, or of a pod that is gone, or cooling | a yes |
-//! | of a pod that lives, or of an owner that is no pod | `--force`, and the address typed again |
-//! | in a file, of a container whose network namespace is there | the same |
-//! | of a node's slice | the agent of that node, which does it by the same rule |
+//! | allocated by hand, or of a pod that is gone, or cooling down | a yes |
+//! | of a pod that runs, or of an owner that is not a pod | `--force`, and the address typed again |
+//! | in a file, of a container whose network namespace exists | the same |
+//! | of a node's slice | the agent of that node, which applies the same rule |
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use clap::Args;
 use crate::addresses::AddressRow;
 use crate::agent_client;
 use crate::exit::Negative;
-use crate::find::{Cooling, Found, Holding, find};
+use crate::holders::{Cooling, Found, Holding, find};
 use crate::output::{self, Format};
 use crate::store::{Store, Stores};
 
@@ -28,20 +28,20 @@ use crate::store::{Store, Stores};
 pub struct Release {
     /// The address.
     address: Address,
-    /// Only if it is held in this pool.
+    /// Only if this pool has it.
     #[arg(long)]
     pool: Option<String>,
     /// Only if this owner holds it.
     #[arg(long)]
     owner: Option<String>,
-    /// Do not ask. A pod that lives keeps its address all the same.
+    /// Do not ask. A running pod still keeps its address.
     #[arg(long, short)]
     yes: bool,
-    /// Release it though its pod lives: the next pod may get the address while the first still uses it. Asks for the
+    /// Release it although its pod runs: the next pod may get the address while the first still uses it. Asks for the
     /// address to be typed.
     #[arg(long)]
     force: bool,
-    /// The address once more: for scripts that say --force.
+    /// The address once more: for scripts that use --force.
     #[arg(long, value_name = "ADDRESS", requires = "force")]
     confirm: Option<Address>,
     /// The socket of this node's agent, which releases the addresses of its slices.
@@ -59,7 +59,7 @@ impl Release {
         let row = match (found.held.as_slice(), found.cooling.as_slice()) {
             ([one], _) => self.release_held(one).await?,
             ([], [one, ..]) => self.end_cooldown(one).await?,
-            ([], []) => self.nobody(&stores, &found).await?,
+            ([], []) => self.not_held(&stores, &found).await?,
             (many, _) => {
                 let names: Vec<String> = many
                     .iter()
@@ -88,7 +88,7 @@ impl Release {
             .retain(|one| in_pool(&one.pool.name) && of_owner(&one.record.owner));
         found
             .cooling
-            .retain(|one| in_pool(&one.pool.name) && of_owner(&one.rest.owner));
+            .retain(|one| in_pool(&one.pool.name) && of_owner(&one.cooldown.owner));
     }
 
     async fn release_held(&self, one: &Holding<'_>) -> anyhow::Result<AddressRow> {
@@ -111,7 +111,7 @@ impl Release {
             "release {address} of {} from {}?",
             record.owner, one.pool
         ))?;
-        // A person takes time to answer.
+        // A person takes time to answer: check again.
         self.may_release(one.store, record, asker).await?;
         match &one.publisher {
             Some(node) => {
@@ -134,7 +134,7 @@ impl Release {
         let address = self.address;
         self.ask(&format!(
             "end the cooldown of {address}, which {} had in {}?",
-            one.rest.owner, one.pool
+            one.cooldown.owner, one.pool
         ))?;
         match &one.publisher {
             Some(node) => self.tell_agent(node, None, one.store).await?,
@@ -146,11 +146,12 @@ impl Release {
                 }
             }
         }
-        Ok(AddressRow::cooling(&one.pool.name, address, &one.rest).of(one.store.namespace()))
+        Ok(AddressRow::cooling(&one.pool.name, address, &one.cooldown).of(one.store.namespace()))
     }
 
-    /// No pool of the cluster shows it. A node's slices have cooldowns that are not published, and a reservation may be left of an allocation by hand whose release was cut short.
-    async fn nobody(&self, stores: &Stores, found: &Found<'_>) -> anyhow::Result<AddressRow> {
+    /// No pool of the cluster shows it. Cooldowns of a node's slices are not published, and an interrupted release of
+    /// an allocation by hand may leave a reservation.
+    async fn not_held(&self, stores: &Stores, found: &Found<'_>) -> anyhow::Result<AddressRow> {
         for store in &stores.0 {
             let left = by_hand::leftover(&*store.ledger, self.address).await?;
             if let Some((key, record)) = left {
@@ -172,7 +173,10 @@ impl Release {
             return Ok(AddressRow::cooled(self.address));
         }
         match found.unread.as_slice() {
-            [] => bail!(Negative::NotFound(format!("nobody holds {}", self.address))),
+            [] => bail!(Negative::NotFound(format!(
+                "{} is not allocated",
+                self.address
+            ))),
             unread => bail!(Negative::Broken(format!(
                 "{} pools that may hold {} can't be read",
                 unread.len(),
@@ -194,10 +198,10 @@ impl Release {
         let Some(cluster) = store.cluster.as_ref() else {
             return self.may_release_here(record);
         };
-        let standing = match by_hand::standing(&cluster.witness(), record, asker).await {
+        let standing = match by_hand::standing(&cluster.reader(), record, asker).await {
             Ok(standing) => standing,
-            Err(blind) => bail!(Negative::Later(format!(
-                "whether {} lives can't be read, so {} stays: {blind}",
+            Err(error) => bail!(Negative::Later(format!(
+                "whether {} lives can't be read, so {} stays: {error}",
                 record.owner, self.address
             ))),
         };
@@ -212,7 +216,7 @@ impl Release {
                 self.address
             ),
             Standing::Unknown => format!(
-                "{} is held by {}, which is no pod: nothing proves that it is unused",
+                "{} is held by {}, which is not a pod: nothing proves that it is unused",
                 self.address, record.owner
             ),
         };
@@ -222,7 +226,7 @@ impl Release {
         )))
     }
 
-    /// Without a cluster the container itself is what tells.
+    /// Without a cluster, the container itself is the proof.
     fn may_release_here(&self, record: &Record) -> anyhow::Result<()> {
         if !by_hand::runs_here(record) {
             return Ok(());
@@ -275,7 +279,7 @@ impl Release {
         }
     }
 
-    /// Has the agent of the node do it, which alone may write what its slices hold.
+    /// Asks the agent of the node, which alone may write the records of its slices.
     async fn tell_agent(
         &self,
         node: &str,
@@ -321,12 +325,12 @@ impl Release {
     }
 }
 
-/// What a person answers.
+/// Asks a person.
 #[allow(clippy::print_stderr)]
 fn answer(question: &str, how: &str, instead: &str) -> anyhow::Result<String> {
     if !io::stdin().is_terminal() {
         bail!(Negative::Refused(format!(
-            "{question} There is nobody to ask: say {instead}"
+            "{question} There is no terminal to ask on: use {instead}"
         )));
     }
     eprint!("{question} {how} ");

@@ -1,16 +1,17 @@
-//! Which store a command works on: pools of a cluster, or of one file.
+//! Which store a command uses: pools of a cluster, or of one file.
 //!
-//! The first of these that is given decides: `--database` or `--kubeconfig`; `BERTH_KUBECONFIG` or `BERTH_DATABASE`;
+//! The first of these that is set: `--database` or `--kubeconfig`; `BERTH_KUBECONFIG` or `BERTH_DATABASE`;
 //! `KUBECONFIG`; the service account of the pod that this runs in; the file of `berth up`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use berth_ledger::kube::{Connect, Connection, DEFAULT_NAMESPACE, KubeLedger};
+use berth_collector::QuorumReader;
+use berth_kube::{Connect, Connection, DEFAULT_NAMESPACE};
+use berth_ledger::kube::KubeLedger;
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot, SqliteLedger};
 use berth_pods::by_hand;
-use berth_pods::garbage::witness::Witness;
 use clap::Args;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -23,8 +24,8 @@ pub struct StoreArgs {
     /// The SQLite file of pools without a cluster [env: BERTH_DATABASE] [default: that of `berth up`].
     #[arg(long, global = true, value_name = "FILE")]
     database: Option<PathBuf>,
-    /// The cluster whose IPPools are meant [env: BERTH_KUBECONFIG, KUBECONFIG; in a pod: its service account].
-    /// Flags come before variables, BERTH_DATABASE before KUBECONFIG, and all of them before the file of `berth up`.
+    /// The cluster that has the IPPools [env: BERTH_KUBECONFIG, KUBECONFIG; in a pod: its service account]. Flags win
+    /// over variables, BERTH_DATABASE over KUBECONFIG, and all of them over the file of `berth up`.
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The namespace of the IPPools [default: that of the context, else kube-system; every namespace with pools, if
@@ -33,7 +34,7 @@ pub struct StoreArgs {
     namespace: Option<String>,
 }
 
-/// What decides.
+/// What selects the store.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
     File(PathBuf),
@@ -44,7 +45,7 @@ enum Choice {
     Up,
 }
 
-/// What a command works on: one store, but for a cluster with pools in several namespaces.
+/// The stores of a command: one, except for a cluster with pools in several namespaces.
 #[derive(Debug)]
 pub struct Stores(pub Vec<Store>);
 
@@ -73,8 +74,8 @@ pub struct PoolView {
 }
 
 impl Cluster {
-    pub fn witness(&self) -> Witness {
-        Witness::new(self.connection.client.clone(), self.connection.timeout)
+    pub fn reader(&self) -> QuorumReader {
+        QuorumReader::new(self.connection.client.clone(), self.connection.timeout)
     }
 }
 
@@ -94,7 +95,7 @@ impl Store {
         cluster.map_or("", |cluster| cluster.connection.namespace.as_str())
     }
 
-    /// Shows every pool to `visit`, those included that can't be read.
+    /// Passes every pool to `visit`, including unreadable ones.
     pub async fn visit(&self, mut visit: impl FnMut(PoolView)) -> Result<(), LedgerError> {
         if let Some(cluster) = &self.cluster {
             let view = |seen: berth_ledger::Visited| PoolView {
@@ -128,7 +129,7 @@ impl Store {
 }
 
 impl Stores {
-    /// The only one: for commands that must not guess.
+    /// The only store: for commands that must not guess.
     pub fn only(self) -> anyhow::Result<Store> {
         let names: Vec<String> = self
             .0
@@ -147,26 +148,26 @@ impl Stores {
 }
 
 impl StoreArgs {
-    /// The store, which must be there.
+    /// The store, which must exist.
     pub async fn open(&self) -> anyhow::Result<Stores> {
         self.open_or(false).await
     }
 
-    /// The store; a file that is not there yet is made.
+    /// The store; a missing file is created.
     pub async fn open_or_create(&self) -> anyhow::Result<Stores> {
         self.open_or(true).await
     }
 
-    /// Where a node's agent keeps its own pools.
+    /// The file of the node's agent.
     pub fn node_database(&self) -> PathBuf {
         self.node_database_or(None)
     }
 
-    /// The same, where an installation may have told it.
+    /// The same, if an installation recorded it.
     pub fn node_database_or(&self, installed: Option<PathBuf>) -> PathBuf {
         let named = self.database.clone().or_else(|| variable("BERTH_DATABASE"));
-        let told = named.or(installed);
-        told.unwrap_or_else(|| PathBuf::from("/var/lib/berth/berth.db"))
+        let path = named.or(installed);
+        path.unwrap_or_else(|| PathBuf::from("/var/lib/berth/berth.db"))
     }
 
     fn choice(&self, variable: impl Fn(&str) -> Option<PathBuf>) -> anyhow::Result<Choice> {
@@ -203,14 +204,14 @@ impl StoreArgs {
             Choice::Up => return self.open_file(&state_directory()?.join("berth.db"), create),
             cluster => self.connect(cluster).await?,
         };
-        // The first pool of a namespace is made by what is allocated from it.
+        // The first allocation creates the first pool of a namespace.
         match create && self.namespace.is_some() {
             true => Ok(Stores(vec![Store::of_cluster(connection)])),
             false => self.with_pools(connection).await,
         }
     }
 
-    /// The cluster; none where the store is a file.
+    /// The cluster; `None` if the store is a file.
     pub async fn cluster(&self) -> anyhow::Result<Option<Connection>> {
         match self.choice(variable)? {
             Choice::File(_) | Choice::Up => Ok(None),
@@ -218,7 +219,7 @@ impl StoreArgs {
         }
     }
 
-    /// The cluster, for commands that work on nothing else.
+    /// The cluster, for commands that need one.
     pub async fn required_cluster(&self) -> anyhow::Result<Connection> {
         let cluster = self.cluster().await?;
         cluster.ok_or_else(|| {
@@ -260,14 +261,14 @@ impl StoreArgs {
         }]))
     }
 
-    /// The namespace that was named; else that of the context, if it has pools; else those that have.
+    /// The named namespace; else that of the context, if it has pools; else those that have.
     async fn with_pools(&self, connection: Connection) -> anyhow::Result<Stores> {
         let ledger = KubeLedger::new(connection.clone());
         if ledger.has_pools().await? {
             return Ok(Stores(vec![Store::of_cluster(connection)]));
         }
         let here = connection.namespace.clone();
-        // Whoever may read only one namespace is shown that one.
+        // An account that may read only one namespace sees that one.
         let elsewhere = ledger.namespaces().await.unwrap_or_default();
         let names: Vec<&str> = elsewhere.iter().map(String::as_str).collect();
         if let Some(named) = &self.namespace {
@@ -281,7 +282,7 @@ impl StoreArgs {
             return Ok(Stores(vec![Store::of_cluster(connection)]));
         }
         if names.is_empty() {
-            // Where agents keep theirs, unless they were told otherwise.
+            // The agents' default.
             let namespace = match std::env::var_os("KUBERNETES_SERVICE_HOST") {
                 Some(_) => here,
                 None => DEFAULT_NAMESPACE.to_owned(),
@@ -314,7 +315,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     value.map(PathBuf::from)
 }
 
-/// The files that KUBECONFIG lists, merged as kubectl does: one that does not exist is passed over.
+/// The files of KUBECONFIG, merged as kubectl does: a missing file is skipped.
 async fn merged(connect: &Connect, list: &Path) -> anyhow::Result<Connection> {
     let mut kubeconfig: Option<Kubeconfig> = None;
     for file in std::env::split_paths(list).filter(|file| file.exists()) {
@@ -340,7 +341,7 @@ async fn merged(connect: &Connect, list: &Path) -> anyhow::Result<Connection> {
     Ok(connect.open_with(config, namespace)?)
 }
 
-/// Where this user's own agent keeps its ledger and socket.
+/// The directory of this user's own ledger and socket.
 pub fn state_directory() -> anyhow::Result<PathBuf> {
     if let Some(state) = std::env::var_os("XDG_STATE_HOME").filter(|value| !value.is_empty()) {
         return Ok(PathBuf::from(state).join("berth"));

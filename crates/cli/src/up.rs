@@ -1,8 +1,8 @@
 //! `berth up`: Berth on this machine, working, in one command.
 //!
-//! Starts the real agent on an SQLite file, has the real CNI plugin allocate addresses for a few
-//! pretended pods through it, shows them, and goes on serving. No cluster and no root: an IPAM plugin
-//! touches no interface. A second run finds the first one's allocations.
+//! Starts the real agent on an SQLite file, has the real CNI plugin allocate addresses for a few simulated pods, shows
+//! them, and keeps serving. It needs no cluster and no root: an IPAM plugin changes no interface. A second run finds
+//! the allocations of the first.
 
 mod plugin;
 
@@ -22,7 +22,7 @@ use crate::output::{self, Format, Row};
 use crate::store::state_directory;
 use plugin::{Attachment, Plugin};
 
-/// The example network, dual stack, as it would stand in a NetworkAttachmentDefinition.
+/// The example network, dual stack, as in a NetworkAttachmentDefinition.
 const NETWORK: &str = r#"{
   "cniVersion": "1.1.0",
   "name": "example",
@@ -40,13 +40,13 @@ const PODS: &[&str] = &["web-0", "web-1", "web-2", "queue-0", "report-28391"];
 
 #[derive(Debug, Args)]
 pub struct Up {
-    /// Where ledger and socket are kept [default: $XDG_STATE_HOME/berth or ~/.local/state/berth].
+    /// The directory of ledger and socket [default: $XDG_STATE_HOME/berth or ~/.local/state/berth].
     #[arg(long, value_name = "DIRECTORY", env = "BERTH_STATE")]
     state: Option<PathBuf>,
-    /// Allocate, show, and end.
+    /// Allocate, show, and exit.
     #[arg(long)]
     once: bool,
-    /// The CNI plugin binary [default: `berth-cni` beside this program].
+    /// The CNI plugin binary [default: `berth-cni` next to this program].
     #[arg(long, value_name = "FILE", env = "BERTH_PLUGIN")]
     plugin: Option<PathBuf>,
 }
@@ -106,7 +106,7 @@ impl Up {
         let attached = attach_all(&plugin, &socket, &database).await?;
         output::print(format, &attached)?;
         if format == Format::Table {
-            output::say(&what_next(&state, &socket, self.once))?;
+            output::print_line(&what_next(&state, &socket, self.once))?;
         }
         if !self.once {
             tokio::select! {
@@ -137,7 +137,7 @@ fn make_private(state: &Path) -> anyhow::Result<()> {
         })
 }
 
-/// Leaves the example network where `berth allocate --network example` finds it.
+/// Stores the example network where `berth allocate --network example` finds it.
 fn leave_network(state: &Path) -> anyhow::Result<()> {
     let directory = state.join(NETWORKS);
     make_private(&directory)?;
@@ -145,7 +145,7 @@ fn leave_network(state: &Path) -> anyhow::Result<()> {
     std::fs::write(&file, NETWORK).with_context(|| file.display().to_string())
 }
 
-/// How the command has to be called to work on this file: what else would decide is not asked about it.
+/// The command line that uses this file, whatever else is set.
 fn command(state: &Path) -> String {
     let decided = ["KUBECONFIG", "BERTH_KUBECONFIG", "KUBERNETES_SERVICE_HOST"];
     let elsewhere = decided.iter().any(|name| std::env::var_os(name).is_some());
@@ -155,7 +155,7 @@ fn command(state: &Path) -> String {
     }
 }
 
-/// Waits until the agent answers, or says why it does not start.
+/// Waits until the agent answers, or returns why it does not start.
 async fn ready(
     socket: &Path,
     agent: &mut tokio::task::JoinHandle<Result<(), berth_agent::AgentError>>,
@@ -182,7 +182,7 @@ async fn ready(
     }
 }
 
-/// One CNI ADD per pretended pod, by the plugin binary, one after the other.
+/// One CNI ADD per simulated pod, by the plugin binary, one after the other.
 async fn attach_all(
     plugin: &Plugin,
     socket: &Path,

@@ -1,4 +1,4 @@
-//! `berth vm`: the pools of pre-created VMs, by the API that the agent serves.
+//! `berth vm`: the pools of pre-created VMs, through the agent's API.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -27,11 +27,11 @@ pub struct Vm {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// How many VMs are free, in use and being cleaned, and what is wrong with the rest.
+    /// How many VMs are free, in use and being cleaned, and problems of the others.
     Status,
     /// List allocations.
     List {
-        /// Only those of this node.
+        /// Only allocations of this node.
         #[arg(long)]
         node: Option<String>,
     },
@@ -46,10 +46,10 @@ enum Command {
         #[arg(long, default_value = "")]
         namespace: String,
     },
-    /// Give a VM back. It is free after it was rebooted.
+    /// Release a VM. It is free after it was rebooted.
     Deallocate {
         id: String,
-        /// Free it as it is, without a reboot: for VMs that you have wiped or removed yourself.
+        /// Release it as it is, without a reboot: for VMs that you have wiped or removed yourself.
         #[arg(long)]
         force: bool,
         /// Wait this many seconds for the reboot.
@@ -64,7 +64,7 @@ enum Command {
     },
     /// Repair the state and resume cleanups.
     Recover {
-        /// Take back every VM of the agent's node too, after a reboot: right only if its pods are gone.
+        /// Also take back every VM of the agent's node, with a reboot: only if its pods are gone.
         #[arg(long)]
         take_back: bool,
     },
@@ -106,7 +106,7 @@ impl Row for Status {
                 trouble.push(format!("{what}: {}", ips(which)));
             }
         }
-        trouble.extend(self.strays.iter().map(|stray| format!("stray {stray}")));
+        trouble.extend(self.unparsed.iter().map(|stray| format!("stray {stray}")));
         let counts = [self.total, self.available, self.in_use, self.quarantined];
         let mut cells = vec![self.pool.clone()];
         cells.extend(counts.map(|count| count.to_string()));
@@ -183,12 +183,14 @@ impl Vm {
                 output::print(format, &status.pools)?;
                 if format == Format::Table {
                     for ip in &status.waiting {
-                        output::say(&format!(
-                            "{ip} joins its pool when another pool's owner gives it back"
+                        output::print_line(&format!(
+                            "{ip} joins its pool when another pool's owner releases it"
                         ))?;
                     }
                     if let Some(problem) = &status.problem {
-                        output::say(&format!("the edited settings are not used: {problem}"))?;
+                        output::print_line(&format!(
+                            "the edited settings are not used: {problem}"
+                        ))?;
                     }
                 }
                 Ok(())
@@ -209,8 +211,8 @@ impl Vm {
             Command::Allocate { id, pod, namespace } => {
                 let wish = serde_json::json!({ "allocationID": id, "podName": pod, "podNamespace": namespace });
                 let path = format!("/allocations{in_pool}");
-                let given: Allocation = client.post(&path, serde_json::to_vec(&wish)?).await?;
-                output::print(format, &[given])
+                let allocated: Allocation = client.post(&path, serde_json::to_vec(&wish)?).await?;
+                output::print(format, &[allocated])
             }
             Command::Deallocate { id, force, wait } => {
                 let force = force.then(|| "true".to_string());
@@ -219,20 +221,20 @@ impl Vm {
                 let path = format!("/allocations/{}{asked}", encoded(&id));
                 let ended: Deallocated = client.delete(&path).await?;
                 match (format, ended.returned) {
-                    (Format::Json, _) => output::say(&serde_json::to_string_pretty(&ended)?),
-                    (_, Returned::Released) => output::say("released"),
+                    (Format::Json, _) => output::print_line(&serde_json::to_string_pretty(&ended)?),
+                    (_, Returned::Released) => output::print_line("released"),
                     (_, Returned::Quarantined) => {
-                        output::say("being cleaned: the VM is free after its reboot")
+                        output::print_line("being cleaned: the VM is free after its reboot")
                     }
-                    // A repeat is no failure.
-                    (_, Returned::Nothing) => output::say("nothing held"),
+                    // A repeat is not a failure.
+                    (_, Returned::Nothing) => output::print_line("nothing held"),
                 }
             }
             Command::UserData { id, file } => {
                 let data = read(&file)?;
                 let path = format!("/allocations/{}/user-data{in_pool}", encoded(&id));
                 let written: Allocation = client.put(&path, data).await?;
-                output::say(&format!("written to {}", written.ip))
+                output::print_line(&format!("written to {}", written.ip))
             }
             Command::Recover { take_back } => {
                 let take_back = take_back.then(|| "true".to_string());
@@ -242,7 +244,7 @@ impl Vm {
             }
             Command::Api => {
                 let document: serde_json::Value = client.get("/openapi.json").await?;
-                output::say(&serde_json::to_string_pretty(&document)?)
+                output::print_line(&serde_json::to_string_pretty(&document)?)
             }
         }
     }

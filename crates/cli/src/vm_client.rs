@@ -1,5 +1,5 @@
-//! The VM pools' API over the agent's socket. Promises that a refusal of the API becomes the exit code that
-//! scripts know ([`crate::exit`]), with the API's own words.
+//! The VM pools' API over the agent's socket. Guarantees that a refusal of the API becomes the documented exit code
+//! ([`crate::exit`]), with the API's own message.
 
 use std::path::{Path, PathBuf};
 
@@ -82,7 +82,7 @@ impl VmClient {
     }
 }
 
-/// A query of those parts that were given.
+/// A query of the parts that are set.
 pub fn query(parts: &[(&str, Option<String>)]) -> String {
     let given: Vec<String> = parts
         .iter()
@@ -94,7 +94,7 @@ pub fn query(parts: &[(&str, Option<String>)]) -> String {
     }
 }
 
-/// A path segment or a value of a query, whatever is in it.
+/// A path segment or a value of a query, escaped.
 pub fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -343,3 +343,15 @@ fn what_can_not_be_read_is_named_with_its_exit_code() {
     let unknown = berth(state.path(), &["who", "not-an-address"]);
     assert_eq!(unknown.status.code(), Some(2));
 }
+
+#[test]
+fn the_settings_page_is_that_of_the_code() {
+    let state = mk_state();
+    let printed = stdout(&berth(state.path(), &["settings"]));
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/settings.md");
+    let written = std::fs::read_to_string(page).unwrap();
+    assert!(
+        printed == written,
+        "docs/settings.md differs from the code: run `cargo xtask settings`"
+    );
+}

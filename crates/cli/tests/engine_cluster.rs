@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::IPPool;
-use berth_testkit::{Cluster, PodCall, fed, given};
+use berth_testkit::{Cluster, PodCall, answered_addresses, fed};
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
@@ -206,7 +206,7 @@ impl Machine {
     fn ask(&self, pod: &str) -> Option<String> {
         let socket = self.dir.path().join("berth.sock");
         let answer = pod_call("ADD", pod).ask(&socket, &self.ipam).ok()?;
-        Some(given(&answer).ok()?.first()?.clone())
+        Some(answered_addresses(&answer).ok()?.first()?.clone())
     }
 }
 

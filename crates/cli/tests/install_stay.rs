@@ -233,7 +233,10 @@ fn one_that_stays_does_not_undo_a_removal() {
     host.remove();
     assert_eq!(staying.wait().code(), Some(3));
     assert_eq!(host.files(), before);
-    assert!(host.read("log").contains("somebody removed Berth"));
+    assert!(
+        host.read("log")
+            .contains("Berth was removed from this node")
+    );
 }
 
 #[test]

@@ -14,13 +14,23 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use berth_api::whereabouts::NodeSlicePool;
 use berth_cni::wire::Answer;
-use berth_testkit::{Agent, Cluster, PodCall, fed, given, no_machine_files};
+use berth_testkit::{
+    Agent, Cluster, PodCall, Process, answered_addresses, fed, guarded, isolated, no_machine_files,
+};
+use kube::Api;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+
+/// Where the kubelet puts the credentials of a pod's service account.
+const ACCOUNT: &str = "run/secrets/kubernetes.io/serviceaccount";
+
+const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Machine(TempDir);
 
@@ -70,7 +80,7 @@ fn ipam() -> Value {
 }
 
 fn add(socket: &Path, pod: &str) -> Result<Vec<String>, (u64, String)> {
-    given(
+    answered_addresses(
         &PodCall::new("berth", "ADD", pod)
             .ask(socket, &ipam())
             .unwrap(),
@@ -90,7 +100,7 @@ fn add_once(berth: &Path, machine: &Machine, files: bool) -> Result<Vec<String>,
         .args(["cni", "--plugin", "berth", "--database"])
         .arg(machine.at("once.db"));
     let output = fed(&mut command, call.network(&ipam()).to_string()).unwrap();
-    given(&Answer {
+    answered_addresses(&Answer {
         exit: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),
         delegate: None,
@@ -167,7 +177,6 @@ fn berth_15_22_an_add_names_a_disk_that_fails_and_the_agent_does_not_try_on() {
 /// The client's own reading of these files is a minute late.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_24_a_renewed_token_and_authority_of_the_pod_are_used_by_the_next_request() {
-    const HOME: &str = "run/secrets/kubernetes.io/serviceaccount";
     let cluster = Cluster::shared().await;
     for crd in berth_api::crds().unwrap() {
         cluster.apply_object(crd).await.unwrap();
@@ -177,7 +186,7 @@ async fn berth_15_24_a_renewed_token_and_authority_of_the_pod_are_used_by_the_ne
     let authority = fs::read_to_string(cluster.dir().join("pki/ca.crt")).unwrap();
     let other = rcgen::generate_simple_self_signed(vec!["other".to_owned()]).unwrap();
     let machine = Machine::new();
-    let file = |name: &str, text: &str| machine.write(&format!("{HOME}/{name}"), text);
+    let file = |name: &str, text: &str| machine.write(&format!("{ACCOUNT}/{name}"), text);
     file("token", account.token());
     file("ca.crt", &authority);
     file("namespace", &namespace);
@@ -206,4 +215,72 @@ async fn berth_15_24_a_renewed_token_and_authority_of_the_pod_are_used_by_the_ne
     assert!(why.to_lowercase().contains("certificate"), "{why}");
     file("ca.crt", &authority);
     assert_eq!(add("p3").await.unwrap(), ["10.0.0.3/16"]);
+}
+
+/// The files of a pod's service account, replaced under a running controller.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_token_and_authority_of_the_pod_are_used_by_a_running_controller() {
+    let cluster = Cluster::shared().await;
+    for crd in berth_api::crds().unwrap() {
+        cluster.apply_object(crd).await.unwrap();
+    }
+    let namespace = cluster.namespace("renewed-leader").await.unwrap();
+    let any = json!([{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }]);
+    let account = cluster.service_account(&namespace, "berth-controller", any);
+    let account = account.await.unwrap();
+    let authority = fs::read_to_string(cluster.dir().join("pki/ca.crt")).unwrap();
+    let other = rcgen::generate_simple_self_signed(vec!["other".to_owned()]).unwrap();
+    let machine = Machine::new();
+    let file = |name: &str, text: &str| machine.write(&format!("{ACCOUNT}/{name}"), text);
+    file("token", account.token());
+    file("ca.crt", &authority);
+    file("namespace", &namespace);
+    let berth = machine.mounted("berth", &[("run", "/run")]);
+    let mut command = isolated(guarded(&berth));
+    command
+        .env("PATH", "/usr/bin:/bin")
+        .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        .env("KUBERNETES_SERVICE_PORT", cluster.port().to_string())
+        .args(["controller", "--lease-duration", "3"]);
+    let controller = Process::start("controller", command, machine.0.path()).unwrap();
+    // It works: a network that is defined now gets its pool of slices.
+    let works = async |name: &str, range: &str| {
+        let config = json!({ "cniVersion": "1.0.0", "name": name, "type": "macvlan", "ipam": {
+            "type": "whereabouts", "range": range, "node_slice_size": "/24",
+        } });
+        let definition = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name, "namespace": namespace },
+            "spec": { "config": config.to_string() },
+        });
+        cluster.apply_object(definition).await.unwrap();
+        let client = cluster.client().await.unwrap();
+        let pools: Api<NodeSlicePool> = Api::namespaced(client, &namespace);
+        until(&controller, async || {
+            pools.get_opt(name).await.unwrap().is_some()
+        })
+        .await;
+    };
+    // It does not: its log says so.
+    let refused = async |why: &str| {
+        let log = || fs::read_to_string(controller.log()).unwrap().to_lowercase();
+        until(&controller, async || log().contains(why)).await;
+    };
+    works("one", "10.61.0.0/20").await;
+    file("token", "not a token");
+    refused("unauthorized").await;
+    file("token", account.token());
+    works("two", "10.62.0.0/20").await;
+    file("ca.crt", &other.cert.pem());
+    refused("certificate").await;
+    file("ca.crt", &authority);
+    works("three", "10.63.0.0/20").await;
+}
+
+async fn until(process: &Process, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < PATIENCE, "{}", process.tail());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_parts::Parts;
-use berth_testkit::{Agent, Cluster, PodCall, Process, given, guarded, isolated};
+use berth_testkit::{Agent, Cluster, PodCall, Process, answered_addresses, guarded, isolated};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -73,7 +73,7 @@ fn at_most(series: &[String], most: usize) {
 fn attach(socket: &Path, ipam: impl Fn(usize) -> Value) {
     for network in 0..11 {
         let call = PodCall::new("whereabouts", "ADD", &format!("p{network}"));
-        given(&call.ask(socket, &ipam(network)).unwrap()).unwrap();
+        answered_addresses(&call.ask(socket, &ipam(network)).unwrap()).unwrap();
     }
 }
 

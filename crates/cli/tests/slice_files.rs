@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
-use berth_testkit::{Account, Cluster, PodCall, fed, given, isolated};
+use berth_testkit::{Account, Cluster, PodCall, answered_addresses, fed, isolated};
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
 
@@ -150,7 +150,7 @@ impl Agent {
                 assert_eq!(answer.unwrap().exit, 0);
                 Vec::new()
             }
-            _ => given(&answer.unwrap()).unwrap(),
+            _ => answered_addresses(&answer.unwrap()).unwrap(),
         }
     }
 }

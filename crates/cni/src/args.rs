@@ -3,12 +3,12 @@
 use crate::error::{CniError, Code};
 use crate::ids::{is_dns_label, is_dns_subdomain, shown};
 
-/// The longest `CNI_ARGS`. What a Kubernetes runtime sends has some 300 bytes.
+/// The maximum length of `CNI_ARGS`. A Kubernetes runtime sends about 300 bytes.
 const LONGEST: usize = 4096;
-/// The longest pod UID: a UUID has 36 characters, a static pod's hash 32.
+/// The maximum length of a pod UID: a UUID has 36 characters, a static pod's hash 32.
 const UID_LONGEST: usize = 128;
 
-/// The pairs Berth knows. Empty where the runtime said nothing.
+/// The pairs that Berth knows. Empty if the runtime sent none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     pub pod_name: String,
@@ -22,8 +22,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Reads `CNI_ARGS`. A key nobody knows is refused unless `IgnoreUnknown` is set, as the convention
-    /// has it: every Kubernetes runtime sets it.
+    /// Parses `CNI_ARGS`. An unknown key is refused unless `IgnoreUnknown` is set, by convention; every Kubernetes
+    /// runtime sets it.
     pub fn parse(text: &str) -> Result<Args, CniError> {
         if text.len() > LONGEST {
             return Err(CniError::new(
@@ -69,14 +69,14 @@ impl Args {
         Ok(args)
     }
 
-    /// Reads what can be read: a DEL is not refused because of what an ADD would not be served with.
+    /// Parses what can be parsed: a DEL is not refused for something that only an ADD needs.
     pub fn parse_for_del(text: &str) -> Args {
         if let Ok(args) = Args::parse(text) {
             return args;
         }
         let mut args = Args::default();
         let text = match text.get(..text.floor_char_boundary(LONGEST)) {
-            // The last item may be half of one.
+            // The last item may be truncated.
             Some(start) if start.len() < text.len() => start
                 .get(..start.rfind([';', ',']).unwrap_or(0))
                 .unwrap_or_default(),
@@ -92,7 +92,7 @@ impl Args {
         args
     }
 
-    /// The names are stored, logged and put into URLs: they are what Kubernetes takes for names.
+    /// The names are stored, logged and used in URLs: they must be valid Kubernetes names.
     fn check(&self) -> Result<(), CniError> {
         let refuse = |key: &str, value: &str, right: &str| {
             let message = format!("CNI_ARGS: {key}={} is malformed: {right}", shown(value));
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(args.ip, ["10.0.0.5/24"]);
         assert_eq!(args.pod_name, "");
         assert_eq!(Args::parse_for_del(&"é".repeat(4000)), Args::default());
-        // One that is cut leaves no half of an address, wherever a character ends.
+        // A truncated text leaves no half of an address, wherever a character ends.
         for before in ["IP=", "xé;IP="] {
             let long = format!("{before}{}", "10.0.0.57/24,é,".repeat(400));
             let args = Args::parse_for_del(&long);

@@ -1,4 +1,4 @@
-//! One CNI call: the verb and the variables it needs, checked as the specification has it.
+//! One CNI call: the verb and the variables it needs, checked as the specification says.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::args::Args;
 use crate::error::{CniError, Code};
 use crate::ids::{ContainerId, IfName, shown};
 
-/// The longest path of Linux.
+/// The longest path on Linux.
 const NETNS_MAX: usize = 4096;
 
 /// `CNI_COMMAND`.
@@ -60,7 +60,7 @@ impl fmt::Display for Verb {
     }
 }
 
-/// The CNI_* variables as they came, unchecked. An unset variable and an empty one are the same.
+/// The CNI_* variables as received, unchecked. An unset variable and an empty one are the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Environment {
@@ -72,7 +72,7 @@ pub struct Environment {
     pub path: String,
 }
 
-/// What a call is about. A verb that concerns one attachment carries it, the others cannot.
+/// What a call is about. Only verbs that concern one attachment carry it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     Add(Target),
@@ -94,7 +94,7 @@ pub struct Target {
 }
 
 impl Environment {
-    /// Reads the process's own environment. What is not UTF-8 becomes what no check accepts.
+    /// Reads the process's own environment. A value that is not UTF-8 becomes one that no check accepts.
     pub fn from_process() -> Self {
         let read = |name: &str| {
             std::env::var_os(name)
@@ -111,7 +111,7 @@ impl Environment {
         }
     }
 
-    /// Checks the variables that the verb needs; all that are missing are named at once.
+    /// Checks the variables that the verb needs; the error names all that are missing.
     pub fn call(&self) -> Result<Call, CniError> {
         let verb = Verb::parse(&self.command)?;
         let needed: &[(&'static str, &str)] = match verb {
@@ -145,7 +145,7 @@ impl Environment {
         })
     }
 
-    /// Whether it is a DEL of a container or an interface that has no possible name: nothing is stored under one.
+    /// Whether it is a DEL of a container or interface with an invalid name: nothing is stored under one.
     pub fn is_malformed_del(&self) -> bool {
         let named = !self.container_id.is_empty() && !self.ifname.is_empty();
         self.command == Verb::Del.as_str() && named && self.target_of_del().is_err()
@@ -167,7 +167,7 @@ impl Environment {
         })
     }
 
-    /// A DEL releases what is stored under the id, whatever else the call says.
+    /// A DEL releases what is stored under the id, regardless of the rest of the call.
     fn target_of_del(&self) -> Result<Target, CniError> {
         Ok(Target {
             container_id: ContainerId::for_del(&self.container_id)?,

@@ -1,6 +1,6 @@
-//! The network configuration that comes on stdin: the envelope around a plugin's `ipam` object.
+//! The network configuration on stdin: the envelope around a plugin's `ipam` object.
 //!
-//! The `ipam` object itself is kept as JSON: what it means is the front's business.
+//! The `ipam` object itself is kept as JSON: the front interprets it.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::fields::{Fields, Path};
 use crate::ids::check_network_name;
 use crate::version::Version;
 
-/// A network configuration, as far as an address manager reads it.
+/// A network configuration, as far as an IPAM plugin reads it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetConf {
     pub version: Version,
@@ -18,15 +18,16 @@ pub struct NetConf {
     pub plugin: String,
     pub ipam: Option<Value>,
     pub prev_result: Option<Value>,
-    /// `runtimeConfig.ips`: what the runtime asks for, for instance a network selection element's `ips`.
+    /// `runtimeConfig.ips`: what the runtime requests, for instance a network selection element's `ips`.
     pub runtime_ips: Vec<String>,
-    /// `args.cni.ips`: the older way to ask for the same.
+    /// `args.cni.ips`: the older form of the same request.
     pub arg_ips: Vec<String>,
-    /// The host's interface that the container's hangs on: `master`, or `bridge`. Empty where it names none.
+    /// The host's interface that the container's is attached to: `master`, or `bridge`. Empty if none is named.
     pub link: String,
     /// `allowPersistentIPs`: pods may refer to claims whose addresses outlive them.
     pub persistent_ips: bool,
-    /// On GC the attachments that live. `None` where the configuration does not say: then nothing may be freed.
+    /// On GC the attachments that are still valid. `None` if the configuration does not list them: then nothing may be
+    /// released.
     pub valid_attachments: Option<Vec<Attachment>>,
 }
 
@@ -39,24 +40,24 @@ pub struct Attachment {
 
 const ROOT: Path<'static> = Path::Root("configuration");
 
-/// The longest network configuration. A parsed one takes 20 times the memory of its text, and definitions are written by
-/// the cluster's users.
+/// The maximum length of a network configuration. A parsed one takes 20 times the memory of its text, and the cluster's
+/// users write definitions.
 pub const LONGEST_CONFIGURATION: usize = 128 * 1024;
 
-/// Levels of JSON that serde_json reads.
+/// The nesting depth that serde_json accepts.
 const DEEPEST: usize = 128;
 
-/// Why a configuration's text was not read. It never repeats the text, which may hold secrets.
+/// Why a configuration was not parsed. It never repeats the text, which may contain secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unread {
     Long,
-    /// Nested deeper than serde_json goes.
+    /// Nested deeper than serde_json accepts.
     Deep,
     NotJson(String),
 }
 
 impl Unread {
-    /// Whether it is beyond what is read at all: no ADD of such a network was ever served.
+    /// Whether it exceeds a limit: no ADD of such a network was ever served.
     pub fn is_beyond_limits(&self) -> bool {
         matches!(self, Unread::Long | Unread::Deep)
     }
@@ -77,25 +78,25 @@ impl From<Unread> for CniError {
     }
 }
 
-/// Reads a configuration's text, once.
+/// Parses a configuration's text, once.
 pub fn document(text: &str) -> Result<Value, Unread> {
     if text.len() > LONGEST_CONFIGURATION {
         return Err(Unread::Long);
     }
     serde_json::from_str(text).map_err(|error| match error.to_string() {
-        // The only sign of it that there is.
+        // serde_json has no error kind for this.
         why if why.starts_with("recursion limit exceeded") => Unread::Deep,
         why => Unread::NotJson(why),
     })
 }
 
 impl NetConf {
-    /// Reads a configuration's text. An error names the field.
+    /// Parses a configuration's text. An error names the field.
     pub fn parse(text: &str) -> Result<NetConf, CniError> {
         NetConf::of(&document(text)?)
     }
 
-    /// Reads what [`document`] has read.
+    /// Reads a parsed [`document`].
     pub fn of(document: &Value) -> Result<NetConf, CniError> {
         let fields = Fields::of(&ROOT, document)?;
         let version = Version::parse(fields.text("cniVersion")?.unwrap_or_default())?;
@@ -115,12 +116,12 @@ impl NetConf {
         })
     }
 
-    /// The version of a configuration that may be broken in every other respect: for the error's own form.
+    /// The version of a configuration that may be invalid otherwise: it selects the error's format.
     pub fn version_of(stdin: &str) -> Option<Version> {
         NetConf::version_in(&document(stdin).ok()?)
     }
 
-    /// The same of what [`document`] has read.
+    /// The same, of a parsed [`document`].
     pub fn version_in(document: &Value) -> Option<Version> {
         let fields = Fields::of(&ROOT, document).ok()?;
         Version::parse(fields.text("cniVersion").ok()?.unwrap_or_default()).ok()

@@ -1,7 +1,7 @@
-//! Hands a call on to another IPAM plugin of this machine: the process becomes that plugin.
+//! Passes a call to another IPAM plugin of this machine: the process becomes that plugin.
 //!
-//! The plugin is looked for in `CNI_PATH`, as a runtime would, and beside the running program. It must run where the runtime
-//! started us, with the host's files and the call's environment: an agent in a container only names it.
+//! The plugin is searched in `CNI_PATH`, as a runtime would, and next to the running program. It must run where the
+//! runtime started us, with the host's files and the call's environment, so an agent in a container only names it.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
@@ -16,10 +16,10 @@ use crate::error::{CniError, Code};
 use crate::ids::shown;
 use crate::wire::Delegate;
 
-/// Becomes the plugin. Returns only if that is impossible; says why.
+/// Becomes the plugin. Returns only if that fails, with the reason.
 pub fn exec(delegate: &Delegate, cni_path: &str) -> CniError {
     let name = &delegate.plugin;
-    // The name comes from the agent: it never leads out of the plugins' directories.
+    // The name comes from the agent: it must not leave the plugins' directories.
     if name.is_empty() || name.starts_with('.') || name.contains('/') {
         let message = format!("{} is not the name of an IPAM plugin", shown(name));
         return CniError::new(Code::Config, message);
@@ -42,7 +42,7 @@ pub fn exec(delegate: &Delegate, cni_path: &str) -> CniError {
     )
 }
 
-/// A file in memory to be read as stdin: nobody is left to feed a pipe.
+/// A file in memory to be read as stdin: no process is left to feed a pipe.
 pub fn stdin(text: &str) -> io::Result<File> {
     let mut file = File::from(memfd_create("stdin", MemfdFlags::CLOEXEC)?);
     file.write_all(text.as_bytes())?;

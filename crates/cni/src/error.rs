@@ -1,17 +1,17 @@
-//! The specification's error: a code a runtime decides by, a message a person reads.
+//! The specification's error: a code for the runtime, a message for a person.
 
 use serde_json::json;
 
 use crate::version::Version;
 
-/// What went wrong, as the runtime needs to know it.
+/// What went wrong, as the runtime needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
-    /// The configuration's `cniVersion`, or the verb at that version, is not spoken here.
+    /// The configuration's `cniVersion`, or the verb at that version, is not supported.
     IncompatibleVersion,
     /// A field of the configuration is known and its value is not supported.
     UnsupportedField,
-    /// CHECK of a container that has nothing here. The runtime need not DEL.
+    /// CHECK of a container that is unknown here. The runtime need not call DEL.
     UnknownContainer,
     /// A CNI_* variable is missing or malformed.
     Environment,
@@ -19,15 +19,15 @@ pub enum Code {
     Io,
     /// The configuration is not JSON of the expected shape.
     Decode,
-    /// The configuration is well-formed and wrong.
+    /// The configuration is well-formed but wrong.
     Config,
-    /// A passing condition: the runtime should try again.
+    /// A temporary condition: the runtime should retry.
     TryLater,
     /// STATUS: no ADD can be served now.
     NotAvailable,
     /// STATUS: ADDs cannot be served; existing containers may have limited connectivity.
     LimitedConnectivity,
-    /// CHECK: the record and the container differ. One of Berth's own.
+    /// CHECK: the record and the container differ. Berth's own code.
     Mismatch,
     /// Everything else.
     Internal,
@@ -47,7 +47,7 @@ impl Code {
             Code::NotAvailable => 50,
             Code::LimitedConnectivity => 51,
             Code::Mismatch => 101,
-            // Where the reference plugins put what has no number of its own.
+            // The reference plugins use this for errors without their own number.
             Code::Internal => 999,
         }
     }
@@ -77,7 +77,7 @@ impl CniError {
         self
     }
 
-    /// The JSON of the error. `version` is the configuration's, where it could be read.
+    /// The JSON of the error. `version` is the configuration's, if it could be parsed.
     pub fn render(&self, version: Option<Version>) -> String {
         let mut body = json!({
             "cniVersion": version.unwrap_or(Version::LATEST).as_str(),

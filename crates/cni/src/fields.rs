@@ -1,5 +1,5 @@
-//! A JSON object read the way CNI plugins read theirs: keys match without regard to case, unknown keys are
-//! ignored, `null` is absence, and a value of the wrong type is named with its path.
+//! A JSON object read as CNI plugins read theirs: keys match in any case, unknown keys are ignored, `null` is absence,
+//! and a value of the wrong type is an error with its path.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{CniError, Code};
 
-/// A value is not of the type its key wants.
+/// A value does not have the type that its key needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path} must be {expected}, found {found}")]
 pub struct FieldError {
@@ -22,14 +22,14 @@ impl From<FieldError> for CniError {
     }
 }
 
-/// One object and where it stands in the document.
+/// One object and its position in the document.
 #[derive(Clone, Copy)]
 pub struct Fields<'a> {
     path: &'a Path<'a>,
     map: &'a Map<String, Value>,
 }
 
-/// A place in a document, kept as a chain on the stack: it is turned into text only for an error.
+/// A position in a document, kept as a chain on the stack: it is turned into text only for an error.
 #[derive(Clone, Copy, Debug)]
 pub enum Path<'a> {
     Root(&'a str),
@@ -49,13 +49,13 @@ impl fmt::Display for Path<'_> {
 
 impl fmt::Debug for Fields<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the values: a configuration may hold credentials.
+        // Without values: a configuration may contain credentials.
         write!(f, "Fields({})", self.path)
     }
 }
 
 impl<'a> Fields<'a> {
-    /// Reads `value` as an object that stands at `path`.
+    /// Reads `value` as the object at `path`.
     pub fn of(path: &'a Path<'a>, value: &'a Value) -> Result<Fields<'a>, FieldError> {
         match value {
             Value::Object(map) => Ok(Fields { path, map }),
@@ -63,7 +63,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether the key is there, even with `null`.
+    /// Whether the key is present, even with `null`.
     pub fn has(&self, key: &str) -> bool {
         self.raw(key).is_some()
     }
@@ -143,7 +143,7 @@ fn mismatch(path: String, expected: &'static str, found: &Value) -> FieldError {
         Value::Null => "null".to_owned(),
         Value::Bool(flag) => flag.to_string(),
         Value::Number(number) => number.to_string(),
-        // The text itself could be a secret put into the wrong place.
+        // The text itself could be a secret in the wrong place.
         Value::String(_) => "a string".to_owned(),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "an object".to_owned(),

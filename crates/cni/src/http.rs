@@ -1,7 +1,7 @@
-//! The plugin's side of HTTP/1.1: one request and its answer on a unix socket, over std alone.
+//! The plugin's side of HTTP/1.1: one request and its response on a unix socket, with std only.
 //!
-//! It speaks what the agent speaks: `Content-Length` framing, one exchange a connection. It does not follow
-//! redirects, take chunks or keep connections.
+//! It supports what the agent uses: `Content-Length` framing, one exchange per connection. It does not follow
+//! redirects, accept chunks or keep connections open.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,23 +10,23 @@ use std::time::Duration;
 
 use crate::wire::{Answer, CALL_PATH, MAX_BODY, PROTOCOL, PROTOCOL_HEADER, Request};
 
-/// The longest head of an answer that is read: the agent's has some hundred bytes.
+/// The maximum length of a response head: the agent's has about a hundred bytes.
 const MAX_HEAD: usize = 16 * 1024;
 
-/// Why no answer came. The variants are what the plugin does next.
+/// Why there is no response. Each variant is a decision of the plugin.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens: run the engine in-process.
+    /// No agent listens: run the engine in-process.
     #[error("no agent listens on {socket}")]
     NoAgent {
         socket: String,
         #[source]
         source: io::Error,
     },
-    /// The agent is of another protocol: an upgrade is under way, or stuck half-way.
+    /// The agent has another protocol version: an upgrade is in progress, or incomplete.
     #[error("{0}")]
     Protocol(String),
-    /// The exchange broke: whether the agent did the work is unknown, repeating it is safe.
+    /// The exchange broke: whether the agent did the work is unknown, and repeating it is safe.
     #[error("the agent on {socket} did not answer: {what}")]
     Broken { socket: String, what: String },
 }
@@ -78,7 +78,7 @@ pub fn encode_request(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An answer taken apart.
+/// A parsed response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpAnswer<'a> {
     pub status: u16,
@@ -95,7 +95,7 @@ struct Head {
     end: usize,
 }
 
-/// Takes a whole answer apart. Total: garbage is an error, never a panic.
+/// Parses a whole response. Invalid input is an error, never a panic.
 pub fn parse_answer(bytes: &[u8]) -> Result<HttpAnswer<'_>, String> {
     let head = parse_head(bytes)?.ok_or("the answer ends within its head")?;
     let body = bytes.get(head.end..).unwrap_or_default();
@@ -153,7 +153,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<Head>, String> {
     Ok(Some(head))
 }
 
-/// Reads until the announced body is complete; the agent's closing is not waited for.
+/// Reads until the announced body is complete; does not wait for the agent to close.
 fn read_answer(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(2048);
     let mut chunk = [0u8; 4096];
@@ -217,7 +217,7 @@ mod tests {
         Request::new("berth", Environment::default(), "{}".into())
     }
 
-    /// Serves one connection with fixed bytes and gives back what was asked.
+    /// Serves one connection with fixed bytes and returns the request.
     fn serve_once(
         answer: &'static [u8],
     ) -> (
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn no_socket_and_nobody_behind_it_are_no_agent() {
+    fn no_socket_and_no_listener_are_no_agent() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let absent = call(&socket, &request(), Duration::from_secs(1)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Names that come from outside and end up in file names, object names and records: checked once, here.
+//! Untrusted names that end up in file names, object names and records: checked once, here.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CniError, Code};
 
-/// The longest interface name Linux takes, without its terminating zero.
+/// The maximum length of an interface name on Linux, without its terminating zero.
 const IFNAME_MAX: usize = 15;
 
-/// The longest container id that an address is given to. Runtimes use 64 characters.
+/// The maximum length of a container id. Runtimes use 64 characters.
 const CONTAINER_ID_MAX: usize = 256;
 
 /// `CNI_CONTAINERID`: a letter or digit, then letters, digits, `_`, `.`, `-`.
@@ -37,7 +37,7 @@ impl ContainerId {
         ContainerId::for_del(text)
     }
 
-    /// An id of any length: what an earlier version stored under it has to be released.
+    /// An id of any length: what an earlier version stored under it must be released.
     pub fn for_del(text: &str) -> Result<Self, CniError> {
         if is_token(text) {
             Ok(ContainerId(text.to_owned()))
@@ -72,7 +72,7 @@ impl IfName {
             return refuse("an interface name has at most 15 bytes");
         }
         if text == "." || text == ".." {
-            return refuse("'.' and '..' are no interface names");
+            return refuse("'.' and '..' are not interface names");
         }
         if text
             .chars()
@@ -88,10 +88,10 @@ impl IfName {
     }
 }
 
-/// The longest name of a network: it is part of the names of objects.
+/// The maximum length of a network's name: it is part of object names.
 pub const NETWORK_NAME_MAX: usize = DNS_SUBDOMAIN_MAX;
 
-/// Whether a configuration's `name` is one the specification allows.
+/// Whether a configuration's `name` is one that the specification allows.
 pub fn check_network_name(name: &str) -> Result<(), CniError> {
     if name.is_empty() {
         return Err(CniError::new(
@@ -111,7 +111,7 @@ pub fn check_network_name(name: &str) -> Result<(), CniError> {
     Ok(())
 }
 
-/// The longest name of an object in Kubernetes, and the longest of one part of it.
+/// The maximum length of an object's name in Kubernetes, and of one part of it.
 const DNS_SUBDOMAIN_MAX: usize = 253;
 const DNS_LABEL_MAX: usize = 63;
 
@@ -137,7 +137,7 @@ pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= DNS_SUBDOMAIN_MAX && text.split('.').all(part)
 }
 
-/// A value from outside as an error shows it: escaped, and not longer than a line.
+/// An untrusted value as errors show it: escaped, and no longer than a line.
 pub fn shown(text: &str) -> String {
     const LONGEST: usize = 64;
     match text.char_indices().nth(LONGEST) {

@@ -1,9 +1,7 @@
-//! The Container Network Interface, 0.1.0 to 1.1.0, as far as an address manager meets it: a call's
-//! environment, its network configuration, results and errors in every version's form, and the
-//! protocol by which the plugin hands a call to the agent.
+//! The Container Network Interface, 0.1.0 to 1.1.0, as far as an IPAM plugin needs it: a call's environment, its
+//! network configuration, results and errors in the format of every version, and the protocol between plugin and agent.
 //!
-//! No runtime, no TLS, no Kubernetes: the plugin is linked from this crate and must start in the
-//! time of `/bin/true`.
+//! No async runtime, no TLS, no Kubernetes: the plugin is linked from this crate and must start as fast as `/bin/true`.
 
 #![cfg_attr(
     test,

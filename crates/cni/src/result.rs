@@ -1,8 +1,8 @@
-//! What an ADD answers: addresses, routes and name servers, in the form of the configuration's version.
+//! The result of an ADD: addresses, routes and name servers, in the format of the configuration's version.
 //!
-//! Three forms exist. Up to 0.2.0 one address of each family, as `ip4` and `ip6`; 0.3.0 to 0.4.0 a list whose
-//! items name their family, and a `dns` that is always there; from 1.0.0 on a list without the family, and
-//! no empty `dns`.
+//! There are three formats. Up to 0.2.0: one address of each family, as `ip4` and `ip6`. 0.3.0 to 0.4.0: a list whose
+//! items name their family, and a `dns` that is always present. From 1.0.0: a list without the family, and no empty
+//! `dns`.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub struct IpConfig {
     pub gateway: Option<IpAddr>,
 }
 
-/// A route, as CNI 1.1 has it. Older forms keep destination and gateway only.
+/// A route as in CNI 1.1. Older formats keep only destination and gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     pub dst: IpNet,
@@ -42,7 +42,7 @@ pub struct Dns {
     pub options: Vec<String>,
 }
 
-/// An IPAM plugin's result. It has no interfaces: the plugin that delegated to us makes those.
+/// An IPAM plugin's result. It has no interfaces: the delegating plugin creates those.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IpamResult {
     pub ips: Vec<IpConfig>,
@@ -53,7 +53,7 @@ pub struct IpamResult {
 impl IpamResult {
     /// The JSON of the result at `version`.
     ///
-    /// Fails only where the form cannot say anything at all: up to 0.2.0, a result without an address.
+    /// Fails only if the format can't express it: up to 0.2.0, a result without an address.
     pub fn render(&self, version: Version) -> Result<String, CniError> {
         let body = if version <= Version::V0_2_0 {
             self.by_family(version)?
@@ -92,7 +92,7 @@ impl IpamResult {
         body
     }
 
-    /// One address of each family, the first: the form has room for no more.
+    /// The first address of each family: the format has room for no more.
     fn by_family(&self, version: Version) -> Result<Map<String, Value>, CniError> {
         let mut body = Map::new();
         body.insert("cniVersion".into(), json!(version.as_str()));
@@ -128,7 +128,7 @@ impl IpamResult {
         Ok(body)
     }
 
-    /// The addresses of a `prevResult`, whatever its version: what CHECK compares the record with.
+    /// The addresses of a `prevResult` of any version: CHECK compares the record with them.
     pub fn addresses_of(prev_result: &Value) -> Result<Vec<IpNet>, FieldError> {
         let root = Path::Root("prevResult");
         let fields = Fields::of(&root, prev_result)?;

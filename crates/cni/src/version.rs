@@ -1,4 +1,4 @@
-//! The versions of the CNI specification, and what each allows.
+//! The versions of the CNI specification, and what each supports.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::error::{CniError, Code};
 
-/// A version of the specification that Berth speaks, oldest first: the order is that of time.
+/// A supported version of the specification, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     V0_1_0,
@@ -43,7 +43,7 @@ impl Version {
         }
     }
 
-    /// Reads the `cniVersion` of a configuration. An absent one means 0.1.0: the field came with 0.2.0.
+    /// Parses the `cniVersion` of a configuration. An absent one means 0.1.0: the field was added in 0.2.0.
     pub fn parse(text: &str) -> Result<Version, CniError> {
         if text.is_empty() {
             return Ok(Version::V0_1_0);
@@ -81,8 +81,8 @@ fn supported() -> Vec<&'static str> {
 
 /// The answer to VERSION.
 ///
-/// `cniVersion` is the newest we speak, whatever the caller wrote: the reference plugins answer so, and it
-/// spares reading a stdin that a person at a terminal, or a careless caller, never closes.
+/// `cniVersion` is always the newest that we support: the reference plugins answer the same, and it avoids reading a
+/// stdin that a caller may never close.
 pub fn version_answer() -> String {
     json!({
         "cniVersion": Version::LATEST.as_str(),

@@ -1,8 +1,7 @@
-//! The protocol between the plugin and the agent: one call, one answer, JSON over HTTP/1.1 on a unix
-//! socket.
+//! The protocol between the plugin and the agent: one call, one answer, JSON over HTTP/1.1 on a unix socket.
 //!
-//! `PROTOCOL` grows when a message changes so that an older agent would misread it. New optional fields do
-//! not count: both sides ignore what they do not know.
+//! `PROTOCOL` grows when a message changes so that an older agent would misread it. New optional fields do not count:
+//! both sides ignore unknown fields.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,13 +13,13 @@ pub const PROTOCOL: u32 = 1;
 /// The header that names a side's protocol.
 pub const PROTOCOL_HEADER: &str = "berth-protocol";
 
-/// Where the agent takes calls.
+/// The path that accepts calls.
 pub const CALL_PATH: &str = "/v1/cni";
 
-/// Where the agent listens, unless `BERTH_SOCKET` says otherwise.
+/// The agent's socket, unless `BERTH_SOCKET` is set.
 pub const DEFAULT_SOCKET: &str = "/run/berth/berth.sock";
 
-/// The largest message either side accepts. A GC of a node's every attachment is some ten kilobytes.
+/// The largest message that either side accepts. A GC of all attachments of a node is about ten kilobytes.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// A CNI call on its way to the agent.
@@ -31,7 +30,7 @@ pub struct Request {
     pub plugin: String,
     #[serde(flatten)]
     pub environment: Environment,
-    /// The network configuration, as it came.
+    /// The network configuration, as received.
     #[serde(default)]
     pub stdin: String,
 }
@@ -42,13 +41,13 @@ pub struct Answer {
     pub exit: i32,
     #[serde(default)]
     pub stdout: String,
-    /// Another plugin of the machine that serves the call in this one's place. `exit` and `stdout` are then a refusal, for a
-    /// plugin that does not know this field.
+    /// Another plugin of the machine that serves the call instead. `exit` and `stdout` are then a refusal, for a plugin
+    /// that does not know this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delegate: Option<Delegate>,
 }
 
-/// A call handed on to another IPAM plugin, with the same environment.
+/// A call that is passed to another IPAM plugin, with the same environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delegate {
     /// Its file name in `CNI_PATH`, such as `host-local`.
@@ -95,7 +94,7 @@ impl Answer {
         }
     }
 
-    /// The plugin becomes another one, with this configuration. `refusal` is what one that can't do that prints.
+    /// The plugin becomes another one, with this configuration. A plugin that can't do that prints `refusal`.
     pub fn delegated(plugin: &str, stdin: String, refusal: String) -> Answer {
         Answer {
             exit: 1,
@@ -116,9 +115,9 @@ impl Answer {
     }
 }
 
-/// The `ipam.type` that a plugin answers to, from the path it was called by.
+/// The `ipam.type` of a plugin, from the path it was called by.
 ///
-/// Under its own file name it answers to `berth`.
+/// Under its own file name it is `berth`.
 pub fn accepted_type(argv0: &str) -> &str {
     let base = argv0.rsplit('/').next().unwrap_or_default();
     match base {

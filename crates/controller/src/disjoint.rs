@@ -1,17 +1,17 @@
 //! Proof that a network's range has no address of another network. Pure.
 //!
-//! Without it an address may be had through two networks, and only a reservation tells; with it an agent that
-//! can't reach the API server may go on. Definitions whose ranges nobody here can see leave nothing proved.
+//! Without the proof, an address may be allocated through two networks, and only a reservation prevents that; with it,
+//! an agent that can't reach the API server may continue. A definition whose ranges can't be read prevents the proof.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use berth_api::names;
 use berth_core::Prefix;
-use berth_pods::PodNetwork;
+use berth_networks::PodNetwork;
 
 use crate::networks::Defined;
 
-/// Where addresses come from: networks of one source never give an address twice, those of two may.
+/// Where addresses come from: networks of one source never allocate an address twice, those of two sources may.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// The slices of a NodeSlicePool, by its name and the network's.
@@ -22,33 +22,32 @@ pub enum Source {
 
 /// What is proved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Apart {
+pub struct Disjointness {
     proved: BTreeSet<(Source, Prefix)>,
     /// Plain pools of networks whose nodes claim slices by themselves.
     pub elastic: BTreeMap<String, Prefix>,
 }
 
-impl Apart {
+impl Disjointness {
     pub fn slices(&self, pool: &str, network: &str, range: Prefix) -> bool {
         let source = Source::Slices(pool.to_owned(), network.to_owned());
         self.proved.contains(&(source, range))
     }
 
-    /// `unseen_is_apart`: definitions that keep their configuration on the nodes' disks are taken for networks of
-    /// other ranges.
+    /// `unseen_is_apart`: assume that definitions with their configuration on the nodes' disks use other ranges.
     pub fn of<'a>(
         definitions: impl IntoIterator<Item = &'a Defined>,
         unseen_is_apart: bool,
-    ) -> Apart {
+    ) -> Disjointness {
         let mut extents: BTreeSet<(Prefix, Source)> = BTreeSet::new();
         let mut elastic: BTreeMap<String, Prefix> = BTreeMap::new();
         for defined in definitions {
             if defined.definition.unknown.is_some() && !unseen_is_apart {
-                return Apart::default();
+                return Disjointness::default();
             }
             for network in &defined.definition.networks {
                 let Ok(network) = &network.network else {
-                    return Apart::default();
+                    return Disjointness::default();
                 };
                 extents.extend(extents_of(network));
                 if network.fast_ipam && network.node_slice_size.is_none() {
@@ -67,7 +66,7 @@ impl Apart {
             .map(|(prefix, source)| (source, prefix))
             .collect();
         elastic.retain(|pool, prefix| proved.contains(&(Source::Pool(pool.clone()), *prefix)));
-        Apart { proved, elastic }
+        Disjointness { proved, elastic }
     }
 }
 
@@ -93,8 +92,8 @@ fn extents_of(network: &PodNetwork) -> Vec<(Prefix, Source)> {
     ranges.chain(statics).collect()
 }
 
-/// Extents that share an address with one of another source. Prefixes nest or are apart, so going through them in
-/// their order with a stack of those that are open meets every pair.
+/// Extents that share an address with one of another source. Prefixes nest or are disjoint, so visiting them in order
+/// with a stack of the open ones finds every pair.
 fn meeting(extents: &BTreeSet<(Prefix, Source)>) -> BTreeSet<(Prefix, Source)> {
     let mut met = BTreeSet::new();
     let mut open: Vec<&(Prefix, Source)> = Vec::new();
@@ -126,23 +125,23 @@ mod tests {
             key: format!("ns/{number}"),
             uid: String::new(),
             created: String::new(),
-            definition: berth_pods::definitions::read("nad", &config, &[]),
+            definition: berth_networks::definitions::read("nad", &config, &[]),
         }
     }
 
-    fn apart(ipams: &[&str]) -> Apart {
+    fn apart(ipams: &[&str]) -> Disjointness {
         let all: Vec<Defined> = ipams
             .iter()
             .enumerate()
             .map(|(number, ipam)| mk_defined(number, ipam))
             .collect();
-        Apart::of(&all, false)
+        Disjointness::of(&all, false)
     }
 
     const BLUE: &str = r#""range":"10.0.0.0/16","node_slice_size":"/26","network_name":"blue""#;
 
     #[test]
-    fn one_network_of_several_definitions_meets_nobody_but_itself() {
+    fn one_network_of_several_definitions_overlaps_only_itself() {
         let range: Prefix = "10.0.0.0/16".parse().unwrap();
         let elastic = r#""range":"10.1.0.0/16","fast_ipam":true"#;
         let found = apart(&[BLUE, BLUE, elastic]);
@@ -165,12 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_sees_leaves_nothing_proved() {
+    fn an_unreadable_network_leaves_nothing_proved() {
         let range: Prefix = "10.0.0.0/16".parse().unwrap();
         let mut all = vec![mk_defined(0, BLUE), mk_defined(1, "")];
-        all[1].definition = berth_pods::definitions::read("nad", "", &[]);
-        assert!(!Apart::of(&all, false).slices("blue", "blue", range));
-        assert!(Apart::of(&all, true).slices("blue", "blue", range));
+        all[1].definition = berth_networks::definitions::read("nad", "", &[]);
+        assert!(!Disjointness::of(&all, false).slices("blue", "blue", range));
+        assert!(Disjointness::of(&all, true).slices("blue", "blue", range));
         let broken = apart(&[BLUE, r#""range":"nonsense""#]);
         assert!(!broken.slices("blue", "blue", range));
     }

@@ -1,6 +1,6 @@
-//! Kubernetes Events on the definitions that something is wrong with: told once, and again when the words change; and on
-//! the nodes and definitions whose slices were taken back. A controller that starts, or begins to lead, does not repeat what
-//! another one has told.
+//! Kubernetes Events on definitions with a problem: raised once, and again when the message changes; and on the nodes
+//! and definitions whose slices were reclaimed. A controller that starts, or begins to lead, does not repeat the events
+//! of another.
 //!
 //! The state itself is in the pool's conditions.
 
@@ -8,17 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use berth_core::slice::{Holding, NodeName};
-use berth_ledger::kube::events::{Events, Tone, of_node};
+use berth_kube::events::{Events, Tone, of_node};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 
-use crate::networks::{Trouble, reason};
+use crate::networks::{Problem, reason};
 
-/// Something that has happened, and is told once.
+/// Something that happened and is reported once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct Notice {
     pub node: String,
-    /// Of the node that is gone, where a watch saw it go.
+    /// The UID of the node that is gone, if a watch saw its deletion.
     pub node_uid: String,
     /// `namespace/name`.
     pub definitions: Vec<String>,
@@ -26,45 +26,45 @@ pub struct News {
     pub message: String,
 }
 
-impl News {
-    /// A slice whose node is provably gone is free.
+impl Notice {
+    /// The slice of a node that is provably gone is free.
     pub fn taken_back(
         pool: &str,
         holding: &Holding,
         node_uid: String,
         definitions: Vec<String>,
-    ) -> News {
+    ) -> Notice {
         let Holding { slice, node, epoch } = holding;
-        News {
+        Notice {
             node: node.to_string(),
             node_uid,
             definitions,
             reason: reason::TAKEN_BACK,
             message: format!(
-                "slice {slice} of NodeSlicePool {pool} was taken back: node {node} is gone, and nobody uses an address of it; it is at epoch {}",
+                "slice {slice} of NodeSlicePool {pool} was reclaimed: node {node} is gone and no pod uses an address of it; epoch {}",
                 epoch.0
             ),
         }
     }
 
-    /// The claim of a node that is provably gone has ended, or is nobody's.
+    /// The claim of a node that is provably gone was deleted, or has no holder.
     pub fn claim_ended(
         claim: &str,
         node: &NodeName,
         parts: usize,
         definitions: Vec<String>,
-    ) -> News {
+    ) -> Notice {
         let rest = match parts {
             0 => String::new(),
-            parts => format!("; it is nobody's while {parts} parts of it are others'"),
+            parts => format!("; {parts} parts of it belong to other nodes"),
         };
-        News {
+        Notice {
             node: node.to_string(),
             node_uid: String::new(),
             definitions,
             reason: reason::TAKEN_BACK,
             message: format!(
-                "claim {claim} was taken back: node {node} is gone, and nobody uses an address of it{rest}"
+                "slice {claim} was reclaimed: node {node} is gone and no pod uses an address of it{rest}"
             ),
         }
     }
@@ -73,60 +73,68 @@ impl News {
 #[derive(Debug)]
 pub struct Recorder {
     events: Events,
-    told: BTreeSet<Trouble>,
+    reported: BTreeSet<Problem>,
 }
 
 impl Recorder {
     pub fn new(client: Client, identity: &str, timeout: Duration) -> Recorder {
         Recorder {
             events: Events::new(client, timeout, "berth-controller", identity),
-            told: BTreeSet::new(),
+            reported: BTreeSet::new(),
         }
     }
 
-    /// Tells what is new among all that is wrong now. `uids`: of the definitions, by `namespace/name`.
-    pub async fn tell(&mut self, troubles: BTreeSet<Trouble>, uids: &BTreeMap<&str, &str>) {
-        for trouble in troubles.difference(&self.told) {
-            tracing::warn!(
-                definition = trouble.definition,
-                reason = trouble.reason,
-                "{}",
-                trouble.message
-            );
-            self.record(trouble, uids).await;
+    /// Reports new problems. `uids`: of the definitions, by `namespace/name`.
+    pub async fn tell(&mut self, problems: BTreeSet<Problem>, uids: &BTreeMap<&str, &str>) {
+        for problem in problems.difference(&self.reported) {
+            let (definition, reason) = (&problem.definition, problem.reason);
+            match needs_action(reason) {
+                true => tracing::warn!(definition, reason, "{}", problem.message),
+                false => tracing::info!(definition, reason, "{}", problem.message),
+            }
+            self.record(problem, uids).await;
         }
-        for trouble in self.told.difference(&troubles) {
+        for problem in self.reported.difference(&problems) {
             tracing::info!(
-                definition = trouble.definition,
-                reason = trouble.reason,
+                definition = problem.definition,
+                reason = problem.reason,
                 "no longer"
             );
         }
-        self.told = troubles;
+        self.reported = problems;
     }
 
-    /// Tells what has happened, to the node's and the definitions' readers.
-    pub async fn report(&self, news: &[News], uids: &BTreeMap<&str, &str>) {
+    /// Reports what happened, on the node and the definitions.
+    pub async fn report(&self, news: &[Notice], uids: &BTreeMap<&str, &str>) {
         for one in news {
             let node = of_node(&one.node, &one.node_uid);
             let definitions = one.definitions.iter();
             let definitions = definitions.filter_map(|key| definition_of(key, uids));
             for about in std::iter::once(node).chain(definitions) {
-                let told = self
+                let reported = self
                     .events
                     .tell(about, Tone::Normal, one.reason, &one.message);
-                told.await;
+                reported.await;
             }
         }
     }
 
-    async fn record(&self, trouble: &Trouble, uids: &BTreeMap<&str, &str>) {
-        if let Some(about) = definition_of(&trouble.definition, uids) {
-            let (reason, message) = (trouble.reason, &trouble.message);
-            let once = self.events.tell_once(about, Tone::Warning, reason, message);
+    async fn record(&self, problem: &Problem, uids: &BTreeMap<&str, &str>) {
+        if let Some(about) = definition_of(&problem.definition, uids) {
+            let (reason, message) = (problem.reason, &problem.message);
+            let tone = match needs_action(reason) {
+                true => Tone::Warning,
+                false => Tone::Normal,
+            };
+            let once = self.events.tell_once(about, tone, reason, message);
             once.await;
         }
     }
+}
+
+/// Whether a person has to act. A pending change completes by itself.
+fn needs_action(reason: &str) -> bool {
+    reason != reason::CHANGE_PENDING
 }
 
 fn definition_of(key: &str, uids: &BTreeMap<&str, &str>) -> Option<ObjectReference> {
@@ -139,4 +147,17 @@ fn definition_of(key: &str, uids: &BTreeMap<&str, &str>) -> Option<ObjectReferen
         uid: uids.get(key).map(|uid| (*uid).to_owned()),
         ..ObjectReference::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_person_must_fix_is_a_warning() {
+        assert!(!needs_action(reason::CHANGE_PENDING));
+        for reason in [reason::CHANGE_REFUSED, reason::EXHAUSTED, reason::INVALID] {
+            assert!(needs_action(reason), "{reason}");
+        }
+    }
 }

@@ -1,31 +1,31 @@
-//! What is wrong with definitions that no slices depend on: told as events, once per change. Pure.
+//! Problems of definitions that concern no slices: raised as events, once per change. Pure.
 
 use std::collections::BTreeMap;
 
 use berth_core::Prefix;
-use berth_pods::PodNetwork;
-use berth_pods::policy::Policy;
+use berth_networks::PodNetwork;
+use berth_networks::range_policy::Policy;
 
-use crate::networks::{Defined, Trouble, reason};
+use crate::networks::{Defined, Problem, reason};
 
-/// Told of one definition at most: it may have thousands.
+/// How many problems of one definition are reported: it may have thousands.
 const MOST: usize = 16;
 
-/// What the administrator's policy has against the definition.
-pub fn refusal(policy: &Policy, defined: &Defined) -> Option<Trouble> {
+/// Why the administrator's policy refuses the definition.
+pub fn refusal(policy: &Policy, defined: &Defined) -> Option<Problem> {
     let (namespace, _) = defined.key.split_once('/')?;
     let networks = defined.definition.networks.iter();
     let mut networks = networks.filter_map(|network| network.network.as_ref().ok());
     let message = networks.find_map(|network| policy.allow(namespace, network).err())?;
-    Some(Trouble {
+    Some(Problem {
         definition: defined.key.clone(),
         reason: reason::NOT_ALLOWED,
         message,
     })
 }
 
-/// What the author of the definition should mend.
-pub fn troubles(defined: &Defined) -> Vec<Trouble> {
+/// What the author of the definition should fix.
+pub fn problems(defined: &Defined) -> Vec<Problem> {
     let mut found = Vec::new();
     let read = &defined.definition;
     if let Some(why) = read.unknown.as_ref().filter(|_| read.may_be_ours) {
@@ -34,17 +34,17 @@ pub fn troubles(defined: &Defined) -> Vec<Trouble> {
     for network in &read.networks {
         match &network.network {
             Ok(network) => found.extend(of_network(network)),
-            // Of a sliced network it is told already.
+            // A sliced network already reports it.
             Err(_) if !network.slice_size.is_empty() => {}
             Err(error) => found.push((reason::DEFINITION_INVALID, error.to_string())),
         }
     }
-    let trouble = |(reason, message)| Trouble {
+    let problem = |(reason, message)| Problem {
         definition: defined.key.clone(),
         reason,
         message,
     };
-    found.into_iter().take(MOST).map(trouble).collect()
+    found.into_iter().take(MOST).map(problem).collect()
 }
 
 fn of_network(network: &PodNetwork) -> Vec<(&'static str, String)> {
@@ -65,9 +65,9 @@ struct Extent<'a> {
     definition: &'a str,
 }
 
-/// Ranges of one network name that overlap without being equal have pools of their own. Where one of them has its overlap
-/// checks off, both may allocate one address.
-pub fn overlaps<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Vec<Trouble> {
+/// Ranges of one network name that overlap without being equal have separate pools. If one of them has overlap checks
+/// off, both may allocate one address.
+pub fn overlaps<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Vec<Problem> {
     let mut extents: Vec<Extent<'_>> = Vec::new();
     for defined in definitions {
         let networks = defined.definition.networks.iter();
@@ -81,8 +81,8 @@ pub fn overlaps<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Vec<T
         }
     }
     extents.sort_by_key(|extent| (extent.network_name, extent.range));
-    let mut found: BTreeMap<&str, Trouble> = BTreeMap::new();
-    // Prefixes nest or are apart: those that cover the next one are on the stack. One that covers it is told of.
+    let mut found: BTreeMap<&str, Problem> = BTreeMap::new();
+    // Prefixes nest or are disjoint: those that cover the next one are on the stack. One of them is reported.
     let mut open: Vec<&Extent<'_>> = Vec::new();
     for extent in &extents {
         let covers = |one: &&Extent<'_>| {
@@ -97,11 +97,11 @@ pub fn overlaps<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Vec<T
             .find(|other| other.range != extent.range && !(other.checked && extent.checked));
         if let Some(other) = other {
             for (one, other) in [(extent, *other), (*other, extent)] {
-                let trouble = || one.overlaps(other);
-                found.entry(one.definition).or_insert_with(trouble);
+                let problem = || one.overlaps(other);
+                found.entry(one.definition).or_insert_with(problem);
             }
         }
-        // One of each range and kind is enough: definitions of one pool may be many.
+        // One of each range and kind is enough: a pool may have many definitions.
         let known = |one: &&Extent<'_>| one.range == extent.range && one.checked == extent.checked;
         if !open.iter().any(known) {
             open.push(extent);
@@ -111,8 +111,8 @@ pub fn overlaps<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Vec<T
 }
 
 impl Extent<'_> {
-    fn overlaps(&self, other: &Extent<'_>) -> Trouble {
-        Trouble {
+    fn overlaps(&self, other: &Extent<'_>) -> Problem {
+        Problem {
             definition: self.definition.to_owned(),
             reason: reason::OVERLAP,
             message: format!(
@@ -133,7 +133,7 @@ mod tests {
             key: key.to_owned(),
             uid: String::new(),
             created: String::new(),
-            definition: berth_pods::definitions::read("a", &conf(ipam), &[]),
+            definition: berth_networks::definitions::read("a", &conf(ipam), &[]),
         }
     }
 
@@ -146,12 +146,12 @@ mod tests {
             &format!(r#""range":"10.88.1.0/28"{UNCHECKED}"#),
         );
         let same = defined("ns/same", &format!(r#""range":"10.88.1.0/28"{UNCHECKED}"#));
-        let told = overlaps([&wide, &narrow]);
-        let about: Vec<&str> = told.iter().map(|one| one.definition.as_str()).collect();
+        let found = overlaps([&wide, &narrow]);
+        let about: Vec<&str> = found.iter().map(|one| one.definition.as_str()).collect();
         assert_eq!(about, ["ns/narrow", "ns/wide"]);
         assert!(
-            told[0].message.contains("10.88.1.0/27 of ns/wide"),
-            "{told:?}"
+            found[0].message.contains("10.88.1.0/27 of ns/wide"),
+            "{found:?}"
         );
         assert_eq!(overlaps([&narrow, &same]), []);
         let checked = defined("ns/checked", r#""range":"10.88.1.0/28""#);
@@ -160,15 +160,16 @@ mod tests {
         assert_eq!(overlaps([&wide, &defined("ns/named", &named)]), []);
     }
 
-    fn told(config: &str) -> Vec<(&'static str, String)> {
+    fn found(config: &str) -> Vec<(&'static str, String)> {
         let defined = Defined {
             key: "ns/a".to_owned(),
             uid: String::new(),
             created: String::new(),
-            definition: berth_pods::definitions::read("a", config, &[]),
+            definition: berth_networks::definitions::read("a", config, &[]),
         };
-        let told = troubles(&defined).into_iter();
-        told.map(|trouble| (trouble.reason, trouble.message))
+        let found = problems(&defined).into_iter();
+        found
+            .map(|problem| (problem.reason, problem.message))
             .collect()
     }
 
@@ -217,15 +218,15 @@ mod tests {
                 ["range", "nonsense"],
             ),
         ] {
-            let told = told(&conf(ipam));
-            assert_eq!(told.len(), 1, "{ipam}: {told:?}");
-            assert_eq!(told[0].0, reason, "{ipam}");
+            let found = found(&conf(ipam));
+            assert_eq!(found.len(), 1, "{ipam}: {found:?}");
+            assert_eq!(found[0].0, reason, "{ipam}");
             assert!(
-                words.iter().all(|word| told[0].1.contains(word)),
-                "{told:?}"
+                words.iter().all(|word| found[0].1.contains(word)),
+                "{found:?}"
             );
         }
-        assert_eq!(told(&conf(r#""range":"10.0.0.0/24""#)), []);
+        assert_eq!(found(&conf(r#""range":"10.0.0.0/24""#)), []);
     }
 
     #[test]
@@ -234,7 +235,7 @@ mod tests {
             r#""range":"10.0.0.0/24","x":[{}1]"#,
             "1,".repeat(700_000)
         ));
-        assert_eq!(told(&long)[0].0, reason::DEFINITION_INVALID);
-        assert_eq!(told(&long.replace("whereabouts", "host-local")), []);
+        assert_eq!(found(&long)[0].0, reason::DEFINITION_INVALID);
+        assert_eq!(found(&long.replace("whereabouts", "host-local")), []);
     }
 }

@@ -1,32 +1,34 @@
-//! The leader's desk as a task: the requests of all nodes on shared ranges meet in it.
+//! The leader desk as a task: it commits the requests of all nodes on shared ranges.
 //!
-//! It listens from the start on and serves only while its process leads, so that a replica that takes over is there at once.
+//! It listens from the start and serves only while its process leads, so that a replica that takes over is ready at
+//! once.
 
 use std::io;
 use std::net::{AddrParseError, IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_api::names;
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
 use berth_front::LeaderTask;
-use berth_gather::{Admission, Counter, Guard, Identity, IdentityError, Notice, Route};
-use berth_ledger::kube::{Connection, Writer};
+use berth_kube::Connection;
+use berth_kube::election::Leadership;
+use berth_leader::{Admission, Authorizer, DeskServer, Endpoint, Route, TlsError, TlsIdentity};
+use berth_ledger::kube::Writer;
 use berth_ledger::{KubeLedger, PoolKey};
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::election::Leadership;
-
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Leader desk")]
 pub struct DeskArgs {
-    /// Open the desk that the claims of all nodes meet in on this address (TLS). Without it nodes write shared pools
-    /// themselves.
+    /// Serve the leader desk on this address (TLS). Without it, nodes write shared pools themselves.
     #[arg(long, env = "BERTH_DESK_LISTEN")]
     desk_listen: Option<SocketAddr>,
-    /// Where agents reach that desk, host:port; told on the Lease [default: $POD_IP and its port, else where it listens].
+    /// The address, host:port, that the Lease announces to agents [default: $POD_IP and the port, else the listen
+    /// address].
     #[arg(long, env = "BERTH_DESK_ADVERTISE")]
     desk_advertise: Option<String>,
 }
@@ -35,7 +37,7 @@ pub struct DeskArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum DeskStartError {
     #[error(
-        "--desk-listen {0}: agents can't be told that address; give --desk-advertise host:port, or set POD_IP"
+        "--desk-listen {0}: agents can't reach that address; set --desk-advertise host:port, or POD_IP"
     )]
     NoAddress(SocketAddr),
     #[error("--desk-listen {address}")]
@@ -51,19 +53,19 @@ pub enum DeskStartError {
         source: AddrParseError,
     },
     #[error(transparent)]
-    Identity(#[from] IdentityError),
+    TlsIdentity(#[from] TlsError),
 }
 
 /// A desk that listens and does not serve yet.
 #[derive(Debug)]
 pub struct LeaderDesk {
     listener: TcpListener,
-    identity: Identity,
-    notice: Notice,
+    identity: TlsIdentity,
+    endpoint: Endpoint,
 }
 
 impl DeskArgs {
-    /// The desk, if there is to be one.
+    /// The desk, if one is configured.
     pub async fn bind(self) -> Result<Option<LeaderDesk>, DeskStartError> {
         let Some(listen) = self.desk_listen else {
             return Ok(None);
@@ -82,12 +84,12 @@ impl DeskArgs {
         };
         let listener = TcpListener::bind(listen).await.map_err(fail)?;
         let own = listener.local_addr().map_err(fail)?.to_string();
-        let identity = Identity::make()?;
-        let notice = Notice::of(advertise.unwrap_or(own), &identity);
+        let identity = TlsIdentity::make()?;
+        let endpoint = Endpoint::of(advertise.unwrap_or(own), &identity);
         Ok(Some(LeaderDesk {
             listener,
             identity,
-            notice,
+            endpoint,
         }))
     }
 }
@@ -105,13 +107,13 @@ fn pod_address(port: u16) -> Result<Option<String>, DeskStartError> {
 }
 
 impl LeaderDesk {
-    /// What agents are told of it, on the Lease.
-    pub fn notice(&self) -> &Notice {
-        &self.notice
+    /// What the Lease announces to agents.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
-    /// The task: whereabouts' pools, of which `defines` tells which ones network definitions ask for, and the kinds of `routes`, whose desks
-    /// have these settings and metrics.
+    /// The task: whereabouts' pools, where `defines` says which ones network definitions name, and the kinds of
+    /// `routes`, whose desks have these settings and metrics.
     pub fn task(
         self,
         connection: &Connection,
@@ -120,7 +122,7 @@ impl LeaderDesk {
         routes: impl FnOnce(&DeskSettings, &DeskMetrics) -> Vec<Route>,
     ) -> LeaderDeskTask {
         let metrics = DeskMetrics::default();
-        // The copies follow the watch: nodes that could not reach this desk, and whereabouts, write too.
+        // The copies follow a watch: nodes that could not reach this desk, and whereabouts, write too.
         let settings = DeskSettings {
             watch: true,
             ..DeskSettings::default()
@@ -129,16 +131,16 @@ impl LeaderDesk {
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
         let admits = admission(Arc::clone(&ledger), defines);
         let desks = Desks::new(ledger, settings, metrics.clone());
-        let guard = Guard::new(
+        let authorizer = Authorizer::new(
             connection.client.clone(),
             &connection.namespace,
             connection.timeout,
         );
-        let counter = Counter::new(desks, guard, move || leadership.is_leading(), admits);
-        let counter = routes.into_iter().fold(counter, Counter::serving);
+        let server = DeskServer::new(desks, authorizer, move || leadership.is_leading(), admits);
+        let server = routes.into_iter().fold(server, DeskServer::serving);
         LeaderDeskTask {
             bound: Mutex::new(Some(self)),
-            counter,
+            server,
             metrics,
         }
     }
@@ -149,7 +151,7 @@ impl LeaderDesk {
 pub struct LeaderDeskTask {
     /// Until it serves.
     bound: Mutex<Option<LeaderDesk>>,
-    counter: Counter,
+    server: DeskServer,
     metrics: DeskMetrics,
 }
 
@@ -164,21 +166,17 @@ impl LeaderTask for LeaderDeskTask {
     }
 
     async fn follow(&self, stop: CancellationToken) {
-        let bound = self
-            .bound
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let bound = self.bound.lock().take();
         if let Some(desk) = bound {
-            tracing::info!(address = desk.notice.address, "the leader desk listens");
-            berth_gather::serve(desk.listener, &desk.identity, self.counter.clone(), stop).await;
+            tracing::info!(address = desk.endpoint.address, "the leader desk listens");
+            berth_leader::serve(desk.listener, &desk.identity, self.server.clone(), stop).await;
         }
     }
 }
 
-/// A pool that a definition asks for, or that is there: agents of networks whose configuration is on the nodes' disks
-/// make theirs themselves. Never one that a node publishes, whatever a definition says: the leader's account is under no policy
-/// that would keep it from writing another node's slice.
+/// A pool that a definition names, or that exists: agents of networks whose configuration is on the nodes' disks create
+/// theirs themselves. Never one that a node publishes, whatever a definition says: no policy keeps the leader's account
+/// from writing another node's slice.
 fn admission(
     ledger: Arc<KubeLedger>,
     defines: impl Fn(&PoolKey) -> bool + Send + Sync + 'static,
@@ -197,7 +195,7 @@ fn admission(
     })
 }
 
-/// One pool has one key: whoever varies the range of a name gets no second desk.
+/// One pool has one key: a request with another range for the same name gets no second desk.
 fn names_its_range(pool: &PoolKey) -> bool {
     pool.network.is_some_and(|range| {
         let plain = names::pool("", "", range);

@@ -1,22 +1,21 @@
-//! The controller: one process leads a cluster, another is ready to.
+//! The controller: one replica leads the cluster, the other is on standby.
 //!
-//! What the leader does is a list of tasks. The first assigns slices: it cuts the ranges of networks with `node_slice_size` into slices, gives each node one, and takes it back
-//! when the node is provably gone. Everything it decides is in objects of the API server, each written on
-//! exactly the version that was read; leadership only spares the replicas from meeting.
+//! The leader runs a list of tasks. The first assigns slices: it cuts the ranges of networks with `node_slice_size`
+//! into slices, assigns one to each node, and reclaims it when the node is provably gone. Every decision is an object
+//! of the API server, written on exactly the version that was read; leadership only avoids conflicts between replicas.
 //!
 //! | file | part |
 //! |---|---|
-//! | [`election`] | who leads; the handle that tells |
-//! | [`seen`] | what the watches show |
-//! | [`networks`], [`disjoint`] | what the definitions ask for, and whose ranges are apart: pure |
-//! | [`look`] | who uses a slice, by quorum reads |
-//! | [`plan`] | what a NodeSlicePool should be: pure |
-//! | [`tend`] | one NodeSlicePool looked at, planned, written |
-//! | `lost` | slices that nodes claimed by themselves, and whose nodes are gone |
+//! | [`watch_cache`] | what the watches show |
+//! | [`networks`], [`disjoint`] | what the definitions request, and whose ranges are disjoint: pure |
+//! | [`usage`] | who uses a slice, by quorum reads |
+//! | [`plan`] | the desired NodeSlicePool: pure |
+//! | [`reconcile`] | reads, plans and writes one NodeSlicePool |
+//! | `lost` | slices that lost nodes had claimed |
 //! | [`SliceTask`], `work` | slices as a task, and its loop while leading |
-//! | [`LeaderDeskTask`] | the desk that the requests of all nodes meet in |
-//! | `faults` | what is wrong with definitions, slices apart |
-//! | `events`, `published` | what users and agents are told |
+//! | [`LeaderDeskTask`] | the leader desk |
+//! | `faults` | problems of definitions that concern no slices |
+//! | `events`, `published` | what users and agents can read |
 //! | [`Controller`] | the process: a list of tasks ([`berth_front::LeaderTask`]) |
 #![cfg_attr(
     test,
@@ -28,25 +27,23 @@
     )
 )]
 
+mod deleted_leases;
 pub mod disjoint;
-pub mod election;
 mod events;
 pub mod faults;
 mod leader_desk;
-pub mod look;
-mod lost;
+mod leader_loop;
+mod lost_nodes;
 mod metrics;
 pub mod networks;
+mod networks_configmap;
 pub mod plan;
-mod published;
-pub mod seen;
+pub mod reconcile;
 mod serve;
 mod slice_task;
-pub mod tend;
-mod vanished;
-mod work;
+pub mod usage;
+pub mod watch_cache;
 
-pub use election::{Leader, Leadership};
 pub use leader_desk::{DeskArgs, LeaderDesk, LeaderDeskTask};
 pub use serve::{Controller, ControllerConfig, ControllerError, Tasks};
 pub use slice_task::{SliceTask, SliceTaskSettings};

@@ -11,7 +11,7 @@ pub struct Metrics {
     refused: Counter,
     pub assigned: Counter,
     pub reclaimed: Counter,
-    pub troubles: Gauge,
+    pub problems: Gauge,
     pub nodes: Gauge,
     pub pools: Gauge,
 }
@@ -19,7 +19,7 @@ pub struct Metrics {
 impl Metrics {
     pub fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("berth_controller");
-        registry.register("passes", "Looks at all networks", self.passes.clone());
+        registry.register("passes", "Passes over all networks", self.passes.clone());
         registry.register("writes", "NodeSlicePools written", self.writes.clone());
         registry.register(
             "refused_writes",
@@ -28,18 +28,18 @@ impl Metrics {
         );
         registry.register(
             "assigned_slices",
-            "Slices given to nodes",
+            "Slices assigned to nodes",
             self.assigned.clone(),
         );
         registry.register(
             "reclaimed_slices",
-            "Slices taken back from nodes that are gone",
+            "Slices reclaimed from nodes that are gone",
             self.reclaimed.clone(),
         );
         registry.register(
             "troubles",
             "What is wrong with definitions now",
-            self.troubles.clone(),
+            self.problems.clone(),
         );
         registry.register("nodes", "Nodes that are seen", self.nodes.clone());
         registry.register(

@@ -1,7 +1,7 @@
-//! What the definitions of a cluster ask for: which ranges are to be cut, and which can't be. Pure.
+//! What the definitions of a cluster request: which ranges should be cut, and which can't be. Pure.
 //!
-//! A definition that can't be served is one trouble, told with the field, its value and what would be
-//! right; the others go on.
+//! A definition that can't be served is one problem, with the field, its value and what would be right; the others
+//! continue.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,37 +9,37 @@ use std::sync::Arc;
 use berth_api::names;
 use berth_core::slice::Cut;
 use berth_core::{Prefix, Space};
-use berth_pods::PodNetwork;
-use berth_pods::definitions::{DefinedNetwork, Definition};
+use berth_networks::PodNetwork;
+use berth_networks::definitions::{DefinedNetwork, Definition};
 
-/// A definition as it was last seen.
+/// A definition as last seen.
 #[derive(Debug)]
 pub struct Defined {
     /// `namespace/name`.
     pub key: String,
     pub uid: String,
-    /// RFC 3339: the oldest of several that disagree is in the right.
+    /// RFC 3339: if several disagree, the oldest wins.
     pub created: String,
     pub definition: Definition,
 }
 
-/// One range that one definition wants cut.
+/// One range that one definition wants to be cut.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct SliceRequest {
     /// The definition, `namespace/name`.
     pub definition: String,
     pub created: String,
     /// `network_name`, which is part of its pools' names.
     pub network: String,
     pub cut: Cut,
-    /// The size as it is written.
+    /// The size as written.
     pub size_text: String,
     pub usable: Arc<Space>,
 }
 
-/// What is wrong with a definition.
+/// A problem of a definition.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Trouble {
+pub struct Problem {
     /// `namespace/name`.
     pub definition: String,
     pub reason: &'static str,
@@ -57,39 +57,39 @@ pub mod reason {
     pub const NOT_WRITTEN: &str = "SlicesNotWritten";
     /// The definition is not served.
     pub const DEFINITION_INVALID: &str = "DefinitionInvalid";
-    /// A key that means nothing here: a typing error.
+    /// An unknown key: usually a typing error.
     pub const UNKNOWN_KEY: &str = "UnknownKey";
-    /// A value that is passed over, and another is used.
+    /// A value that is ignored; another one is used.
     pub const VALUE_IGNORED: &str = "ValueIgnored";
     /// Two definitions may allocate one address.
     pub const OVERLAP: &str = "RangesOverlap";
-    /// The administrator's RangePolicy does not let the namespace use the range.
+    /// The administrator's RangePolicy does not allow the namespace to use the range.
     pub const NOT_ALLOWED: &str = "RangeNotAllowed";
-    /// News, not a trouble: on the node and the definitions.
+    /// Reported, but not a problem: on the node and the definitions.
     pub const TAKEN_BACK: &str = "SliceTakenBack";
 }
 
-/// Wishes by the name of their NodeSlicePool.
+/// Requests by the name of their NodeSlicePool.
 #[derive(Debug, Default)]
-pub struct Wishes {
-    pub by_pool: BTreeMap<String, Vec<Wish>>,
-    pub troubles: Vec<Trouble>,
+pub struct SliceRequests {
+    pub by_pool: BTreeMap<String, Vec<SliceRequest>>,
+    pub problems: Vec<Problem>,
 }
 
-impl Wishes {
-    pub fn of<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> Wishes {
-        let mut wishes = Wishes::default();
+impl SliceRequests {
+    pub fn of<'a>(definitions: impl IntoIterator<Item = &'a Defined>) -> SliceRequests {
+        let mut slice_requests = SliceRequests::default();
         for defined in definitions {
             for network in &defined.definition.networks {
-                wishes.add(defined, network);
+                slice_requests.add(defined, network);
             }
         }
-        wishes
+        slice_requests
     }
 
     fn add(&mut self, defined: &Defined, network: &DefinedNetwork) {
-        let mut trouble = |message: String| {
-            self.troubles.push(Trouble {
+        let mut problem = |message: String| {
+            self.problems.push(Problem {
                 definition: defined.key.clone(),
                 reason: reason::INVALID,
                 message,
@@ -100,21 +100,21 @@ impl Wishes {
         }
         let read = match &network.network {
             Ok(read) => read,
-            Err(error) => return trouble(error.to_string()),
+            Err(error) => return problem(error.to_string()),
         };
         let Some(size) = read.node_slice_size else {
             return;
         };
         let Some(first) = read.ranges.first().map(|range| range.spec.prefix) else {
             let size = &network.slice_size;
-            return trouble(format!(
+            return problem(format!(
                 "node_slice_size: {size:?} has no range to cut; give range or ipRanges"
             ));
         };
         let mut cuts: Vec<(Prefix, Result<Cut, String>)> = Vec::new();
         for range in &read.ranges {
             let prefix = range.spec.prefix;
-            // Two ranges of one CIDR take their addresses from one slice.
+            // Two ranges of one CIDR share one slice.
             if cuts.iter().all(|(known, _)| *known != prefix) {
                 cuts.push((prefix, cut(first, prefix, size)));
             }
@@ -123,18 +123,18 @@ impl Wishes {
             let cut = match cut {
                 Ok(cut) => cut,
                 Err(message) => {
-                    trouble(message);
+                    problem(message);
                     continue;
                 }
             };
             let usable = usable(read, prefix);
             if usable.is_empty() {
-                trouble(format!(
-                    "range: {prefix} has no address that may be given; see exclude, range_start and range_end"
+                problem(format!(
+                    "range: {prefix} has no address that may be allocated; see exclude, range_start and range_end"
                 ));
                 continue;
             }
-            let wish = Wish {
+            let slice_request = SliceRequest {
                 definition: defined.key.clone(),
                 created: defined.created.clone(),
                 network: read.network_name.clone(),
@@ -144,13 +144,13 @@ impl Wishes {
             };
             let further = (prefix != first).then_some(prefix);
             let pool = names::slice_pool(&read.network_name, &read.name, further);
-            self.by_pool.entry(pool).or_default().push(wish);
+            self.by_pool.entry(pool).or_default().push(slice_request);
         }
     }
 }
 
-/// The size is a length of the first range's family. A range of the other family gets slices with as many
-/// addresses: /26 of IPv4 is /122 of IPv6.
+/// The size is a length of the first range's family. A range of the other family gets slices with as many addresses:
+/// /26 of IPv4 is /122 of IPv6.
 fn cut(first: Prefix, range: Prefix, size: u8) -> Result<Cut, String> {
     let refused = |error: &dyn std::fmt::Display| format!("node_slice_size: {error}");
     if first.family() == range.family() {
@@ -165,7 +165,7 @@ fn cut(first: Prefix, range: Prefix, size: u8) -> Result<Cut, String> {
     }
 }
 
-/// As it is written, for whereabouts compares the text; its own for a size that was derived.
+/// As written, because whereabouts compares the text; generated for a derived size.
 fn size_text(network: &DefinedNetwork, size: u8, cut: Cut) -> String {
     if size == cut.size() {
         network.slice_size.clone()
@@ -174,7 +174,7 @@ fn size_text(network: &DefinedNetwork, size: u8, cut: Cut) -> String {
     }
 }
 
-/// Of several ranges of one CIDR the one with most addresses: what a slice may be empty for is the smaller part.
+/// Of several ranges of one CIDR, the one with most addresses: a slice may be empty for the smaller one.
 fn usable(network: &PodNetwork, prefix: Prefix) -> Arc<Space> {
     let spaces = network.ranges.iter();
     let spaces = spaces.filter(|range| range.spec.prefix == prefix);
@@ -184,41 +184,42 @@ fn usable(network: &PodNetwork, prefix: Prefix) -> Arc<Space> {
         .unwrap_or_else(|| Arc::new(Space::list([])))
 }
 
-/// The wishes that one pool follows, and those that it can't.
+/// The requests that one pool follows, and those that it can't.
 #[derive(Debug)]
 pub struct Settled<'a> {
     pub network: &'a str,
     pub cut: Cut,
     pub size_text: &'a str,
-    pub members: Vec<&'a Wish>,
-    pub mismatched: Vec<&'a Wish>,
+    pub members: Vec<&'a SliceRequest>,
+    pub mismatched: Vec<&'a SliceRequest>,
 }
 
 impl Settled<'_> {
     pub fn spaces(&self) -> Vec<&Space> {
         self.members
             .iter()
-            .map(|wish| wish.usable.as_ref())
+            .map(|slice_request| slice_request.usable.as_ref())
             .collect()
     }
 
-    /// The wishes whose pods may have addresses of slices of the range, as it is cut now or was: an agent compares the
+    /// The requests whose pods may have addresses of slices of the range, as it is or was cut: an agent compares the
     /// range and not the size.
-    pub fn sharers(&self, was: Option<Cut>) -> impl Iterator<Item = &Wish> {
+    pub fn sharers(&self, was: Option<Cut>) -> impl Iterator<Item = &SliceRequest> {
         let ranges = [Some(self.cut.range()), was.map(|cut| cut.range())];
         let others = self.mismatched.iter().copied();
-        let others = others.filter(move |wish| {
-            wish.network == self.network && ranges.contains(&Some(wish.cut.range()))
+        let others = others.filter(move |slice_request| {
+            slice_request.network == self.network
+                && ranges.contains(&Some(slice_request.cut.range()))
         });
         self.members.iter().copied().chain(others)
     }
 
-    /// Where definitions of one network disagree: to each of them, and to the pool.
-    pub fn mismatch(&self, pool: &str) -> impl Iterator<Item = Trouble> {
+    /// Definitions of one network that disagree: reported on each of them, and on the pool.
+    pub fn mismatch(&self, pool: &str) -> impl Iterator<Item = Problem> {
         let agreed: Vec<&str> = self
             .members
             .iter()
-            .map(|wish| wish.definition.as_str())
+            .map(|slice_request| slice_request.definition.as_str())
             .collect();
         let agreed = format!(
             "range {} by /{} as {} has it",
@@ -226,35 +227,35 @@ impl Settled<'_> {
             self.cut.size(),
             agreed.join(", ")
         );
-        self.mismatched.iter().map(move |wish| Trouble {
-            definition: wish.definition.clone(),
+        self.mismatched.iter().map(move |slice_request| Problem {
+            definition: slice_request.definition.clone(),
             reason: reason::MISMATCH,
             message: format!(
                 "NodeSlicePool {pool}: {} wants range {} by /{} (network_name {:?}), but it is cut from {agreed}; \
                  make them equal, or give this network another network_name",
-                wish.definition,
-                wish.cut.range(),
-                wish.cut.size(),
-                wish.network,
+                slice_request.definition,
+                slice_request.cut.range(),
+                slice_request.cut.size(),
+                slice_request.network,
             ),
         })
     }
 }
 
-/// Of wishes that disagree, those are followed that the pool is cut by now; else those of the oldest definition.
-pub fn settle(wishes: &[Wish], current: Option<Cut>) -> Option<Settled<'_>> {
-    let agrees = |wish: &&Wish| Some(wish.cut) == current;
-    let oldest = wishes
+/// Of requests that disagree, those of the pool's current cut are followed; else those of the oldest definition.
+pub fn settle(slice_requests: &[SliceRequest], current: Option<Cut>) -> Option<Settled<'_>> {
+    let agrees = |slice_request: &&SliceRequest| Some(slice_request.cut) == current;
+    let oldest = slice_requests
         .iter()
-        .min_by_key(|wish| (&wish.created, &wish.definition));
-    let current = wishes
+        .min_by_key(|slice_request| (&slice_request.created, &slice_request.definition));
+    let current = slice_requests
         .iter()
         .filter(agrees)
-        .min_by_key(|wish| (&wish.created, &wish.definition));
+        .min_by_key(|slice_request| (&slice_request.created, &slice_request.definition));
     let chosen = current.or(oldest)?;
-    let (members, mismatched) = wishes
-        .iter()
-        .partition(|wish| wish.cut == chosen.cut && wish.network == chosen.network);
+    let (members, mismatched) = slice_requests.iter().partition(|slice_request| {
+        slice_request.cut == chosen.cut && slice_request.network == chosen.network
+    });
     Some(Settled {
         network: &chosen.network,
         cut: chosen.cut,
@@ -277,7 +278,7 @@ mod tests {
             key: key.to_owned(),
             uid: key.to_owned(),
             created: created.to_owned(),
-            definition: berth_pods::definitions::read(name, &config, &[]),
+            definition: berth_networks::definitions::read(name, &config, &[]),
         }
     }
 
@@ -289,18 +290,18 @@ mod tests {
             r#""range":"10.0.0.0/16","node_slice_size":"26","network_name":"blue",
                "ipRanges":[{"range":"fd00::/64"},{"range":"10.0.0.0/16","range_start":"10.0.1.0"}]"#,
         );
-        let wishes = Wishes::of([&defined]);
-        assert_eq!(wishes.troubles, []);
-        let rows: Vec<String> = wishes
+        let slice_requests = SliceRequests::of([&defined]);
+        assert_eq!(slice_requests.problems, []);
+        let rows: Vec<String> = slice_requests
             .by_pool
             .iter()
             .map(|(pool, of)| {
-                let wish = &of[0];
+                let slice_request = &of[0];
                 format!(
                     "{pool}: {} {} {}",
-                    wish.cut.range(),
-                    wish.cut.size(),
-                    wish.size_text
+                    slice_request.cut.range(),
+                    slice_request.cut.size(),
+                    slice_request.size_text
                 )
             })
             .collect();
@@ -341,18 +342,18 @@ mod tests {
                 ["node_slice_size", "10.0.0.0/8"],
             ),
         ] {
-            let wishes = Wishes::of([&mk_defined("ns/a", "1", ipam)]);
-            let [trouble] = wishes.troubles.as_slice() else {
-                panic!("{ipam}: {:?}", wishes.troubles);
+            let slice_requests = SliceRequests::of([&mk_defined("ns/a", "1", ipam)]);
+            let [problem] = slice_requests.problems.as_slice() else {
+                panic!("{ipam}: {:?}", slice_requests.problems);
             };
             assert!(
-                words.iter().all(|word| trouble.message.contains(word)),
-                "{trouble:?}"
+                words.iter().all(|word| problem.message.contains(word)),
+                "{problem:?}"
             );
         }
         let plain = mk_defined("ns/a", "1", r#""range":"10.0.0.0/24""#);
-        let wishes = Wishes::of([&plain]);
-        assert!(wishes.by_pool.is_empty() && wishes.troubles.is_empty());
+        let slice_requests = SliceRequests::of([&plain]);
+        assert!(slice_requests.by_pool.is_empty() && slice_requests.problems.is_empty());
     }
 
     #[test]
@@ -367,13 +368,13 @@ mod tests {
             "2",
             r#""range":"10.0.0.0/16","node_slice_size":"/24""#,
         );
-        let wishes = Wishes::of([&newer, &older]);
-        let all = &wishes.by_pool["cni"];
+        let slice_requests = SliceRequests::of([&newer, &older]);
+        let all = &slice_requests.by_pool["cni"];
         let settled = settle(all, None).unwrap();
         assert_eq!((settled.cut.size(), settled.members.len()), (26, 1));
-        let told: Vec<Trouble> = settled.mismatch("cni").collect();
-        assert_eq!(told[0].definition, "a/b");
-        assert!(told[0].message.contains("z/a") && told[0].message.contains("/24"));
+        let reported: Vec<Problem> = settled.mismatch("cni").collect();
+        assert_eq!(reported[0].definition, "a/b");
+        assert!(reported[0].message.contains("z/a") && reported[0].message.contains("/24"));
         let current = Cut::new("10.0.0.0/16".parse().unwrap(), 24).unwrap();
         assert_eq!(settle(all, Some(current)).unwrap().cut, current);
         assert!(settle(&[], None).is_none());
@@ -392,8 +393,8 @@ mod tests {
             "2",
             r#""range":"10.0.0.0/16","node_slice_size":"26","network_name":"cni""#,
         );
-        let wishes = Wishes::of([&unnamed, &named]);
-        let settled = settle(&wishes.by_pool["cni"], None).unwrap();
+        let slice_requests = SliceRequests::of([&unnamed, &named]);
+        let settled = settle(&slice_requests.by_pool["cni"], None).unwrap();
         assert_eq!(settled.mismatched.len(), 1);
     }
 }

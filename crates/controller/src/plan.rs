@@ -1,4 +1,4 @@
-//! What one NodeSlicePool should be, given what it is and what is known. Pure.
+//! The desired state of one NodeSlicePool. Pure.
 
 use std::collections::BTreeSet;
 
@@ -9,40 +9,40 @@ use berth_core::slice::{Holding, NodeName};
 use berth_core::{Prefix, RangeSpec, Space};
 use berth_ledger::kube::slicepools::{Marks, SlicePool, StoredSlicePool};
 
-use crate::networks::{Settled, Trouble, reason};
+use crate::networks::{Problem, Settled, reason};
 
-/// Names in one message: enough to begin with, few enough to read.
+/// Names in one message.
 const NAMED: usize = 10;
 
-/// What was decided about a pool whose definitions want another range or size.
+/// The decision about a pool whose definitions want another range or size.
 #[derive(Debug)]
 pub enum Change {
-    /// None is wanted, or nothing stands in its way.
+    /// None is wanted, or nothing prevents it.
     Free,
-    /// Addresses are in use that the new cut has no place for.
+    /// Addresses are in use that the new cut would drop.
     Refused(Vec<(Holding, LiveClaim)>),
-    /// Nobody uses what would be dropped; it is looked at once more.
+    /// No address that would be dropped is in use; it is read once more.
     Pending,
 }
 
-/// Which slices are on their way back (I8): recalled in one write, free in a later one, with a look between.
+/// Slices that are being reclaimed (I8): recalled in one write, free in a later one, with a read in between.
 #[derive(Debug, Default)]
 pub struct Returns {
-    /// Nothing is given from them from this write on.
+    /// Nothing is allocated from them after this write.
     pub recalled: Vec<Holding>,
-    /// Recalled before, and nobody uses them still.
+    /// Recalled before, and still unused.
     pub reclaimed: Vec<Holding>,
 }
 
-/// A pool as it should be, and what is wrong all the same.
+/// A pool as it should be, and its remaining problems.
 #[derive(Debug)]
 pub struct Draft {
     pub pool: SlicePool,
-    pub troubles: Vec<Trouble>,
+    pub problems: Vec<Problem>,
     pub assigned: Assigned,
 }
 
-/// What is known of a pool that definitions want.
+/// What is known about a pool that definitions want.
 #[derive(Debug)]
 pub struct Known<'a> {
     pub name: &'a str,
@@ -53,7 +53,7 @@ pub struct Known<'a> {
     pub change: &'a Change,
     pub returns: &'a Returns,
     pub nodes: &'a BTreeSet<NodeName>,
-    /// No other network has an address in the range that is wanted.
+    /// No other network has an address in the requested range.
     pub disjoint: bool,
 }
 
@@ -69,7 +69,7 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
         nodes,
         disjoint,
     } = *known;
-    let mut troubles: Vec<Trouble> = settled.mismatch(name).collect();
+    let mut problems: Vec<Problem> = settled.mismatch(name).collect();
     let follows = matches!(change, Change::Free);
     let mut table = match stored {
         None => before.map_or_else(
@@ -84,19 +84,19 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
         going.any(|holding| holding.slice == slice)
     };
     for slice in table.recalled().collect::<Vec<_>>() {
-        // Its node is there after all.
+        // Its node exists after all.
         if !going(slice) && table.holder(slice).is_some_and(|node| nodes.contains(node)) {
             table.keep(slice);
         }
     }
-    // What somebody else took back already is back.
+    // What was already reclaimed is free.
     for holding in &returns.recalled {
         let _ = table.recall(holding.slice, &holding.node);
     }
     for holding in &returns.reclaimed {
         let _ = table.reclaim(holding.slice, &holding.node);
     }
-    // Under the old cut the definitions' own limits may lie elsewhere: what the old range may give counts.
+    // Under the old cut the definitions' own limits may lie elsewhere: the whole old range counts.
     let whole = Space::build(&RangeSpec::of(table.cut().range()), WHEREABOUTS).ok();
     let spaces = match &whole {
         Some((whole, _)) if !follows => vec![whole],
@@ -106,8 +106,8 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
     let cut = table.cut();
     let to_members = |reason: &'static str, message: String| {
         let members = settled.members.iter();
-        members.map(move |wish| Trouble {
-            definition: wish.definition.clone(),
+        members.map(move |slice_request| Problem {
+            definition: slice_request.definition.clone(),
             reason,
             message: message.clone(),
         })
@@ -120,7 +120,7 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
             cut.range(),
             list(&nodes)
         );
-        troubles.extend(to_members(reason::EXHAUSTED, message));
+        problems.extend(to_members(reason::EXHAUSTED, message));
     }
     let wanted = format!(
         "range {} by /{} instead of {} by /{}",
@@ -132,30 +132,31 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
     match change {
         Change::Free => {}
         Change::Refused(stranded) => {
-            let stranded: Vec<String> = stranded.iter().map(told).collect();
+            let stranded: Vec<String> = stranded.iter().map(describe).collect();
             let message = format!(
                 "NodeSlicePool {name}: {wanted} is refused while addresses of it are in use: {}",
                 list(&stranded)
             );
-            troubles.extend(to_members(reason::CHANGE_REFUSED, message));
+            problems.extend(to_members(reason::CHANGE_REFUSED, message));
         }
         Change::Pending => {
-            let message =
-                format!("NodeSlicePool {name}: {wanted} once nobody has used it for a while");
-            troubles.extend(to_members(reason::CHANGE_PENDING, message));
+            let message = format!(
+                "NodeSlicePool {name}: {wanted} once it has been unused for the grace period"
+            );
+            problems.extend(to_members(reason::CHANGE_PENDING, message));
         }
     }
     let size_text = match stored {
         Some(stored) if !follows || stored.pool.table.cut() == cut => stored.pool.size_text.clone(),
         _ => settled.size_text.to_owned(),
     };
-    let strays = stored.map_or(&[][..], |stored| &stored.strays);
+    let unparsed = stored.map_or(&[][..], |stored| &stored.unparsed);
     let before = stored.map_or(&[][..], |stored| &stored.pool.marks.conditions);
     let made = stored.is_none_or(|stored| stored.pool.marks.managed || !stored.owners.is_empty());
     let mut networks: Vec<String> = settled
         .members
         .iter()
-        .map(|wish| wish.definition.clone())
+        .map(|slice_request| slice_request.definition.clone())
         .collect();
     networks.sort();
     networks.dedup();
@@ -163,7 +164,7 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
         managed: made,
         networks,
         disjoint: disjoint && follows,
-        conditions: conditions(&troubles, strays, before, now),
+        conditions: conditions(&problems, unparsed, before, now),
     };
     let pool = SlicePool {
         table,
@@ -172,25 +173,25 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
     };
     Draft {
         pool,
-        troubles,
+        problems,
         assigned,
     }
 }
 
-/// One condition of each reason, with the time at which it began.
+/// One condition per reason, with the time at which it began.
 pub fn conditions(
-    troubles: &[Trouble],
-    strays: &[String],
+    problems: &[Problem],
+    unparsed: &[String],
     before: &[Condition],
     now: &str,
 ) -> Vec<Condition> {
     let mut conditions: Vec<Condition> = Vec::new();
-    let stray = (!strays.is_empty()).then(|| (reason::UNREADABLE, list(strays)));
-    let told = troubles
+    let stray = (!unparsed.is_empty()).then(|| (reason::UNREADABLE, list(unparsed)));
+    let reported = problems
         .iter()
-        .map(|trouble| (trouble.reason, trouble.message.clone()))
+        .map(|problem| (problem.reason, problem.message.clone()))
         .chain(stray);
-    for (reason, message) in told {
+    for (reason, message) in reported {
         match conditions.iter_mut().find(|known| known.kind == reason) {
             Some(known) if !known.message.contains(&message) => {
                 known.message = format!("{}; {message}", known.message);
@@ -218,7 +219,7 @@ pub fn conditions(
 }
 
 /// `10.0.0.65 of ns/pod on node-7`.
-pub fn told((holding, claim): &(Holding, LiveClaim)) -> String {
+pub fn describe((holding, claim): &(Holding, LiveClaim)) -> String {
     match claim.address {
         Some(address) => format!("{address} of {} on {}", claim.pod, holding.node),
         None => format!("{} on {} (in {})", claim.pod, holding.node, holding.slice),
@@ -238,8 +239,8 @@ pub fn list<T: AsRef<str>>(items: &[T]) -> String {
 mod tests {
     use super::*;
 
-    fn mk_trouble(reason: &'static str, message: &str) -> Trouble {
-        Trouble {
+    fn mk_trouble(reason: &'static str, message: &str) -> Problem {
+        Problem {
             definition: "ns/a".into(),
             reason,
             message: message.into(),

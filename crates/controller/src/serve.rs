@@ -1,6 +1,6 @@
-//! The controller's life: connect, stand for election, run its tasks, stop.
+//! The life of the controller: connect, stand for election, run its tasks, stop.
 //!
-//! Every replica runs each task's `follow`; the leader also its `lead`, once a term.
+//! Every replica runs each task's `follow`; the leader also runs its `lead`, once a term.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,16 +16,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use berth_api::slices::CONTROLLER_LEASE;
 use berth_front::LeaderTask;
-use berth_ledger::LedgerError;
-use berth_ledger::kube::{Connect, Connection};
+use berth_kube::election::{Candidate, Election, Leadership};
+use berth_kube::{Connect, Connection, KubeError};
 use berth_listen::{Limits, Server, Transport, exposition};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-
-use crate::election::{Candidate, Election, Leadership};
 
 /// What a leader does, each task for the whole cluster.
 pub type Tasks = Vec<Arc<dyn LeaderTask>>;
@@ -34,13 +32,13 @@ pub type Tasks = Vec<Arc<dyn LeaderTask>>;
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
     pub cluster: Connect,
-    /// This process, among its replicas.
+    /// The name of this replica.
     pub identity: String,
-    /// What it tells on the Lease while it leads, such as where agents reach it: annotations `berth.dev/...`.
+    /// What it announces on the Lease while it leads, such as its address: annotations `berth.dev/...`.
     pub notice: BTreeMap<String, String>,
-    /// How long a leader that is gone goes unnoticed; none: no election, this process always leads.
+    /// How long until a dead leader is replaced; `None`: no election, this process always leads.
     pub lease: Option<Duration>,
-    /// Where health, readiness and metrics are served, if anywhere.
+    /// Where health, readiness and metrics are served, if at all.
     pub listen: Option<SocketAddr>,
 }
 
@@ -48,19 +46,19 @@ pub struct ControllerConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ControllerError {
     #[error("the cluster can't be reached")]
-    Connect(#[source] LedgerError),
+    Connect(#[source] KubeError),
     #[error("{address} can't be listened on")]
     Listen {
         address: SocketAddr,
         #[source]
         source: io::Error,
     },
-    /// A process that goes on without one of its tasks looks well and is not: it ends, and is started again.
+    /// A process without one of its tasks would look healthy: it ends and is restarted.
     #[error("the task {0} ended by itself")]
     Task(&'static str),
 }
 
-/// A controller that is about to run. Its tasks get its connection and its leadership here.
+/// A controller that is about to run. Tasks get its connection and leadership from here.
 #[derive(Debug)]
 pub struct Controller {
     config: ControllerConfig,
@@ -111,7 +109,7 @@ impl Controller {
         self.connection.clone()
     }
 
-    /// Runs until `shutdown` completes, then gives the Lease back.
+    /// Runs until `shutdown` completes, then releases the Lease.
     pub async fn run(
         self,
         tasks: Tasks,
@@ -173,7 +171,7 @@ impl Controller {
     }
 }
 
-/// Has a task lead, term after term, until stopped.
+/// Runs a task's `lead`, term after term, until stopped.
 async fn terms(
     task: Arc<dyn LeaderTask>,
     mut leadership: Leadership,
@@ -181,7 +179,7 @@ async fn terms(
 ) -> &'static str {
     loop {
         tokio::select! {
-            // First: a controller that stops may lead still, and begins no other term.
+            // First: a controller that stops may still lead, and must not begin another term.
             biased;
             () = stop.cancelled() => return task.name(),
             () = leadership.until_leading() => {}
@@ -249,7 +247,7 @@ async fn listen(
     Ok(Some(tokio::spawn(server.run(stop.clone()))))
 }
 
-/// Ready when it could take over at once: leader or not, every task knows what there is.
+/// Ready if it could take over at once: every task has its state, leader or not.
 async fn ready(State(state): State<AppState>) -> Response {
     let waiting: Vec<String> = state
         .tasks

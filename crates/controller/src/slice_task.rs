@@ -1,4 +1,4 @@
-//! Node slices as a leader's task: watches on every replica, one loop while leading.
+//! Node slices as a leader task: watches on every replica, one loop while leading.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,51 +6,51 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use berth_collector::QuorumReader;
 use berth_front::LeaderTask;
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
+use berth_kube::election::Leadership;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, PoolKey};
-use berth_pods::garbage::witness::Witness;
-use berth_pods::policy::Policies;
+use berth_networks::range_policy::Policies;
 use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::election::Leadership;
+use crate::deleted_leases;
 use crate::events::Recorder;
-use crate::look::Looker;
-use crate::lost::LostClaims;
+use crate::leader_loop::Work;
+use crate::lost_nodes::LostClaims;
 use crate::metrics::Metrics;
-use crate::published::NetworksMap;
-use crate::seen::Seen;
-use crate::tend::{Ended, Tender};
-use crate::vanished;
-use crate::work::Work;
+use crate::networks_configmap::NetworksConfigMap;
+use crate::reconcile::{Ended, Reconciler};
+use crate::usage::UsageReader;
+use crate::watch_cache::WatchCache;
 
 /// How slices are assigned.
 #[derive(Clone, Debug)]
 pub struct SliceTaskSettings {
-    /// How long a node, or what a change would drop, must have been unused before it is taken (I4, I8).
+    /// How long a node, or what a change would drop, must be unused before it is reclaimed (I4, I8).
     pub grace: Duration,
-    /// How long after a change the others that come with it are waited for.
+    /// How long to wait for further changes before a write.
     pub gather: Duration,
     /// How often everything is read again.
     pub resync: Duration,
-    /// Where the flat file is looked for.
+    /// Where to search the flat file.
     pub flat_places: Vec<PathBuf>,
-    /// Definitions whose configuration is on the nodes' disks are taken for networks of other ranges.
+    /// Assume that definitions with their configuration on the nodes' disks use other ranges.
     pub unseen_is_apart: bool,
 }
 
-/// Assigns slices to nodes and takes them back.
+/// Assigns slices to nodes and reclaims them.
 #[derive(Debug)]
 pub struct SliceTask {
     connection: Connection,
     leadership: Leadership,
     flat_places: Vec<PathBuf>,
     pools: SlicePools,
-    seen: Arc<Seen>,
+    seen: Arc<WatchCache>,
     metrics: Metrics,
     /// Only the current term locks it.
     work: Mutex<Work>,
@@ -63,14 +63,14 @@ impl SliceTask {
         settings: SliceTaskSettings,
     ) -> SliceTask {
         let (client, timeout) = (connection.client.clone(), connection.timeout);
-        let (seen, metrics) = (Arc::<Seen>::default(), Metrics::default());
+        let (seen, metrics) = (Arc::<WatchCache>::default(), Metrics::default());
         let pools = SlicePools::new(connection);
         let work = Work {
             seen: Arc::clone(&seen),
-            tender: Tender {
+            reconciler: Reconciler {
                 pools: pools.clone(),
-                looker: Looker {
-                    witness: Witness::new(client.clone(), timeout),
+                usage_reader: UsageReader {
+                    reader: QuorumReader::new(client.clone(), timeout),
                     ledger: KubeLedger::new(connection.clone()),
                 },
                 grace: settings.grace,
@@ -78,7 +78,7 @@ impl SliceTask {
                 ended: Ended::default(),
             },
             recorder: Recorder::new(client.clone(), leadership.identity(), timeout),
-            networks: NetworksMap::new(client, &connection.namespace, timeout),
+            networks: NetworksConfigMap::new(client, &connection.namespace, timeout),
             gather: settings.gather,
             resync: settings.resync,
             unseen_is_apart: settings.unseen_is_apart,
@@ -98,7 +98,7 @@ impl SliceTask {
         }
     }
 
-    /// Whether some network definition that was seen asks for that pool.
+    /// Whether a network definition names that pool.
     pub fn defines(&self) -> impl Fn(&PoolKey) -> bool + Send + Sync + 'static {
         let seen = Arc::clone(&self.seen);
         move |pool| seen.defines(pool)
@@ -125,7 +125,7 @@ impl LeaderTask for SliceTask {
         }
     }
 
-    /// Every replica watches, so that one that takes over knows what there is.
+    /// Every replica watches, so that one that takes over knows the state.
     async fn follow(&self, stop: CancellationToken) {
         let (seen, client) = (&self.seen, &self.connection.client);
         let policies = Policies::new(&self.connection);
@@ -136,7 +136,7 @@ impl LeaderTask for SliceTask {
                 seen.follow_nodes(client.clone()),
                 seen.follow_definitions(client.clone(), &self.flat_places),
                 seen.follow_pools(&self.pools),
-                vanished::call_nodes(&claims, seen, &self.leadership),
+                deleted_leases::call_nodes(&claims, seen, &self.leadership),
             );
         };
         stop.run_until_cancelled(watches).await;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use berth_controller::{Controller, ControllerConfig, ControllerError, Tasks};
 use berth_front::LeaderTask;
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 

@@ -1,7 +1,7 @@
 //! One IP address as a number of its family.
 //!
-//! Promises: IPv4 sorts before IPv6, addresses of one family sort as numbers, and stepping past
-//! either end of a family yields `None` instead of wrapping round into somebody's network.
+//! Guarantees: IPv4 sorts before IPv6, addresses of one family sort as numbers, and stepping past either end of a
+//! family returns `None` instead of wrapping around.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -89,9 +89,8 @@ impl Address {
         (self.bits & 0xff) as u8
     }
 
-    /// Reads an address as people write it: leading zeros in IPv4 octets are decimal
-    /// (`00192.168.001.1`), as the CNI world has always read them, and an IPv4 address mapped into
-    /// IPv6 (`::ffff:10.0.0.1`) is the IPv4 address.
+    /// Parses an address as people write it: leading zeros in IPv4 octets are decimal (`00192.168.001.1`), as CNI
+    /// plugins have always parsed them, and an IPv4 address mapped into IPv6 (`::ffff:10.0.0.1`) is the IPv4 address.
     pub fn parse_lenient(text: &str) -> Option<Self> {
         let text = text.trim();
         if let Ok(ip) = text.parse::<IpAddr>() {

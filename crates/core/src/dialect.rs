@@ -1,21 +1,20 @@
-//! What each front's users expect of a range, as data.
+//! What the users of each front expect of a range, as data.
 //!
-//! The four systems that Berth unites withhold different addresses and forgive different typing
-//! errors. None of that is a branch in the engine: a dialect is a row in a table, and [`Space`]
-//! reads the row. A fifth front adds a row.
+//! The fronts withhold different addresses and tolerate different typing errors. None of that is a branch in the
+//! engine: a dialect is a row in a table that [`Space`] reads. A new front adds a row.
 //!
 //! [`Space`]: crate::Space
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Which of a network's own addresses are kept back.
+/// Which of a network's own addresses are withheld.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withheld {
     /// The first address of the prefix (in IPv6 the subnet-router anycast address).
     pub network: bool,
     /// The last address, in IPv4.
     pub last_v4: bool,
-    /// The last address, in IPv6, where the standards give it no meaning.
+    /// The last address, in IPv6, where it has no special meaning.
     pub last_v6: bool,
     /// The range's gateway, when it has one.
     pub gateway: bool,
@@ -27,7 +26,7 @@ pub struct Withheld {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tiny {
     Refuse,
-    /// Every address counts: point-to-point links and single hosts.
+    /// Every address may be used: point-to-point links and single hosts.
     Whole,
 }
 
@@ -35,16 +34,16 @@ pub enum Tiny {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bounds {
     Refuse,
-    /// Passed over with a [`Warning`](crate::Warning): live clusters depend on it.
+    /// Ignored with a [`Warning`](crate::Warning): live clusters depend on it.
     Ignore,
 }
 
-/// How an allocation's place is numbered where a front stores offsets.
+/// How addresses are numbered where a front stores offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Numbering {
     /// Distance from the network address.
     FromNetwork,
-    /// Position among the addresses that can have an offset, from the start of the range on.
+    /// Position among the addresses that can have an offset, counted from the start of the range.
     FromStart,
 }
 
@@ -54,13 +53,12 @@ pub struct Dialect {
     pub withheld: Withheld,
     pub tiny: Tiny,
     pub bounds: Bounds,
-    /// Exclude entries that overlap each other: harmless, or surely a typing error.
+    /// Whether exclude entries may overlap, or are refused as a typing error.
     pub excludes_may_overlap: bool,
     pub numbering: Numbering,
 }
 
-/// whereabouts: the first and last address are kept back in IPv6 too; the gateway is not, unless
-/// a setting says so.
+/// whereabouts: the first and last address are withheld in IPv6 too; the gateway is not, unless a setting says so.
 pub const WHEREABOUTS: Dialect = Dialect {
     name: "whereabouts",
     withheld: Withheld {
@@ -92,7 +90,7 @@ pub const NODE_IP_POOL: Dialect = Dialect {
     numbering: Numbering::FromStart,
 };
 
-/// A list of pre-created VMs: what is listed is given.
+/// A list of pre-created VMs: every listed address may be allocated.
 pub const VM_LIST: Dialect = Dialect {
     name: "VM list",
     withheld: Withheld {
@@ -108,7 +106,7 @@ pub const VM_LIST: Dialect = Dialect {
     numbering: Numbering::FromNetwork,
 };
 
-/// Google Cloud's secondary ranges: network, broadcast and gateway are the cloud's.
+/// Google Cloud's secondary ranges: network, broadcast and gateway belong to the cloud.
 pub const GCP: Dialect = Dialect {
     name: "gcp",
     withheld: Withheld {
@@ -129,7 +127,7 @@ const ALL: [Dialect; 4] = [WHEREABOUTS, NODE_IP_POOL, VM_LIST, GCP];
 
 impl<'de> Deserialize<'de> for Dialect {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// The same fields; the name is still anyone's.
+        /// The same fields with an owned name, which is checked afterwards.
         #[derive(Deserialize)]
         struct Form {
             name: String,
@@ -156,14 +154,14 @@ impl<'de> Deserialize<'de> for Dialect {
 }
 
 impl Dialect {
-    /// The same dialect that also keeps the gateway back.
+    /// The same dialect, but the gateway is withheld too.
     #[must_use]
     pub const fn withholding_gateway(mut self) -> Self {
         self.withheld.gateway = true;
         self
     }
 
-    /// The same dialect that serves /31, /32, /127 and /128.
+    /// The same dialect, but /31, /32, /127 and /128 can be used.
     #[must_use]
     pub const fn with_tiny_networks(mut self) -> Self {
         self.tiny = Tiny::Whole;

@@ -1,7 +1,7 @@
-//! The invariants of the engine as functions that every test can share.
+//! The invariants of the engine as functions that all tests share.
 //!
-//! Each takes what can be observed and says what is broken. They are written naively on purpose:
-//! they must not share a mistake with the code that they judge.
+//! Each takes what can be observed and says what is violated. They are deliberately naive, so that they share no
+//! mistake with the code that they check.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ pub type Check = Result<(), String>;
 
 /// I1: an address has at most one owner.
 pub fn one_owner(pool: &Pool) -> Check {
-    match pool.rivals().next() {
+    match pool.duplicate_holders().next() {
         Some((address, rival)) => Err(format!("I1: {address} is also held by {}", rival.owner)),
         None => Ok(()),
     }
 }
 
-/// I1 over a history of acknowledged grants and releases: no address is given while it is held.
-/// Returns what is held at the end.
+/// I1 over a history of acknowledged grants and releases: no address is allocated while it is held. Returns what is
+/// held at the end.
 pub fn one_owner_over_time<'a>(
     history: impl IntoIterator<Item = (&'a Owner, Address, bool)>,
 ) -> Result<BTreeMap<Address, &'a Owner>, String> {
@@ -42,7 +42,7 @@ pub fn one_owner_over_time<'a>(
     Ok(held)
 }
 
-/// I3: the same request, put again, changes nothing and gets the same addresses.
+/// I3: the same request, repeated, changes nothing and gets the same addresses.
 pub fn same_answer(first: &Answer, again: &Outcome) -> Check {
     let addresses = |answer: &Answer| match answer {
         Answer::Granted(granted) => granted.iter().map(|g| g.address).collect::<Vec<_>>(),
@@ -60,8 +60,8 @@ pub fn same_answer(first: &Answer, again: &Outcome) -> Check {
     }
 }
 
-/// I1 and I6 in a plan: claims take free addresses only, releases name their holder, and the pool
-/// after the plan is the pool before it with the changes applied.
+/// I1 and I6 in a plan: claims take only free addresses, releases name their holder, and the pool after the plan equals
+/// the pool before it with the changes applied.
 pub fn changes_explain(
     before: &BTreeMap<Address, Record>,
     changes: &[Change],
@@ -70,7 +70,7 @@ pub fn changes_explain(
     let mut model = before.clone();
     for change in changes {
         match change {
-            Change::Claim { address, record } => {
+            Change::Allocate { address, record } => {
                 if model.insert(*address, record.clone()).is_some() {
                     return Err(format!("I1: {address} was claimed while held"));
                 }
@@ -102,9 +102,9 @@ pub fn changes_explain(
     }
 }
 
-/// All or none: a claim got one address for each want, each in the want's space, no two the same.
+/// All or none: a claim got one address per want, each in the want's space, all different.
 pub fn all_or_none(request: &Request, answer: &Answer) -> Check {
-    let (Request::Claim(claim) | Request::Exchange { claim, .. }, Answer::Granted(granted)) =
+    let (Request::Allocate(claim) | Request::Exchange { claim, .. }, Answer::Granted(granted)) =
         (request, answer)
     else {
         return Ok(());
@@ -130,18 +130,18 @@ pub fn all_or_none(request: &Request, answer: &Answer) -> Check {
     if addresses.len() == granted.len() {
         Ok(())
     } else {
-        Err("one address given twice".into())
+        Err("one address allocated twice".into())
     }
 }
 
-/// I10: a fresh grant of an address that rested for another owner comes after its rest.
-pub fn rested(
-    rests: &BTreeMap<Address, (Owner, Moment)>,
+/// I10: an address that cools down for one owner is granted to another only after its cooldown.
+pub fn cooldown_kept(
+    cooldowns: &BTreeMap<Address, (Owner, Moment)>,
     owner: &Owner,
     address: Address,
     now: Moment,
 ) -> Check {
-    match rests.get(&address) {
+    match cooldowns.get(&address) {
         Some((last, until)) if last != owner && *until > now => Err(format!(
             "I10: {address} of {last} went to {owner} before {until:?}"
         )),
@@ -149,7 +149,7 @@ pub fn rested(
     }
 }
 
-/// I8: slices that are held do not overlap.
+/// I8: held slices do not overlap.
 pub fn slices_apart(holdings: &[Holding]) -> Check {
     for (place, a) in holdings.iter().enumerate() {
         for b in &holdings[place + 1..] {
@@ -164,7 +164,7 @@ pub fn slices_apart(holdings: &[Holding]) -> Check {
     Ok(())
 }
 
-/// I8: a slice that changed hands has a higher epoch than before.
+/// I8: a slice that was reassigned has a higher epoch than before.
 pub fn epochs_grow(before: &[Holding], after: &[Holding]) -> Check {
     for new in after {
         for old in before

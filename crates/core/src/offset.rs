@@ -1,7 +1,6 @@
-//! The number that some stores keep in place of an address.
+//! The number that some stores keep instead of an address.
 //!
-//! Offsets are u128: an IPv6 range has addresses past the first /65, and a 64-bit offset loses
-//! them.
+//! Offsets are u128: an IPv6 range has addresses past the first /65, which a 64-bit offset would lose.
 
 use std::fmt;
 
@@ -25,8 +24,7 @@ impl fmt::Debug for Offset {
     }
 }
 
-/// Numbers the IPv4 addresses that end in neither .0 nor .255, without walking them: each block of
-/// 256 has 254 of them.
+/// Numbers the IPv4 addresses that end in neither .0 nor .255, without iterating: each block of 256 has 254 of them.
 ///
 /// ```text
 ///   x.0   x.1   x.2  ..  x.254  x.255  (x+1).0  (x+1).1

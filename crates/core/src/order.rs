@@ -1,6 +1,6 @@
 //! Which free address is chosen.
 //!
-//! Randomness comes in with the request as a `draw`, so that a plan can be replayed from a seed.
+//! Randomness is part of the request, as a `draw`, so that a plan can be replayed from a seed.
 
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
@@ -12,21 +12,20 @@ pub enum Order {
     /// The lowest free address: what a person expects to see.
     #[default]
     Lowest,
-    /// The place in the free list that the MD5 of the owner's subject points at. Writers that do not
-    /// know of each other spread out, and the same owner tries the same place first.
+    /// The position in the free list that the MD5 of the owner's subject selects. Independent writers spread out, and
+    /// the same owner tries the same position first.
     HashIndex,
     /// The free address with the highest score for the owner's subject (rendezvous hashing). When an
     /// address joins or leaves, only the owners that it wins or loses change their choice.
     Rendezvous,
-    /// One of the next few free ones. After a conflict all losers would run to the same lowest
-    /// address again; a draw parts them.
+    /// A random one of the next few free addresses. After a conflict all losers would choose the same lowest address
+    /// again; the draw separates them.
     Scatter { among: u32, draw: u64 },
-    /// Never used before ones first, then the one that was released longest ago.
+    /// Addresses that were never used first, then the one that was released longest ago.
     LongestReleased,
 }
 
-/// The index into a free list of `count` for `subject`: the first four bytes of its MD5, big
-/// endian, modulo the count.
+/// The index into a free list of `count` for `subject`: the first four bytes of its MD5, big endian, modulo the count.
 pub fn hash_index(subject: &str, count: u128) -> u128 {
     if count <= 1 {
         return 0;
@@ -39,8 +38,8 @@ pub fn hash_index(subject: &str, count: u128) -> u128 {
     u128::from(seed) % count
 }
 
-/// Rendezvous hashing: ranks candidates by a score of owner and candidate, so that the ranking of two candidates
-/// never depends on a third one.
+/// Rendezvous hashing: ranks candidates by a score of owner and candidate, so that the order of two candidates never
+/// depends on a third.
 #[derive(Clone, Copy, Debug)]
 pub struct Rendezvous {
     seed: u64,
@@ -61,7 +60,7 @@ impl Rendezvous {
         mix(self.seed ^ mix(low ^ mix(high)))
     }
 
-    /// The winner among addresses. Equal scores are decided by the address.
+    /// The highest-ranked address. Ties are broken by the address.
     pub fn choose(self, candidates: impl IntoIterator<Item = Address>) -> Option<Address> {
         let ranked = candidates.into_iter();
         ranked.max_by_key(|address| (self.score(address.bits()), *address))
@@ -81,7 +80,7 @@ mod tests {
     use super::{Rendezvous, hash_index};
     use crate::Address;
 
-    /// Live pools rely on these as soon as the order is in use: a change would move every first choice.
+    /// Live pools rely on these values: a change would move every first choice.
     #[test]
     fn the_rendezvous_order_stays_as_it_is() {
         let all: Vec<Address> = (10..=15)

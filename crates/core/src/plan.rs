@@ -1,9 +1,9 @@
-//! Requests against a pool become changes and answers.
+//! Turns requests against a pool into changes and answers.
 //!
-//! Promises: the same request gets the same answer (I3), a request with several wants gets all of
-//! them or none, nobody's address is given or freed but by its own name (I1, I6), and a resting
-//! address goes to nobody but its last owner (I10). The pool is left as it will be once the changes
-//! are committed: if the commit fails, load the pool again and plan again.
+//! Guarantees: the same request gets the same answer (I3); a request for several addresses gets all of them or none; an
+//! address is allocated or released only under its holder's name (I1, I6); an address that cools down goes only to its
+//! last owner (I10). The pool is left as it will be once the changes are committed: if the commit fails, load the pool
+//! again and plan again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::pool::{Change, Mismatch, Pool, Rest};
+use crate::pool::{Change, Cooldown, Mismatch, Pool};
 use crate::{Address, Handle, Moment, Order, Owner, Record, Space};
 
 mod choice;
@@ -22,17 +22,17 @@ pub use scope::Scope;
 
 /// One address that a claim asks for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Want {
+pub struct AddressRequest {
     #[serde(with = "crate::space::form::shared")]
     pub space: Arc<Space>,
     pub order: Order,
-    /// This address and no other.
+    /// This address only.
     pub exact: Option<Address>,
     /// Addresses that are known to be taken elsewhere (another pool's reservation, a probe's reply).
     pub avoid: Vec<Address>,
 }
 
-impl Want {
+impl AddressRequest {
     pub fn any(space: Arc<Space>) -> Self {
         Self {
             space,
@@ -52,21 +52,21 @@ impl Want {
 
 /// Addresses for one owner, all or none.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Claim {
+pub struct Allocate {
     pub record: Record,
-    pub wants: Vec<Want>,
+    pub wants: Vec<AddressRequest>,
 }
 
-/// Who gives back. Each form names a holder (I6).
+/// What to release. Each form names a holder (I6).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Selector {
-    /// Everything taken under the handle, of one part if given.
+    /// Everything that was allocated under the handle, limited to one part if given.
     Handle {
         handle: Handle,
         part: Option<String>,
     },
     Owner(Owner),
-    /// One address, if that holder has it.
+    /// One address, if this holder has it.
     Address {
         address: Address,
         holder: Record,
@@ -76,32 +76,32 @@ pub enum Selector {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Release {
     pub selector: Selector,
-    /// How long the addresses rest before another owner gets them.
-    pub rest: Duration,
+    /// How long the addresses cool down before another owner gets them.
+    pub cooldown: Duration,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
-    Claim(Claim),
+    Allocate(Allocate),
     Release(Release),
-    /// Passes one address on: a new owner, a new handle, other attributes.
-    Reown {
+    /// Transfers one address: a new owner, a new handle, other attributes.
+    Transfer {
         address: Address,
         expected: Record,
         record: Record,
     },
-    /// Releases one address and claims others in its place, in one step: the holder is never without a record.
+    /// Releases one address and claims others instead, in one step: the holder is never without a record.
     Exchange {
         address: Address,
         expected: Record,
-        claim: Claim,
+        claim: Allocate,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
     pub address: Address,
-    /// False if the owner held it before.
+    /// False if the owner already held it.
     pub fresh: bool,
 }
 
@@ -109,20 +109,20 @@ pub struct Granted {
 pub enum Answer {
     /// One per want, in their order.
     Granted(Vec<Granted>),
-    /// What was freed; nothing if nothing was held, so that a repeat succeeds.
+    /// What was released. Empty if nothing was held, so that a repeat succeeds.
     Released(Vec<(Address, Record)>),
-    Reowned,
+    Transferred,
     Refused(Refusal),
 }
 
 /// Why a request got nothing. Nothing was changed for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum Refusal {
-    #[error("no free address: all {capacity} of {space} are held or resting")]
+    #[error("no free address: all {capacity} of {space} are held or cooling down")]
     Exhausted {
         space: String,
         capacity: u128,
-        /// Which want of the claim it is, counted from 0.
+        /// Which want of the claim failed, counted from 0.
         #[serde(default)]
         want: usize,
     },
@@ -130,10 +130,10 @@ pub enum Refusal {
     Held { address: Address, by: Owner },
     #[error("{address} is not held by {expected}")]
     NotHeld { address: Address, expected: Owner },
-    #[error("{address} can't be given from {space}")]
+    #[error("{address} can't be allocated from {space}")]
     Outside { address: Address, space: String },
-    #[error("{address} rests for {owner} until {until:?}")]
-    Resting {
+    #[error("{address} cools down for {owner} until {until:?}")]
+    CoolingDown {
         address: Address,
         owner: Owner,
         until: Moment,
@@ -154,13 +154,13 @@ pub fn plan(pool: &mut Pool, requests: &[Request], now: Moment) -> Outcome {
     let mut outcome = Outcome::default();
     for request in requests {
         let planned = match request {
-            Request::Claim(claim) => plan_claim(pool, claim, now),
+            Request::Allocate(claim) => plan_allocate(pool, claim, now),
             Request::Release(release) => plan_release(pool, release, now),
-            Request::Reown {
+            Request::Transfer {
                 address,
                 expected,
                 record,
-            } => plan_reown(pool, *address, expected, record),
+            } => plan_transfer(pool, *address, expected, record),
             Request::Exchange {
                 address,
                 expected,
@@ -181,8 +181,8 @@ pub fn plan(pool: &mut Pool, requests: &[Request], now: Moment) -> Outcome {
 
 type Planned = Result<(Vec<Change>, Answer), Refusal>;
 
-/// All addresses are chosen before the first one is taken: a claim that fails has changed nothing.
-fn plan_claim(pool: &Pool, claim: &Claim, now: Moment) -> Planned {
+/// All addresses are chosen before the first one is taken: a claim that fails changes nothing.
+fn plan_allocate(pool: &Pool, claim: &Allocate, now: Moment) -> Planned {
     let owner = &claim.record.owner;
     let held = held_already(pool.held_by(owner).collect(), &claim.wants);
     let mut changes: Vec<Change> = held
@@ -197,7 +197,7 @@ fn plan_claim(pool: &Pool, claim: &Claim, now: Moment) -> Planned {
             Some(address) => address,
             None => {
                 let address = choice::choose(pool, (place, want), &fresh, owner, now)?;
-                changes.push(Change::Claim {
+                changes.push(Change::Allocate {
                     address,
                     record: claim.record.clone(),
                 });
@@ -207,8 +207,7 @@ fn plan_claim(pool: &Pool, claim: &Claim, now: Moment) -> Planned {
         };
         granted.push(address);
     }
-    // A repeat finds the addresses by what the pool holds, not by the order in which they were
-    // chosen: answer now what it will answer then (I3).
+    // A repeat finds the addresses in the pool, not in the order of choice: return now what a repeat will return (I3).
     let mut all: Vec<Address> = pool.held_by(owner).chain(fresh.iter().copied()).collect();
     all.sort_unstable();
     let again: Vec<Address> = held_already(all, &claim.wants)
@@ -230,7 +229,7 @@ fn plan_claim(pool: &Pool, claim: &Claim, now: Moment) -> Planned {
     ))
 }
 
-/// The holder comes back under another handle: a pod made again under its name.
+/// The holder returns under another handle: a pod that was created again under its name.
 fn refresh(pool: &Pool, address: Address, record: &Record) -> Option<Change> {
     let held = pool
         .holders(address)
@@ -271,19 +270,19 @@ fn plan_release(pool: &Pool, release: &Release, now: Moment) -> Planned {
     let changes = found.iter().map(|(address, record)| Change::Release {
         address: *address,
         expected: record.clone(),
-        rest: (!release.rest.is_zero()).then(|| Rest {
+        cooldown: (!release.cooldown.is_zero()).then(|| Cooldown {
             since: now,
-            until: now.plus(release.rest),
+            until: now.plus(release.cooldown),
             owner: record.owner.clone(),
         }),
     });
     Ok((changes.collect(), Answer::Released(found)))
 }
 
-fn plan_reown(pool: &Pool, address: Address, expected: &Record, record: &Record) -> Planned {
+fn plan_transfer(pool: &Pool, address: Address, expected: &Record, record: &Record) -> Planned {
     let find = |who: &Record| pool.holders(address).find(|held| held.same_holder(who));
     if find(record).is_some() && !expected.same_holder(record) {
-        return Ok((Vec::new(), Answer::Reowned));
+        return Ok((Vec::new(), Answer::Transferred));
     }
     let Some(held) = find(expected) else {
         return Err(Refusal::NotHeld {
@@ -293,20 +292,20 @@ fn plan_reown(pool: &Pool, address: Address, expected: &Record, record: &Record)
     };
     let change = Change::Update {
         address,
-        // With the attributes that it has now: what the new record lacks of them has to go.
+        // With its current attributes: those that the new record lacks are removed.
         expected: held.clone(),
         record: record.clone(),
     };
-    Ok((vec![change], Answer::Reowned))
+    Ok((vec![change], Answer::Transferred))
 }
 
-/// Refused as a whole when the holder has lost the address, or when there is no other one. A repeat finds what the first
-/// got (I3).
+/// Refused as a whole if the holder has lost the address, or if there is no other one. A repeat finds what the first
+/// call got (I3).
 fn plan_exchange(
     pool: &Pool,
     address: Address,
     expected: &Record,
-    claim: &Claim,
+    claim: &Allocate,
     now: Moment,
 ) -> Planned {
     if !pool.holders(address).any(|held| held.same_holder(expected)) {
@@ -329,12 +328,12 @@ fn plan_exchange(
     let mut changes = vec![Change::Release {
         address,
         expected: expected.clone(),
-        rest: None,
+        cooldown: None,
     }];
     let mut chosen = Vec::with_capacity(claim.wants.len());
     for wanted in claim.wants.iter().enumerate() {
         let address = choice::choose(pool, wanted, &chosen, &claim.record.owner, now)?;
-        changes.push(Change::Claim {
+        changes.push(Change::Allocate {
             address,
             record: claim.record.clone(),
         });
@@ -357,11 +356,11 @@ impl From<Mismatch> for Refusal {
     }
 }
 
-/// Which of the owner's addresses serves which want: as many wants as possible, earlier wants first,
-/// lower addresses first. Ranges of one claim may overlap, so a want may have to take another of its
-/// addresses to leave the only fitting one to the next (augmenting paths; a claim has few wants).
-fn held_already(held: Vec<Address>, wants: &[Want]) -> Vec<Option<Address>> {
-    let fits = |want: &Want, address: Address| {
+/// Assigns the owner's addresses to wants: as many wants as possible, earlier wants first, lower addresses first.
+/// Ranges of one claim may overlap, so a want may have to use another of its addresses to leave the only fitting one to
+/// the next (augmenting paths; a claim has few wants).
+fn held_already(held: Vec<Address>, wants: &[AddressRequest]) -> Vec<Option<Address>> {
+    let fits = |want: &AddressRequest, address: Address| {
         want.exact.is_none_or(|exact| exact == address) && want.space.contains(address)
     };
     let mut server: BTreeMap<Address, usize> = BTreeMap::new();
@@ -376,16 +375,16 @@ fn held_already(held: Vec<Address>, wants: &[Want]) -> Vec<Option<Address>> {
     served
 }
 
-/// Finds an address for the want at `place`, moving earlier wants to others of theirs if needed.
+/// Finds an address for the want at `place`, moving earlier wants to other addresses if needed.
 fn seat(
     place: usize,
     held: &[Address],
-    wants: &[Want],
-    fits: &impl Fn(&Want, Address) -> bool,
+    wants: &[AddressRequest],
+    fits: &impl Fn(&AddressRequest, Address) -> bool,
     server: &mut BTreeMap<Address, usize>,
     tried: &mut BTreeSet<Address>,
 ) -> bool {
-    // Nobody is moved while there is room: wants that fit alike are served in their order.
+    // Nothing is moved while there is room: equal wants are served in order.
     let open =
         |address: &&Address| fits(&wants[place], **address) && !server.contains_key(*address);
     if let Some(address) = held.iter().find(open).copied() {

@@ -1,9 +1,8 @@
 //! All allocations of one pool, indexed by address, owner and handle.
 //!
-//! Promises: every change is checked against its precondition before it is applied, so a pool in
-//! memory can never hold what its ledger would refuse (I1, I6). Lookups cost the logarithm of what
-//! is allocated. What was read but makes no sense (two holders of one address, an entry that is no
-//! address) is kept and can be reported; it is never dropped here.
+//! Guarantees: every change is checked against its precondition before it is applied, so a pool in memory never holds
+//! what its ledger would refuse (I1, I6). Lookups cost the logarithm of what is allocated. Inconsistent data (two
+//! holders of one address, an entry that is not an address) is kept and can be reported; it is never dropped here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +17,12 @@ use crate::{Address, Block, Handle, Moment, Owner, Record};
 #[serde(rename_all = "lowercase")]
 pub enum Change {
     /// Fails if the address is held (I1).
-    Claim { address: Address, record: Record },
-    /// Fails unless the same holder has it (I6). With a rest, nobody else gets it until then (I10).
+    Allocate { address: Address, record: Record },
+    /// Fails unless the same holder has it (I6). With a cooldown, no other owner gets it until then (I10).
     Release {
         address: Address,
         expected: Record,
-        rest: Option<Rest>,
+        cooldown: Option<Cooldown>,
     },
     /// Fails unless the same holder has it.
     Update {
@@ -36,16 +35,16 @@ pub enum Change {
 impl Change {
     pub const fn address(&self) -> Address {
         match self {
-            Self::Claim { address, .. }
+            Self::Allocate { address, .. }
             | Self::Release { address, .. }
             | Self::Update { address, .. } => *address,
         }
     }
 }
 
-/// A released address waits until `until` before anyone but its last owner gets it (I10).
+/// A released address cools down until `until` before any owner but its last gets it (I10).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rest {
+pub struct Cooldown {
     pub since: Moment,
     pub until: Moment,
     pub owner: Owner,
@@ -60,9 +59,9 @@ pub enum Mismatch {
     NotHeld { address: Address, expected: Owner },
 }
 
-/// An entry of the store that is no allocation of this pool: kept there, reported, never touched.
+/// An entry of the store that is not an allocation of this pool: kept there, reported, never changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stray {
+pub struct Unparsed {
     pub key: String,
     pub why: String,
 }
@@ -70,17 +69,17 @@ pub struct Stray {
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     records: BTreeMap<Address, Record>,
-    /// Further holders of an address that is in `records` already: somebody broke I1 before us.
-    rivals: BTreeMap<Address, Vec<Record>>,
+    /// Further holders of an address that is already in `records`: another writer violated I1.
+    duplicate_holders: BTreeMap<Address, Vec<Record>>,
     owners: BTreeMap<Owner, BTreeSet<Address>>,
     handles: BTreeMap<Handle, BTreeSet<Address>>,
     held: RangeInclusiveSet<Address>,
-    rests: BTreeMap<Address, Rest>,
-    rests_by_age: BTreeSet<(Moment, Address)>,
-    rests_by_owner: BTreeMap<Owner, BTreeSet<Address>>,
-    /// The free addresses in the order of the store, where the store keeps one.
+    cooldowns: BTreeMap<Address, Cooldown>,
+    cooldowns_by_age: BTreeSet<(Moment, Address)>,
+    cooldowns_by_owner: BTreeMap<Owner, BTreeSet<Address>>,
+    /// The free addresses in the store's order, if the store keeps one.
     listing: Option<Vec<Address>>,
-    strays: Vec<Stray>,
+    unparsed: Vec<Unparsed>,
 }
 
 impl Pool {
@@ -88,7 +87,7 @@ impl Pool {
         Self::default()
     }
 
-    /// A pool whose store keeps its free addresses in a list of its own order.
+    /// A pool whose store keeps its free addresses in a list with its own order.
     pub fn with_listing(free: Vec<Address>) -> Self {
         Self {
             listing: Some(free),
@@ -96,28 +95,31 @@ impl Pool {
         }
     }
 
-    /// Takes in an entry as it was read, even if another holder has the address already.
+    /// Adds an entry as it was read, even if another holder already has the address.
     pub fn restore(&mut self, address: Address, record: Record) {
         if self.records.contains_key(&address) {
             self.index(address, &record);
-            self.rivals.entry(address).or_default().push(record);
+            self.duplicate_holders
+                .entry(address)
+                .or_default()
+                .push(record);
         } else {
             self.insert(address, record);
         }
     }
 
-    pub fn restore_rest(&mut self, address: Address, rest: Rest) {
-        self.forget_rest(address);
-        self.rests_by_age.insert((rest.since, address));
-        self.rests_by_owner
-            .entry(rest.owner.clone())
+    pub fn restore_cooldown(&mut self, address: Address, cooldown: Cooldown) {
+        self.remove_cooldown(address);
+        self.cooldowns_by_age.insert((cooldown.since, address));
+        self.cooldowns_by_owner
+            .entry(cooldown.owner.clone())
             .or_default()
             .insert(address);
-        self.rests.insert(address, rest);
+        self.cooldowns.insert(address, cooldown);
     }
 
-    pub fn restore_stray(&mut self, stray: Stray) {
-        self.strays.push(stray);
+    pub fn restore_unparsed(&mut self, entry: Unparsed) {
+        self.unparsed.push(entry);
     }
 
     pub fn len(&self) -> usize {
@@ -138,26 +140,28 @@ impl Pool {
             .map(|(address, record)| (*address, record))
     }
 
-    /// Holders beyond the first, of addresses that were found with several.
-    pub fn rivals(&self) -> impl Iterator<Item = (Address, &Record)> {
-        self.rivals
+    /// Holders beyond the first, of addresses that have several.
+    pub fn duplicate_holders(&self) -> impl Iterator<Item = (Address, &Record)> {
+        self.duplicate_holders
             .iter()
             .flat_map(|(address, list)| list.iter().map(|record| (*address, record)))
     }
 
-    pub fn strays(&self) -> &[Stray] {
-        &self.strays
+    pub fn unparsed(&self) -> &[Unparsed] {
+        &self.unparsed
     }
 
-    pub fn rests(&self) -> impl Iterator<Item = (Address, &Rest)> {
-        self.rests.iter().map(|(address, rest)| (*address, rest))
+    pub fn cooldowns(&self) -> impl Iterator<Item = (Address, &Cooldown)> {
+        self.cooldowns
+            .iter()
+            .map(|(address, cooldown)| (*address, cooldown))
     }
 
-    /// Addresses that cool down at that moment. One whose time is over is as free as any, though it is still noted.
+    /// Addresses that cool down at that moment. One whose cooldown is over is free, though it is still recorded.
     pub fn cooling(&self, now: Moment) -> impl Iterator<Item = Address> {
-        let rests = self.rests.iter();
-        rests
-            .filter(move |(_, rest)| rest.until > now)
+        let cooldowns = self.cooldowns.iter();
+        cooldowns
+            .filter(move |(_, cooldown)| cooldown.until > now)
             .map(|(address, _)| *address)
     }
 
@@ -170,7 +174,7 @@ impl Pool {
         self.owners.get(owner).into_iter().flatten().copied()
     }
 
-    /// The addresses that were taken under `handle`, ascending, with their records.
+    /// The addresses that were allocated under `handle`, ascending, with their records.
     pub fn held_under(&self, handle: &Handle) -> impl Iterator<Item = (Address, &Record)> {
         self.handles
             .get(handle)
@@ -183,17 +187,20 @@ impl Pool {
             })
     }
 
-    /// Everyone who claims to hold the address: one, but for broken stores.
+    /// All holders of the address: one, except in inconsistent stores.
     pub fn holders(&self, address: Address) -> impl Iterator<Item = &Record> {
-        let rivals = self.rivals.get(&address).into_iter().flatten();
-        self.records.get(&address).into_iter().chain(rivals)
+        let duplicate_holders = self.duplicate_holders.get(&address).into_iter().flatten();
+        self.records
+            .get(&address)
+            .into_iter()
+            .chain(duplicate_holders)
     }
 
     pub fn is_held(&self, address: Address) -> bool {
         self.records.contains_key(&address)
     }
 
-    /// The end of the run of held addresses that `address` is in.
+    /// The end of the run of held addresses that contains `address`.
     pub(crate) fn held_until(&self, address: Address) -> Option<Address> {
         self.held.get(&address).map(|run| *run.end())
     }
@@ -213,39 +220,39 @@ impl Pool {
         runs.into_iter()
     }
 
-    pub(crate) fn rest(&self, address: Address) -> Option<&Rest> {
-        self.rests.get(&address)
+    pub(crate) fn cooldown(&self, address: Address) -> Option<&Cooldown> {
+        self.cooldowns.get(&address)
     }
 
-    pub(crate) fn rests_of(&self, owner: &Owner) -> impl Iterator<Item = (Address, &Rest)> {
-        let mine = self.rests_by_owner.get(owner).into_iter().flatten();
-        mine.filter_map(|address| Some((*address, self.rests.get(address)?)))
+    pub(crate) fn cooldowns_of(&self, owner: &Owner) -> impl Iterator<Item = (Address, &Cooldown)> {
+        let mine = self.cooldowns_by_owner.get(owner).into_iter().flatten();
+        mine.filter_map(|address| Some((*address, self.cooldowns.get(address)?)))
     }
 
-    pub(crate) fn rests_within(&self, block: Block) -> impl Iterator<Item = Address> {
-        self.rests
+    pub(crate) fn cooldowns_within(&self, block: Block) -> impl Iterator<Item = Address> {
+        self.cooldowns
             .range(block.first()..=block.last())
             .map(|(address, _)| *address)
     }
 
-    /// Resting addresses, the longest rested first.
-    pub(crate) fn rests_by_age(&self) -> impl Iterator<Item = (Address, &Rest)> {
-        self.rests_by_age
+    /// Addresses in cooldown, the longest released first.
+    pub(crate) fn cooldowns_by_age(&self) -> impl Iterator<Item = (Address, &Cooldown)> {
+        self.cooldowns_by_age
             .iter()
-            .filter_map(|(_, address)| Some((*address, self.rests.get(address)?)))
+            .filter_map(|(_, address)| Some((*address, self.cooldowns.get(address)?)))
     }
 
-    /// Applies one change, or says which precondition does not hold and changes nothing.
+    /// Applies one change, or names the precondition that fails and changes nothing.
     pub fn apply(&mut self, change: &Change) -> Result<(), Mismatch> {
         match change {
-            Change::Claim { address, record } => {
+            Change::Allocate { address, record } => {
                 if let Some(holder) = self.records.get(address) {
                     return Err(Mismatch::Held {
                         address: *address,
                         by: holder.owner.clone(),
                     });
                 }
-                self.forget_rest(*address);
+                self.remove_cooldown(*address);
                 if let Some(listing) = &mut self.listing {
                     listing.retain(|free| free != address);
                 }
@@ -254,7 +261,7 @@ impl Pool {
             Change::Release {
                 address,
                 expected,
-                rest,
+                cooldown,
             } => {
                 self.take_out(*address, expected)?;
                 if self.is_held(*address) {
@@ -263,8 +270,8 @@ impl Pool {
                 if let Some(listing) = &mut self.listing {
                     listing.push(*address);
                 }
-                if let Some(rest) = rest {
-                    self.restore_rest(*address, rest.clone());
+                if let Some(cooldown) = cooldown {
+                    self.restore_cooldown(*address, cooldown.clone());
                 }
             }
             Change::Update {
@@ -296,7 +303,7 @@ impl Pool {
             .insert(address);
     }
 
-    /// Removes the holder that `expected` names; a rival moves up.
+    /// Removes the holder that `expected` names; another holder of the address replaces it.
     fn take_out(&mut self, address: Address, expected: &Record) -> Result<(), Mismatch> {
         let not_held = || Mismatch::NotHeld {
             address,
@@ -305,7 +312,7 @@ impl Pool {
         let first = self.records.get(&address).ok_or_else(not_held)?;
         let gone = if first.same_holder(expected) {
             let rival = self
-                .rivals
+                .duplicate_holders
                 .get_mut(&address)
                 .and_then(|list| (!list.is_empty()).then(|| list.remove(0)));
             match rival {
@@ -316,15 +323,22 @@ impl Pool {
                 }
             }
         } else {
-            let rivals = self.rivals.get_mut(&address).ok_or_else(not_held)?;
-            let place = rivals
+            let duplicate_holders = self
+                .duplicate_holders
+                .get_mut(&address)
+                .ok_or_else(not_held)?;
+            let place = duplicate_holders
                 .iter()
                 .position(|r| r.same_holder(expected))
                 .ok_or_else(not_held)?;
-            Some(rivals.remove(place))
+            Some(duplicate_holders.remove(place))
         };
-        if self.rivals.get(&address).is_some_and(Vec::is_empty) {
-            self.rivals.remove(&address);
+        if self
+            .duplicate_holders
+            .get(&address)
+            .is_some_and(Vec::is_empty)
+        {
+            self.duplicate_holders.remove(&address);
         }
         if let Some(gone) = gone {
             self.unindex(address, &gone);
@@ -347,10 +361,10 @@ impl Pool {
         }
     }
 
-    fn forget_rest(&mut self, address: Address) {
-        if let Some(rest) = self.rests.remove(&address) {
-            self.rests_by_age.remove(&(rest.since, address));
-            remove_from(&mut self.rests_by_owner, &rest.owner, address);
+    fn remove_cooldown(&mut self, address: Address) {
+        if let Some(cooldown) = self.cooldowns.remove(&address) {
+            self.cooldowns_by_age.remove(&(cooldown.since, address));
+            remove_from(&mut self.cooldowns_by_owner, &cooldown.owner, address);
         }
     }
 }

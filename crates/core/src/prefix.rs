@@ -1,7 +1,7 @@
 //! A CIDR with its host bits masked.
 //!
-//! Own code and not a crate's: every rule here is arithmetic on one number type for both families,
-//! and the crates of the field have a type for each.
+//! Not from a crate: every rule here is arithmetic on one number type for both families, and the existing crates have a
+//! type for each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ impl Prefix {
     /// The prefix of that length that contains `address`; `None` if the family has fewer bits.
     pub fn containing(address: Address, length: u8) -> Option<Self> {
         let host_bits = address.family().bits().checked_sub(length)?;
-        // A shift by the whole width is undefined for integers: /0 is masked to nothing by hand.
+        // A shift by the whole width is undefined for integers, so /0 is handled separately.
         let bits = address.bits().checked_shr(host_bits.into()).unwrap_or(0);
         let bits = bits.checked_shl(host_bits.into()).unwrap_or(0);
         Some(Self {
@@ -30,7 +30,7 @@ impl Prefix {
         })
     }
 
-    /// Reads `address/length`; host bits are masked, leading zeros are accepted.
+    /// Parses `address/length`; host bits are masked, leading zeros are accepted.
     pub fn parse_lenient(field: &'static str, text: &str) -> Result<Self, RangeError> {
         let malformed =
             || RangeError::malformed(field, text, "a CIDR such as 10.0.0.0/24 or fd00::/64");
@@ -66,7 +66,7 @@ impl Prefix {
         self.network.plus(host).unwrap_or(self.network)
     }
 
-    /// Which one it is of all prefixes of its length.
+    /// Its index among all prefixes of its length.
     pub fn ordinal(self) -> u128 {
         let bits = self.network.bits();
         bits.checked_shr(self.host_bits().into())

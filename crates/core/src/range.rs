@@ -1,8 +1,8 @@
 //! Ranges as people write them.
 //!
-//! Promises: every text form of the four fronts becomes the same [`RangeSpec`]; what can't be read
-//! is an error that names the field, the value and what would be right. Whether a bound that makes
-//! no sense is refused or passed over with a warning is the dialect's choice, not this parser's.
+//! Guarantees: every text form of the fronts becomes the same [`RangeSpec`]; a parse error names the field, the value
+//! and what would be right. The dialect, not this parser, decides whether a bound that makes no sense is refused or
+//! ignored with a warning.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ impl Block {
         (self.last.bits() - self.first.bits()).saturating_add(1)
     }
 
-    /// Reads `a`, `a-b` or `a/len`: the forms of exclude lists and VM lists.
+    /// Parses `a`, `a-b` or `a/len`: the forms of exclude lists and VM lists.
     pub fn parse(field: &'static str, text: &str) -> Result<Self, RangeError> {
         const RIGHT: &str =
             "an address, a CIDR or first-last, such as 10.0.0.4, 10.0.0.0/28 or 10.0.0.4-10.0.0.9";
@@ -100,7 +100,7 @@ impl fmt::Debug for Block {
     }
 }
 
-/// A range before a dialect has judged it.
+/// A range before a dialect is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeSpec {
     pub prefix: Prefix,
@@ -121,8 +121,8 @@ impl RangeSpec {
         }
     }
 
-    /// Reads `10.0.0.0/24` or `10.0.0.5-10.0.0.9/24`. In the second form the CIDR is that of the
-    /// end, and the start must lie in it.
+    /// Parses `10.0.0.0/24` or `10.0.0.5-10.0.0.9/24`. In the second form the CIDR belongs to the end, and the start
+    /// must lie in it.
     pub fn parse(text: &str) -> Result<Self, RangeError> {
         let Some((first, rest)) = text.split_once('-') else {
             return Ok(Self::of(Prefix::parse_lenient("range", text)?));
@@ -151,8 +151,7 @@ impl RangeSpec {
         })
     }
 
-    /// Adds entries of an exclude list. An entry of the other family can exclude nothing and is
-    /// surely a typing error.
+    /// Adds entries of an exclude list. An entry of the other family excludes nothing and is refused as a typing error.
     pub fn excluding<S: AsRef<str>>(
         mut self,
         entries: impl IntoIterator<Item = S>,
@@ -173,7 +172,7 @@ impl RangeSpec {
     }
 }
 
-/// A range that can't be used. Nothing was changed; the text has to be.
+/// A range that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RangeError {
     #[error("{field}: `{value}` can't be read; expected {expected}")]
@@ -212,9 +211,9 @@ pub enum RangeError {
     },
     #[error("exclude: {a} and {b} overlap; name each address once")]
     ExcludesOverlap { a: Block, b: Block },
-    #[error("range: {prefix} leaves no address to give: net mask is too short; {hint}")]
+    #[error("range: {prefix} leaves no address to allocate: net mask is too short; {hint}")]
     TooSmall { prefix: Prefix, hint: &'static str },
-    #[error("range: {prefix} with {excluded} excluded blocks leaves no address to give")]
+    #[error("range: {prefix} with {excluded} excluded blocks leaves no address to allocate")]
     Nothing { prefix: Prefix, excluded: usize },
 }
 
@@ -232,8 +231,7 @@ impl RangeError {
     }
 }
 
-/// Something that a lenient dialect passed over. A front logs it, so that a typing error that has
-/// been swallowed for years is at least seen.
+/// Something that a lenient dialect ignored. A front logs it, so that an old typing error becomes visible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     pub field: &'static str,

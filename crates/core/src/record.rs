@@ -1,9 +1,8 @@
-//! Who holds an address and how it is given back.
+//! Who holds an address, and what releases it.
 //!
-//! Two identities, because users need both: a pod that is made again under its name gets its
-//! address again (owner), and the late goodbye of the old one must not free what the new one holds
-//! (handle). The engine compares them and never looks inside; what a front wants to remember
-//! beyond them goes into the attributes.
+//! There are two identities, because users need both: a pod that is created again under its name gets its address again
+//! (owner), and a late DEL of its old container must not release what the new one holds (handle). The engine only
+//! compares them; a front's own data goes into the attributes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,15 +10,15 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What the owner and the handle of an allocation by hand begin with. No namespace and no container id has a colon,
-/// so it is never taken for a pod's.
+/// Prefix of the owner and handle of an allocation by hand. No namespace and no container id contains a colon, so it is
+/// never confused with a pod's.
 const BY_HAND: &str = "by-hand:";
 
-/// The longest name and the longest note of an allocation by hand.
+/// The maximum length of the name and the note of an allocation by hand.
 const LONGEST: usize = 253;
 
-/// Identity for giving (I3). A subject (pod, VM allocation, node) holds one address per part
-/// (interface, capture) and pool.
+/// Identity for allocation (I3). A subject (pod, VM allocation, node) holds one address per part (interface, capture)
+/// and pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Owner {
     pub subject: String,
@@ -35,7 +34,7 @@ impl Owner {
         }
     }
 
-    /// The name that a person gave it; none for what a front allocated.
+    /// The name that a person chose; `None` for a front's allocation.
     pub fn by_hand(&self) -> Option<&str> {
         self.subject.strip_prefix(BY_HAND)
     }
@@ -52,7 +51,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Identity for freeing (I6): a container id, an allocation id.
+/// Identity for release (I6): a container id, an allocation id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Handle(String);
@@ -73,7 +72,7 @@ impl fmt::Display for Handle {
     }
 }
 
-/// Milliseconds since 1970, UTC. The core has no clock: time comes in with the request.
+/// Milliseconds since 1970, UTC. The core has no clock: time comes with the request.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -87,19 +86,19 @@ impl Moment {
     }
 }
 
-/// The attribute that names a stage within one holding: a VM that is being checked, or cleaned. A change of such a record
-/// names the stage that it expects, so that of two that end the same stage one succeeds. Absent where a front has none.
+/// The attribute that names a stage of an allocation: a VM that is being checked, or cleaned. A change names the stage
+/// that it expects, so that only one of two that end the same stage succeeds. Absent in fronts without stages.
 pub const STAGE: &str = "stage";
 
-/// The attribute that names the node which an owner is on, for fronts whose owners are on one.
+/// The attribute that names the owner's node, for fronts whose owners run on one.
 pub const NODE: &str = "node";
 
-/// What is kept of one allocation.
+/// What is stored for one allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub owner: Owner,
     pub handle: Handle,
-    /// The front's own facts (node, pod UID, time of allocation). Opaque to the engine, kept by it.
+    /// The front's own data (node, pod UID, time of allocation). Opaque to the engine.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
 }
@@ -122,7 +121,7 @@ impl Record {
         self
     }
 
-    /// An allocation by hand: it has no pod, and lasts until a person releases it.
+    /// An allocation by hand: it has no pod and stays until a person releases it.
     pub fn by_hand(
         name: &str,
         part: impl Into<String>,
@@ -149,7 +148,8 @@ impl Record {
         self.attribute(Self::NOTE)
     }
 
-    /// Whether both name the same holder, in the same [`STAGE`]. Other attributes do not count: some stores can't keep them.
+    /// Whether both name the same holder in the same [`STAGE`]. Other attributes are ignored: some stores can't keep
+    /// them.
     pub fn same_holder(&self, other: &Self) -> bool {
         self.owner == other.owner
             && self.handle == other.handle
@@ -161,7 +161,7 @@ impl Record {
     }
 }
 
-/// A name or a note that no store could give back as it was written.
+/// A name or a note that a store could not return unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ByHandError {
     #[error(

@@ -3,11 +3,12 @@
 //! Promises: slices of one range never overlap, live ones stay where they are whatever else
 //! changes, a slice that changes hands gets a new epoch (I8), and the assignment of the same nodes
 //! is the same every time. Cutting costs nothing: a range of 2^64 slices is arithmetic, not a list.
-//! Who is provably gone is the caller's to know; a table only takes back what it is told to.
+//! The caller proves that a node is gone; a table reclaims only what the caller names.
 
 pub mod assigned;
 pub mod closed;
-pub mod proof;
+pub mod grace;
+pub mod machine;
 pub mod ways;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,10 +56,10 @@ pub struct Holding {
     pub epoch: Epoch,
 }
 
-/// Why a slice can't be had or given back.
+/// Why a slice can't be assigned or returned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SliceError {
-    /// Whoever asked for it knows which field it is of.
+    /// The caller names the field.
     #[error("/{size} does not cut {range}; give a length from /{} to /{max}", .range.length())]
     Size { range: Prefix, size: u8, max: u8 },
     #[error("all slices /{size} of {range} are assigned; {node} gets none")]
@@ -202,7 +203,7 @@ impl SliceTable {
     }
 
     /// One more slice for the node: the first free one, from `start` on and then from the beginning,
-    /// that has an address which may be given.
+    /// that has an address which may be allocated.
     pub fn claim(
         &mut self,
         node: &NodeName,
@@ -254,7 +255,7 @@ impl SliceTable {
         (fresh, unserved)
     }
 
-    /// Takes a slice back. Only its node, at its epoch, can give it (I6, I8).
+    /// Takes a slice back. Only its node, at its epoch, can return it (I6, I8).
     pub fn yield_back(
         &mut self,
         slice: Prefix,

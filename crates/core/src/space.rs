@@ -1,8 +1,7 @@
-//! The addresses that may be given for one request.
+//! The addresses that may be allocated for one request.
 //!
-//! Promises: holds blocks, never addresses, so a /32 of IPv6 costs what a /30 of IPv4 costs. Every
-//! question (is it in, which is next, which is the n-th, what is its offset) is answered in the
-//! logarithm of the number of blocks. Knows nothing of what is taken.
+//! Guarantees: stores blocks, never addresses, so a /32 of IPv6 costs as much as a /30 of IPv4. Every query (contains,
+//! next, n-th, offset) takes the logarithm of the number of blocks. Knows nothing about what is allocated.
 
 pub(crate) mod form;
 mod join;
@@ -14,7 +13,7 @@ use crate::{Address, Block, Family, Offset, Prefix, RangeError, RangeSpec, Warni
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Space {
     dialect: Dialect,
-    /// Ascending and apart from each other.
+    /// Ascending and disjoint.
     blocks: Vec<Block>,
     /// The same blocks in the order in which they were listed.
     listing: Vec<Block>,
@@ -22,7 +21,7 @@ pub struct Space {
     prefix: Option<Prefix>,
     /// Where offsets count from under [`Numbering::FromStart`].
     start: Option<Address>,
-    /// Whether addresses that end in .0 or .255 are passed over.
+    /// Whether addresses that end in .0 or .255 are skipped.
     octet_ends_withheld: bool,
 }
 
@@ -109,7 +108,7 @@ impl Space {
         Ok((space, warnings))
     }
 
-    /// A list of addresses and blocks, in its own order; what is listed twice counts once.
+    /// A list of addresses and blocks, in its own order; duplicates count once.
     pub fn list(entries: impl IntoIterator<Item = Block>) -> Self {
         let mut blocks: Vec<Block> = Vec::new();
         let mut listing = Vec::new();
@@ -129,19 +128,18 @@ impl Space {
         }
     }
 
-    /// One address, whatever range it lies in: a static request.
+    /// One address, in any range: a static request.
     pub fn only(address: Address) -> Self {
         Self::list([Block::single(address)])
     }
 
-    /// The same space less what lies outside `within`: the part of a range that a slice covers.
+    /// This space limited to `within`: the part of a range that a slice covers.
     #[must_use]
     pub fn clipped(&self, within: Prefix) -> Self {
         self.clipped_to(&[within])
     }
 
-    /// The same space less what lies outside all of `within`, which are apart from each other: what the slices of
-    /// one node cover.
+    /// This space limited to all of `within`, which are disjoint: what the slices of one node cover.
     #[must_use]
     pub fn clipped_to(&self, within: &[Prefix]) -> Self {
         let clip = |blocks: &[Block]| -> Vec<Block> {
@@ -164,7 +162,7 @@ impl Space {
         }
     }
 
-    /// Each block of the listing as a space of its own, in the listing's order.
+    /// Each block of the listing as a separate space, in the listing's order.
     pub(crate) fn listed(&self) -> impl Iterator<Item = Self> {
         self.listing.iter().map(|block| Self {
             blocks: vec![*block],
@@ -240,7 +238,7 @@ impl Space {
         }
     }
 
-    /// How many addresses can be given, saturating.
+    /// How many addresses can be allocated, saturating.
     pub fn count(&self) -> u128 {
         self.blocks
             .iter()
@@ -265,7 +263,7 @@ impl Space {
         None
     }
 
-    /// The address's number in stores that keep offsets. Excluded addresses have one too.
+    /// The address's offset, for stores that keep offsets. Excluded addresses have one too.
     pub fn offset(&self, address: Address) -> Option<Offset> {
         let prefix = self.prefix?;
         if !prefix.contains(address) {

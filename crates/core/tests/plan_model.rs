@@ -10,14 +10,14 @@ use berth_core::dialect::{GCP, NODE_IP_POOL, WHEREABOUTS};
 use berth_core::invariant;
 use berth_core::plan::{Outcome, Selector};
 use berth_core::{
-    Address, Answer, Claim, Dialect, Granted, Handle, Moment, Order, Owner, Pool, RangeSpec,
-    Record, Refusal, Release, Request, Space, Want, plan,
+    Address, AddressRequest, Allocate, Answer, Dialect, Granted, Handle, Moment, Order, Owner,
+    Pool, RangeSpec, Record, Refusal, Release, Request, Space, plan,
 };
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Claim {
+    Allocate {
         who: u8,
         try_: u8,
         wants: Vec<(u8, u8)>,
@@ -59,7 +59,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let avoid = prop::collection::vec(0..24u8, 0..3);
     let step = prop_oneof![
         5 => (who.clone(), try_.clone(), wants, exact, avoid)
-            .prop_map(|(who, try_, wants, exact, avoid)| Step::Claim { who, try_, wants, exact, avoid }),
+            .prop_map(|(who, try_, wants, exact, avoid)| Step::Allocate { who, try_, wants, exact, avoid }),
         2 => (who.clone(), try_.clone()).prop_map(|(who, try_)| Step::ReleaseHandle { who, try_ }),
         1 => who.clone().prop_map(|who| Step::ReleaseOwner { who }),
         1 => (0..24u8, who.clone(), try_).prop_map(|(address, who, try_)| Step::ReleaseAddress { address, who, try_ }),
@@ -109,20 +109,20 @@ fn order(code: u8, draw: u8) -> Order {
     }
 }
 
-/// Who holds what, and who an address rests for until when.
+/// Who holds what, and for whom an address cools down and until when.
 #[derive(Default)]
 struct Model {
     held: BTreeMap<Address, Record>,
-    rests: BTreeMap<Address, (Owner, Moment)>,
+    cooldowns: BTreeMap<Address, (Owner, Moment)>,
 }
 
 impl Model {
     /// Every address of the space that may go to `owner` now, by walking all of them.
-    fn free(&self, want: &Want, owner: &Owner, now: Moment) -> BTreeSet<Address> {
+    fn free(&self, want: &AddressRequest, owner: &Owner, now: Moment) -> BTreeSet<Address> {
         let open = |address: &Address| {
             !self.held.contains_key(address)
                 && !want.avoid.contains(address)
-                && invariant::rested(&self.rests, owner, *address, now).is_ok()
+                && invariant::cooldown_kept(&self.cooldowns, owner, *address, now).is_ok()
         };
         (0..want.space.count())
             .filter_map(|n| want.space.nth(n))
@@ -134,15 +134,17 @@ impl Model {
         use berth_core::Change;
         for change in &outcome.changes {
             match change {
-                Change::Claim { address, record } => {
+                Change::Allocate { address, record } => {
                     self.held.insert(*address, record.clone());
-                    self.rests.remove(address);
+                    self.cooldowns.remove(address);
                 }
-                Change::Release { address, rest, .. } => {
+                Change::Release {
+                    address, cooldown, ..
+                } => {
                     self.held.remove(address);
-                    if let Some(rest) = rest {
-                        self.rests
-                            .insert(*address, (rest.owner.clone(), rest.until));
+                    if let Some(cooldown) = cooldown {
+                        self.cooldowns
+                            .insert(*address, (cooldown.owner.clone(), cooldown.until));
                     }
                 }
                 Change::Update {
@@ -155,23 +157,26 @@ impl Model {
     }
 }
 
-fn mk_request(step: &Step, spaces: &[Arc<Space>], rest: Duration) -> Option<Request> {
-    let release = |selector| Some(Request::Release(Release { selector, rest }));
+fn mk_request(step: &Step, spaces: &[Arc<Space>], cooldown: Duration) -> Option<Request> {
+    let release = |selector| Some(Request::Release(Release { selector, cooldown }));
     match step {
-        Step::Claim {
+        Step::Allocate {
             who,
             try_,
             wants,
             exact,
             avoid,
         } => {
-            let wants = wants.iter().enumerate().map(|(place, (space, code))| Want {
-                space: Arc::clone(&spaces[usize::from(*space)]),
-                order: order(*code, *who),
-                exact: exact.filter(|_| place == 0).map(low),
-                avoid: avoid.iter().copied().map(low).collect(),
-            });
-            Some(Request::Claim(Claim {
+            let wants = wants
+                .iter()
+                .enumerate()
+                .map(|(place, (space, code))| AddressRequest {
+                    space: Arc::clone(&spaces[usize::from(*space)]),
+                    order: order(*code, *who),
+                    exact: exact.filter(|_| place == 0).map(low),
+                    avoid: avoid.iter().copied().map(low).collect(),
+                });
+            Some(Request::Allocate(Allocate {
                 record: mk_record(*who, *try_),
                 wants: wants.collect(),
             }))
@@ -185,7 +190,7 @@ fn mk_request(step: &Step, spaces: &[Arc<Space>], rest: Duration) -> Option<Requ
             address: low(*address),
             holder: mk_record(*who, *try_),
         }),
-        Step::Reown { address, from, to } => Some(Request::Reown {
+        Step::Reown { address, from, to } => Some(Request::Transfer {
             address: low(*address),
             expected: mk_record(*from, 0),
             record: mk_record(*to, 0),
@@ -197,9 +202,11 @@ fn mk_request(step: &Step, spaces: &[Arc<Space>], rest: Duration) -> Option<Requ
         } => Some(Request::Exchange {
             address: low(*address),
             expected: mk_record(*who, 0),
-            claim: Claim {
+            claim: Allocate {
                 record: mk_record(*who, 0),
-                wants: vec![Want::any(Arc::clone(&spaces[usize::from(*space)]))],
+                wants: vec![AddressRequest::any(Arc::clone(
+                    &spaces[usize::from(*space)],
+                ))],
             },
         }),
         Step::Wait { .. } => None,
@@ -210,7 +217,7 @@ fn mk_request(step: &Step, spaces: &[Arc<Space>], rest: Duration) -> Option<Requ
 fn judge(model: &Model, request: &Request, answer: &Answer, now: Moment) -> Result<(), String> {
     invariant::all_or_none(request, answer)?;
     match (request, answer) {
-        (Request::Claim(claim), Answer::Granted(granted)) => {
+        (Request::Allocate(claim), Answer::Granted(granted)) => {
             let owner = &claim.record.owner;
             for (want, grant) in claim.wants.iter().zip(granted) {
                 let mine = model
@@ -238,7 +245,7 @@ fn judge(model: &Model, request: &Request, answer: &Answer, now: Moment) -> Resu
                 && want.order == Order::Lowest
                 && want.exact.is_none()
                 && !model
-                    .rests
+                    .cooldowns
                     .values()
                     .any(|(last, until)| last == owner && *until > now)
                 && model.free(want, owner, now).first() != Some(&grant.address)
@@ -247,7 +254,7 @@ fn judge(model: &Model, request: &Request, answer: &Answer, now: Moment) -> Resu
             }
             Ok(())
         }
-        (Request::Claim(claim), Answer::Refused(Refusal::Exhausted { .. })) => {
+        (Request::Allocate(claim), Answer::Refused(Refusal::Exhausted { .. })) => {
             // Nothing may be free for some want, once earlier wants took theirs.
             let owner = &claim.record.owner;
             let room = claim.wants.iter().all(|want| {
@@ -311,7 +318,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn plans_follow_the_model(steps in steps(), rest in 0..30u64) {
+    fn plans_follow_the_model(steps in steps(), cooldown in 0..30u64) {
         let spaces = spaces();
         let mut pool = Pool::new();
         let mut model = Model::default();
@@ -320,14 +327,14 @@ proptest! {
             if let Step::Wait { seconds } = step {
                 now = now.plus(Duration::from_secs((*seconds).into()));
             }
-            let Some(request) = mk_request(step, &spaces, Duration::from_secs(rest)) else { continue };
+            let Some(request) = mk_request(step, &spaces, Duration::from_secs(cooldown)) else { continue };
             let before = model.held.clone();
             let outcome = plan(&mut pool, std::slice::from_ref(&request), now);
             judge(&model, &request, &outcome.answers[0], now).map_err(TestCaseError::fail)?;
             invariant::changes_explain(&before, &outcome.changes, &pool).map_err(TestCaseError::fail)?;
             invariant::one_owner(&pool).map_err(TestCaseError::fail)?;
             model.follow(&outcome);
-            if let (Request::Claim(_), Answer::Granted(_)) = (&request, &outcome.answers[0]) {
+            if let (Request::Allocate(_), Answer::Granted(_)) = (&request, &outcome.answers[0]) {
                 let again = plan(&mut pool, std::slice::from_ref(&request), now);
                 invariant::same_answer(&outcome.answers[0], &again).map_err(TestCaseError::fail)?;
             }
@@ -347,8 +354,8 @@ proptest! {
         }
         let free: Vec<Address> = (0..254).filter_map(|n| space.nth(n)).filter(|a| !pool.is_held(*a)).collect();
         let record = Record::new(Owner::new(subject.clone(), ""), Handle::new(subject.clone()));
-        let want = Want { order: Order::HashIndex, ..Want::any(space) };
-        let outcome = plan(&mut pool, &[Request::Claim(Claim { record, wants: vec![want] })], Moment(0));
+        let want = AddressRequest { order: Order::HashIndex, ..AddressRequest::any(space) };
+        let outcome = plan(&mut pool, &[Request::Allocate(Allocate { record, wants: vec![want] })], Moment(0));
         let digest = md5_first_word(&subject);
         let expected = free[(u64::from(digest) % free.len() as u64) as usize];
         prop_assert!(matches!(&outcome.answers[0], Answer::Granted(granted) if granted[0].address == expected));
@@ -377,11 +384,11 @@ fn hash_vectors_of_vm_pools() {
         };
         let claims = ids.iter().map(|id| {
             let record = Record::new(Owner::new(*id, ""), Handle::new(*id));
-            let want = Want {
+            let want = AddressRequest {
                 order: Order::HashIndex,
-                ..Want::any(Arc::clone(&space))
+                ..AddressRequest::any(Arc::clone(&space))
             };
-            Request::Claim(Claim {
+            Request::Allocate(Allocate {
                 record,
                 wants: vec![want],
             })
@@ -432,9 +439,9 @@ fn the_ninth_of_eight_is_refused_and_nothing_changes() {
     );
     let mut pool = Pool::new();
     let claim = |n: u8| {
-        Request::Claim(Claim {
+        Request::Allocate(Allocate {
             record: mk_record(n, 0),
-            wants: vec![Want::any(Arc::clone(&space))],
+            wants: vec![AddressRequest::any(Arc::clone(&space))],
         })
     };
     let outcome = plan(&mut pool, &(0..9).map(claim).collect::<Vec<_>>(), Moment(0));
@@ -471,9 +478,9 @@ fn several_wants_are_all_or_none() {
     let claim = |n: u8, wants: &[&Arc<Space>]| {
         let wants = wants
             .iter()
-            .map(|space| Want::any(Arc::clone(space)))
+            .map(|space| AddressRequest::any(Arc::clone(space)))
             .collect();
-        Request::Claim(Claim {
+        Request::Allocate(Allocate {
             record: mk_record(n, 0),
             wants,
         })

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use berth_core::{
-    Address, Answer, Block, Claim, Family, Handle, Moment, Order, Owner, Pool, Record, Rendezvous,
-    Request, Space, Want, plan,
+    Address, AddressRequest, Allocate, Answer, Block, Family, Handle, Moment, Order, Owner, Pool,
+    Record, Rendezvous, Request, Space, plan,
 };
 use proptest::prelude::*;
 
@@ -57,8 +57,8 @@ proptest! {
                 pool.restore(*vm, Record::new(Owner::new("other", ""), Handle::new("other")));
             }
             let record = Record::new(Owner::new(subject.clone(), ""), Handle::new(subject.clone()));
-            let want = Want { order: Order::Rendezvous, avoid: [avoid].into(), ..Want::any(Arc::clone(&space)) };
-            let claim = Request::Claim(Claim { record, wants: vec![want] });
+            let want = AddressRequest { order: Order::Rendezvous, avoid: [avoid].into(), ..AddressRequest::any(Arc::clone(&space)) };
+            let claim = Request::Allocate(Allocate { record, wants: vec![want] });
             let answer = plan(&mut pool, &[claim], Moment(0)).answers.remove(0);
             match (answer, winner) {
                 (Answer::Granted(granted), Some(winner)) => prop_assert_eq!(granted[0].address, winner),
@@ -78,11 +78,11 @@ fn a_wide_space_is_not_ranked_address_by_address() {
     )
     .unwrap()]));
     let record = Record::new(Owner::new("a", ""), Handle::new("a"));
-    let want = Want {
+    let want = AddressRequest {
         order: Order::Rendezvous,
-        ..Want::any(space)
+        ..AddressRequest::any(space)
     };
-    let claim = Request::Claim(Claim {
+    let claim = Request::Allocate(Allocate {
         record,
         wants: vec![want],
     });

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use berth_core::{Address, Answer, Change, Claim, Moment, Order, Pool, Record, Request, plan};
+use berth_core::{Address, Allocate, Answer, Change, Moment, Order, Pool, Record, Request, plan};
 use rand::RngExt;
 
 use crate::Ticket;
@@ -65,7 +65,7 @@ pub(crate) fn plan_tickets(
 
 /// After a conflict the same lowest address would be everyone's next choice again.
 fn scattered(request: &Request, conflicts: u32) -> Option<Request> {
-    let Request::Claim(claim) = request else {
+    let Request::Allocate(claim) = request else {
         return None;
     };
     if conflicts == 0 || claim.wants.iter().all(|want| want.order != Order::Lowest) {
@@ -79,7 +79,7 @@ fn scattered(request: &Request, conflicts: u32) -> Option<Request> {
             draw: rand::rng().random(),
         };
     }
-    Some(Request::Claim(Claim {
+    Some(Request::Allocate(Allocate {
         record: claim.record.clone(),
         wants,
     }))
@@ -87,7 +87,7 @@ fn scattered(request: &Request, conflicts: u32) -> Option<Request> {
 
 /// Whether the owner holds another address that would have done for one that it was freshly granted.
 pub(crate) fn is_doubled(pool: &Pool, request: &Request, answer: &Answer) -> bool {
-    let (Request::Claim(claim), Answer::Granted(granted)) = (request, answer) else {
+    let (Request::Allocate(claim), Answer::Granted(granted)) = (request, answer) else {
         return false;
     };
     let is_granted = |address: Address| granted.iter().any(|grant| grant.address == address);

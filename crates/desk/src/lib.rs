@@ -5,22 +5,23 @@
 //!                  ^ arrive while a commit is under way; the next one takes them together
 //! ```
 //!
-//! Promises:
-//! - an answer is given only when it is durable (I2): after the commit, or, if nothing had to be
+//! Guarantees:
+//! - a request is answered only when the answer is durable (I2): after the commit, or, if nothing had to be
 //!   changed, from a state that was read after the request arrived;
-//! - a conflict is met by loading and planning again, with a draw that parts those who collided;
-//! - the queue is bounded, every request has a deadline, and one that is given up leaves nothing
-//!   behind: what it was granted is released before anything else is planned, and what may yet be granted when that is known;
-//! - one request that a ledger refuses does not take down the others of its batch;
-//! - where there is a common desk, it is asked first; whatever it does not answer is served here.
+//! - after a conflict the pool is loaded and planned again, with a random choice that separates the writers that collided;
+//! - the queue is bounded, every request has a deadline, and one whose caller gave up leaves nothing behind: what it was
+//!   granted is released before anything else is planned, and what may yet be granted when that is known;
+//! - one request that a ledger refuses does not fail the others of its batch;
+//! - where there is a leader's desk, it is asked first; what it does not answer is served here.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod batch;
-mod common;
-mod crowd;
-mod debts;
+mod contention_backoff;
+mod leader_desk;
 mod metrics;
 mod registry;
+mod ticket;
+mod undo_queue;
 mod worker;
 
 use std::sync::Arc;
@@ -33,9 +34,10 @@ use berth_ledger::{LedgerError, PoolKey, RetryPolicy, SharedLedger};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-pub use common::{Away, CommonDesk};
+pub use leader_desk::{LeaderAway, LeaderDesk};
 pub use metrics::{DeskMetrics, PoolMetrics};
 pub use registry::Desks;
+pub(crate) use ticket::{Origin, Reply, Route, Ticket};
 
 #[derive(Clone, Debug)]
 pub struct DeskSettings {
@@ -44,15 +46,18 @@ pub struct DeskSettings {
     /// How many go into one commit.
     pub batch: usize,
     pub retry: RetryPolicy,
-    /// Whether it hears of others' writes to the pool, and reads it before it plans on a copy that they outdated. Without
-    /// it the copy is loaded when it turns out to be old.
+    /// The least time between two commits: requests that arrive meanwhile go into the next one. A request that finds the desk idle is
+    /// committed at once.
+    pub linger: Duration,
+    /// Whether it watches the pool for writes of others, and reads it before it plans on a copy that they outdated. Without
+    /// a watch the copy is loaded when it turns out to be old.
     pub watch: bool,
-    /// Whether it holds back when it meets other writers of the pool. For ledgers whose writers do not take turns.
-    pub apart: bool,
-    /// The desk that the requests of all processes meet in, if there is one.
-    pub common: Option<Arc<dyn CommonDesk>>,
-    /// How long an answer of the common desk is waited for before the request is served here.
-    pub common_patience: Duration,
+    /// Whether it delays its commits after conflicts with other writers of the pool. For ledgers without a write queue.
+    pub hold_back: bool,
+    /// The leader's desk, if there is one.
+    pub leader: Option<Arc<dyn LeaderDesk>>,
+    /// How long an answer of the leader's desk is waited for before the request is served here.
+    pub leader_timeout: Duration,
 }
 
 impl Default for DeskSettings {
@@ -61,10 +66,11 @@ impl Default for DeskSettings {
             queue: 4096,
             batch: 1024,
             retry: RetryPolicy::default(),
+            linger: Duration::ZERO,
             watch: false,
-            apart: false,
-            common: None,
-            common_patience: Duration::from_secs(5),
+            hold_back: false,
+            leader: None,
+            leader_timeout: Duration::from_secs(5),
         }
     }
 }
@@ -108,36 +114,6 @@ fn because(last: Option<&LedgerError>) -> String {
     last.map(|error| format!(": {error}")).unwrap_or_default()
 }
 
-/// A request in the queue.
-#[derive(Debug)]
-pub(crate) struct Ticket {
-    request: Request,
-    arrived: Instant,
-    deadline: Instant,
-    reply: oneshot::Sender<Result<Answer, DeskError>>,
-    /// Who asks if nobody hears the answer.
-    asker: Asker,
-    errand: Errand,
-    /// What it may change; none for whatever it names.
-    scope: Option<Scope>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Errand {
-    Serve,
-    /// Only to be told that what the request would release is not under way.
-    Settle,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asker {
-    /// A caller of this process: what it does not hear is taken back.
-    Here,
-    /// Another process. It may have found its grant in the ledger meanwhile and use it: what was granted stays,
-    /// and goes with its holder.
-    Elsewhere,
-}
-
 /// A handle to a pool's desk. Clones share it; the last one to go ends it, after what waits.
 #[derive(Clone, Debug)]
 pub struct Desk {
@@ -145,8 +121,8 @@ pub struct Desk {
     queue: mpsc::Sender<Ticket>,
     timeout: Duration,
     metrics: PoolMetrics,
-    /// The worker waits for requests and owes nothing.
-    settled: Arc<AtomicBool>,
+    /// The worker waits for requests and has nothing to undo.
+    idle: Arc<AtomicBool>,
 }
 
 impl Desk {
@@ -158,14 +134,14 @@ impl Desk {
         metrics: PoolMetrics,
     ) -> Self {
         let (queue, tickets) = mpsc::channel(settings.queue.max(1));
-        let settled = Arc::<AtomicBool>::default();
+        let idle = Arc::<AtomicBool>::default();
         let worker = worker::Worker::new(
             ledger,
             pool.clone(),
             settings.clone(),
             metrics.clone(),
             tickets,
-            Arc::clone(&settled),
+            Arc::clone(&idle),
         );
         tokio::spawn(worker.run());
         Self {
@@ -173,21 +149,21 @@ impl Desk {
             queue,
             timeout: settings.retry.timeout,
             metrics,
-            settled,
+            idle,
         }
     }
 
-    /// Whether it waits for requests and owes the pool nothing.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::Acquire)
+    /// Whether it waits for requests and has nothing to undo.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.idle.load(Ordering::Acquire)
     }
 
-    /// Whether nobody else has this desk, nothing waits in it, and it owes the pool nothing.
+    /// Whether there is no other handle to this desk, nothing waits in it, and it has nothing to undo.
     pub(crate) fn is_unused(&self) -> bool {
         // In this order: with no other sender, nothing more can come into the queue.
         self.queue.strong_count() == 1
             && self.queue.capacity() == self.queue.max_capacity()
-            && self.is_settled()
+            && self.is_idle()
     }
 
     pub fn pool(&self) -> &PoolKey {
@@ -209,26 +185,41 @@ impl Desk {
         request: Request,
         limit: Duration,
     ) -> Result<Answer, DeskError> {
-        let waiting = self.enqueue(request, limit, Asker::Here, Errand::Serve, None)?;
-        self.answer(waiting).await
+        let (reply, answer) = oneshot::channel();
+        let ticket = Ticket::new(request, limit, Reply::Answer(reply));
+        let waiting = self.enqueue(ticket, answer)?;
+        self.wait(waiting).await
     }
 
-    /// Waits until no commit for that handle is under way or in doubt: what the ledger says of it then is not outrun by
-    /// what this desk has begun before.
-    pub async fn settle(&self, handle: &Handle) -> Result<(), DeskError> {
+    /// The same without the leader's desk, for records of other nodes: that takes those from their own node alone.
+    pub async fn submit_here(&self, request: Request) -> Result<Answer, DeskError> {
+        let (reply, answer) = oneshot::channel();
+        let ticket = Ticket {
+            route: Route::Here,
+            ..Ticket::new(request, self.timeout, Reply::Answer(reply))
+        };
+        let waiting = self.enqueue(ticket, answer)?;
+        self.wait(waiting).await
+    }
+
+    /// What is held under the handle: read after the call, when no commit for that handle that this desk has begun is under
+    /// way or in doubt. Nothing that was begun here before can change it later.
+    pub async fn find(&self, handle: &Handle) -> Result<Vec<(Address, Record)>, DeskError> {
         let release = Request::Release(Release {
             selector: Selector::Handle {
                 handle: handle.clone(),
                 part: None,
             },
-            rest: Duration::ZERO,
+            cooldown: Duration::ZERO,
         });
-        let waiting = self.enqueue(release, self.timeout, Asker::Here, Errand::Settle, None)?;
-        self.answer(waiting).await.map(drop)
+        let (reply, found) = oneshot::channel();
+        let ticket = Ticket::new(release, self.timeout, Reply::Found(reply));
+        let waiting = self.enqueue(ticket, found)?;
+        self.wait(waiting).await
     }
 
-    /// Puts requests of another process in their order and waits for their answers. What is granted stays
-    /// granted, heard or not: that process may see it in the ledger.
+    /// Puts requests of another process in their order and waits for their answers. What is granted stays granted, whether
+    /// the answer is received or not: that process may see it in the ledger.
     pub async fn submit_for(
         &self,
         requests: Vec<Request>,
@@ -244,38 +235,36 @@ impl Desk {
         scope: Option<Scope>,
         limit: Duration,
     ) -> Vec<Result<Answer, DeskError>> {
-        let (asker, errand) = (Asker::Elsewhere, Errand::Serve);
-        let enqueue = |request| self.enqueue(request, limit, asker, errand, scope.clone());
+        let enqueue = |request| {
+            let (reply, answer) = oneshot::channel();
+            let ticket = Ticket {
+                origin: Origin::OtherProcess,
+                scope: scope.clone(),
+                ..Ticket::new(request, limit, Reply::Answer(reply))
+            };
+            self.enqueue(ticket, answer)
+        };
         let waiting: Vec<_> = requests.into_iter().map(enqueue).collect();
         let mut answers = Vec::with_capacity(waiting.len());
         for ticket in waiting {
             answers.push(match ticket {
-                Ok(ticket) => self.answer(ticket).await,
+                Ok(ticket) => self.wait(ticket).await,
                 Err(error) => Err(error),
             });
         }
         answers
     }
 
-    fn enqueue(
+    fn enqueue<T>(
         &self,
-        request: Request,
-        limit: Duration,
-        asker: Asker,
-        errand: Errand,
-        scope: Option<Scope>,
-    ) -> Result<Waiting, DeskError> {
+        ticket: Ticket,
+        answer: oneshot::Receiver<Result<T, DeskError>>,
+    ) -> Result<Waiting<T>, DeskError> {
         let pool = || self.pool.name.clone();
-        let arrived = Instant::now();
-        let (reply, answer) = oneshot::channel();
-        let ticket = Ticket {
-            request,
-            arrived,
-            deadline: arrived + limit,
-            reply,
-            asker,
-            errand,
-            scope,
+        let waiting = Waiting {
+            answer,
+            arrived: ticket.arrived,
+            deadline: ticket.deadline,
         };
         self.metrics.requests.inc();
         self.queue.try_send(ticket).map_err(|error| match error {
@@ -285,21 +274,17 @@ impl Desk {
             },
             mpsc::error::TrySendError::Closed(_) => DeskError::Closed { pool: pool() },
         })?;
-        Ok(Waiting {
-            answer,
-            arrived,
-            limit,
-        })
+        Ok(waiting)
     }
 
-    async fn answer(&self, waiting: Waiting) -> Result<Answer, DeskError> {
+    async fn wait<T>(&self, waiting: Waiting<T>) -> Result<T, DeskError> {
         let Waiting {
             answer,
             arrived,
-            limit,
+            deadline,
         } = waiting;
         // The worker keeps the deadline; the margin lets its better explained refusal win.
-        let end = arrived + limit + Duration::from_millis(250);
+        let end = deadline + Duration::from_millis(250);
         let outcome = tokio::time::timeout_at(end.into(), answer).await;
         self.metrics
             .seconds
@@ -310,7 +295,7 @@ impl Desk {
             Ok(Err(_)) => Err(DeskError::Closed { pool: pool() }),
             Err(_) => Err(DeskError::Deadline {
                 pool: pool(),
-                limit,
+                limit: deadline.duration_since(arrived),
                 last: None,
             }),
         }
@@ -318,8 +303,8 @@ impl Desk {
 }
 
 /// A request in the queue, as its caller sees it.
-struct Waiting {
-    answer: oneshot::Receiver<Result<Answer, DeskError>>,
+struct Waiting<T> {
+    answer: oneshot::Receiver<Result<T, DeskError>>,
     arrived: Instant,
-    limit: Duration,
+    deadline: Instant,
 }

@@ -27,7 +27,7 @@ pub struct DeskMetrics {
     commits: Family<PoolLabel, Counter>,
     conflicts: Family<PoolLabel, Counter>,
     retries: Family<PoolLabel, Counter>,
-    common: Family<PoolLabel, Counter>,
+    by_leader: Family<PoolLabel, Counter>,
     alone: Family<PoolLabel, Counter>,
     batch: Histogram,
     seconds: Histogram,
@@ -40,7 +40,7 @@ impl Default for DeskMetrics {
             commits: Family::default(),
             conflicts: Family::default(),
             retries: Family::default(),
-            common: Family::default(),
+            by_leader: Family::default(),
             alone: Family::default(),
             batch: sizes(),
             seconds: times(),
@@ -64,17 +64,17 @@ impl DeskMetrics {
         );
         registry.register(
             "retries",
-            "Tries after a passing failure",
+            "Tries after a transient failure",
             self.retries.clone(),
         );
         registry.register(
             "common",
-            "Requests that the common desk answered",
-            self.common.clone(),
+            "Requests that the leader's desk answered",
+            self.by_leader.clone(),
         );
         registry.register(
             "alone",
-            "Requests that the common desk did not answer, served here",
+            "Requests that the leader's desk did not answer, served here",
             self.alone.clone(),
         );
         registry.register("batch_size", "Requests in one commit", self.batch.clone());
@@ -94,7 +94,7 @@ impl DeskMetrics {
             commits: self.commits.get_or_create(&label).clone(),
             conflicts: self.conflicts.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
-            common: self.common.get_or_create(&label).clone(),
+            by_leader: self.by_leader.get_or_create(&label).clone(),
             alone: self.alone.get_or_create(&label).clone(),
             batch: self.batch.clone(),
             seconds: self.seconds.clone(),
@@ -111,7 +111,7 @@ impl DeskMetrics {
             &self.commits,
             &self.conflicts,
             &self.retries,
-            &self.common,
+            &self.by_leader,
             &self.alone,
         ] {
             family.remove(&label);
@@ -126,8 +126,8 @@ pub struct PoolMetrics {
     pub commits: Counter,
     pub conflicts: Counter,
     pub retries: Counter,
-    /// Answered by the common desk.
-    pub common: Counter,
+    /// Answered by the leader's desk.
+    pub by_leader: Counter,
     /// Served here because it did not answer.
     pub alone: Counter,
     /// Of all pools.

@@ -1,19 +1,20 @@
-//! The desks of a process: one per pool, opened when first asked for and closed when nobody has used it for a while.
+//! The desks of a process: one per pool, opened when first asked for and closed when it was not used for a while.
 //!
 //! A desk costs a task, a copy of its pool, a watch and its metric series: pools that are no longer used must not keep
-//! them. A desk that still has to pay or settle something is not closed.
+//! them. A desk that still has something to undo is not closed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use berth_ledger::{PoolKey, SharedLedger};
+use parking_lot::Mutex;
 
 use crate::{Desk, DeskMetrics, DeskSettings};
 
 /// How long an unused desk stays open.
 const IDLE: Duration = Duration::from_secs(600);
-/// How often unused desks are looked for.
+/// How often unused desks are searched.
 const SWEEP: Duration = Duration::from_secs(60);
 /// Desks that are open at a time; at more the least recently used ones are closed before their time.
 const OPEN: usize = 1024;
@@ -62,7 +63,7 @@ impl Desks {
         Self { idle, ..self }
     }
 
-    /// With pools that this process alone writes: their desks ask no common desk, watch nothing and have no metric series
+    /// With pools that this process alone writes: their desks ask no leader, watch nothing and have no metric series
     /// of their own.
     #[must_use]
     pub fn with_local(self, is_local: fn(&PoolKey) -> bool) -> Self {
@@ -78,7 +79,7 @@ impl Desks {
 
     /// The pool's desk, if it is open.
     pub fn opened(&self, pool: &PoolKey) -> Option<Desk> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let used = open.desks.get_mut(pool)?;
         used.at = Instant::now();
         Some(used.desk.clone())
@@ -86,7 +87,7 @@ impl Desks {
 
     pub fn of(&self, pool: &PoolKey) -> Desk {
         let now = Instant::now();
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(used) = open.desks.get_mut(pool) {
             used.at = now;
             return used.desk.clone();
@@ -113,7 +114,7 @@ impl Desks {
 
     /// Closes desks whose time is over, where no new one is opened that would; how many are left open.
     pub fn close_idle(&self) -> usize {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         open.swept = open.swept.checked_sub(SWEEP).unwrap_or(open.swept);
         self.sweep(&mut open, Instant::now());
         open.desks.len()
@@ -166,7 +167,7 @@ mod tests {
     }
 
     async fn until_unused(desks: &Desks, pool: &PoolKey) {
-        while !desks.opened(pool).unwrap().is_settled() {
+        while !desks.opened(pool).unwrap().is_idle() {
             tokio::task::yield_now().await;
         }
     }

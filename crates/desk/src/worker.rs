@@ -1,4 +1,4 @@
-//! The desk's task: the only one that touches its copy of the pool. Here: who is served when, and with whom.
+//! The desk's task: the only one that touches its copy of the pool. Here: which tickets are served when, and together.
 
 mod commit;
 mod serve;
@@ -6,22 +6,21 @@ mod serve;
 use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::{self, AtomicBool};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use berth_core::Answer;
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot, Version};
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 
-use crate::crowd::Crowd;
-use crate::debts::Debts;
-use crate::{DeskSettings, Errand, PoolMetrics, Ticket};
+use crate::contention_backoff::ContentionBackoff;
+use crate::undo_queue::UndoQueue;
+use crate::{DeskSettings, PoolMetrics, Ticket};
 
 /// Turns of the runtime without a new request before a commit begins.
 const QUIET_TURNS: u32 = 8;
 
-type News = BoxStream<'static, Result<Version, LedgerError>>;
+type Versions = BoxStream<'static, Result<Version, LedgerError>>;
 
 pub(crate) struct Worker {
     ledger: SharedLedger,
@@ -31,12 +30,14 @@ pub(crate) struct Worker {
     queue: mpsc::Receiver<Ticket>,
     /// The pool as this desk knows it, and when it was read. None: it has to be loaded.
     copy: Option<(Snapshot, Instant)>,
-    debts: Debts,
-    /// Releases that wait for commits whose outcome is unknown.
+    undo: UndoQueue,
+    /// Releases and finds that wait for commits whose outcome is unknown.
     deferred: Vec<Ticket>,
-    crowd: Crowd,
-    /// Told to who may close this desk: it waits for requests and owes nothing.
-    settled: Arc<AtomicBool>,
+    backoff: ContentionBackoff,
+    /// When the last commit ended.
+    committed: Option<Instant>,
+    /// Read by the registry, which may close this desk: it waits for requests and has nothing to undo.
+    idle: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -46,7 +47,7 @@ impl Worker {
         settings: DeskSettings,
         metrics: PoolMetrics,
         queue: mpsc::Receiver<Ticket>,
-        settled: Arc<AtomicBool>,
+        idle: Arc<AtomicBool>,
     ) -> Self {
         Self {
             ledger,
@@ -55,100 +56,107 @@ impl Worker {
             metrics,
             queue,
             copy: None,
-            debts: Debts::default(),
+            undo: UndoQueue::default(),
             deferred: Vec::new(),
-            crowd: Crowd::default(),
-            settled,
+            backoff: ContentionBackoff::default(),
+            committed: None,
+            idle,
         }
     }
 
-    fn tell_settled(&self, waits: bool) {
-        let settled = waits && self.deferred.is_empty() && self.debts.is_empty();
-        self.settled.store(settled, atomic::Ordering::Release);
+    fn set_idle(&self, waits: bool) {
+        let idle = waits && self.deferred.is_empty() && self.undo.is_empty();
+        self.idle.store(idle, atomic::Ordering::Release);
     }
 
     pub async fn run(mut self) {
-        let mut news = self.start_news().await;
+        let mut versions = self.start_watch().await;
         loop {
             let mut tickets = Vec::new();
             let limit = self.settings.batch.max(1);
             let wake = self.wake();
-            self.tell_settled(true);
+            self.set_idle(true);
             tokio::select! {
                 biased;
                 count = self.queue.recv_many(&mut tickets, limit) => if count == 0 {
                     break;
                 },
-                heard = next(&mut news) => {
-                    self.hear(heard);
+                seen = next(&mut versions) => {
+                    self.outdate(seen);
                     continue;
                 }
                 () = at(wake) => {}
             }
-            self.tell_settled(false);
-            let mut tickets = self.ready(tickets);
-            if tickets.is_empty() && !self.debts.is_due() {
+            self.set_idle(false);
+            let mut tickets = self.ready(tickets).await;
+            if tickets.is_empty() && !self.undo.has_pending() {
                 continue;
             }
-            // With a common desk, nobody is waited for before that has not answered.
-            if self.settings.common.is_none() && !self.turn().await {
-                self.hold_back(&mut tickets, &mut news).await;
+            self.linger(&mut tickets, &mut versions).await;
+            // Where there is a leader, its desk is asked first: this one waits for no turn before that has not answered.
+            if self.settings.leader.is_none() && !self.turn().await {
+                self.hold_back(&mut tickets, &mut versions).await;
             }
             self.gather(&mut tickets).await;
-            while let Some(heard) = next(&mut news).now_or_never() {
-                self.hear(heard);
+            while let Some(seen) = next(&mut versions).now_or_never() {
+                self.outdate(seen);
             }
-            let tickets = self.ready(tickets);
+            let tickets = self.ready(tickets).await;
             self.serve(tickets).await;
-            if self.debts.is_due() {
+            if self.undo.has_pending() {
                 self.serve(Vec::new()).await;
             }
-            self.debts.later(self.settings.retry.max);
+            self.undo.retry_after(self.settings.retry.max);
             if let Some(contention) = self.ledger.contention(&self.pool) {
                 contention.pass_turn(&self.pool);
             }
         }
-        if self.debts.is_due() {
+        if self.undo.has_pending() {
             self.serve(Vec::new()).await;
         }
     }
 
-    /// Those that can be served now, of these and of those that had to wait.
-    fn ready(&mut self, tickets: Vec<Ticket>) -> Vec<Ticket> {
-        self.debts.ripen(Instant::now());
+    /// Those that can be served now, of these and of those that had to wait. Finds are answered here: they commit nothing,
+    /// and wait for no turn.
+    async fn ready(&mut self, tickets: Vec<Ticket>) -> Vec<Ticket> {
+        self.undo.expire_doubts(Instant::now());
         let deferred = std::mem::take(&mut self.deferred);
         let mut ready = Vec::with_capacity(tickets.len());
+        let mut finds = Vec::new();
         for ticket in deferred.into_iter().chain(tickets) {
             if self.must_wait(&ticket) {
                 self.deferred.push(ticket);
-            } else if ticket.errand == Errand::Settle {
-                let _ = ticket.reply.send(Ok(Answer::Released(Vec::new())));
+            } else if ticket.is_find() {
+                finds.push(ticket);
             } else {
                 ready.push(ticket);
             }
         }
+        if !finds.is_empty() {
+            self.answer_finds(finds).await;
+        }
         ready
     }
 
-    /// A release waits while a commit of the same holder is in doubt: it could be carried out after the answer that
-    /// nothing is held. What is due leads every commit, so that only who commits nothing has to wait for it.
+    /// A release or a find waits while a commit of the same holder is in doubt: it could be carried out after the answer
+    /// that nothing is held. What is to be undone leads every commit, so that only a find has to wait for it.
     fn must_wait(&self, ticket: &Ticket) -> bool {
-        let settles = ticket.errand == Errand::Settle;
-        self.debts.doubtful(&ticket.request) || settles && self.debts.owing(&ticket.request)
+        self.undo.is_doubtful(&ticket.request)
+            || ticket.is_find() && self.undo.concerns(&ticket.request)
     }
 
-    /// When to look again though nobody asks.
+    /// When to go on without a request.
     fn wake(&self) -> Option<Instant> {
         let waits = |ticket: &Ticket| self.must_wait(ticket);
         if self.deferred.iter().all(waits) {
-            self.debts.wake()
+            self.undo.next_wake()
         } else {
             Some(Instant::now())
         }
     }
 
-    /// Where writers take turns the plan waits for it: then it is made on the newest state, for all who
-    /// have asked by then. Whether there are turns.
+    /// Where writers take turns the plan waits for one: then it is made on the newest state, for all requests that came
+    /// until then. Whether there are turns.
     async fn turn(&mut self) -> bool {
         let base = match &self.copy {
             Some((copy, _)) => copy.version.clone(),
@@ -159,15 +167,32 @@ impl Worker {
         };
         let turn = contention.turn(&self.pool, &base).await;
         if let (Some(newer), Some((copy, _))) = (turn.newer, &mut self.copy) {
-            // Read for a plan, and not for the answers of those who have asked meanwhile: `read_at` stays.
+            // Read for a plan, and not for the answers of requests that came meanwhile: `read_at` stays.
             *copy = newer;
         }
         turn.taken
     }
 
-    /// Waits if others write the pool too, without turns; those who ask meanwhile join.
-    async fn hold_back(&mut self, tickets: &mut Vec<Ticket>, news: &mut Option<News>) {
-        let wait = self.crowd.draw();
+    /// Waits if others write the pool too, without turns; requests that come meanwhile join.
+    async fn hold_back(&mut self, tickets: &mut Vec<Ticket>, versions: &mut Option<Versions>) {
+        let wait = self.backoff.draw();
+        self.wait(wait, tickets, versions).await;
+    }
+
+    /// Waits until the last commit is long enough ago; requests that come meanwhile join.
+    async fn linger(&mut self, tickets: &mut Vec<Ticket>, versions: &mut Option<Versions>) {
+        if let Some(committed) = self.committed {
+            let left = self.settings.linger.saturating_sub(committed.elapsed());
+            self.wait(left, tickets, versions).await;
+        }
+    }
+
+    async fn wait(
+        &mut self,
+        wait: Duration,
+        tickets: &mut Vec<Ticket>,
+        versions: &mut Option<Versions>,
+    ) {
         if wait.is_zero() {
             return;
         }
@@ -182,14 +207,14 @@ impl Worker {
                         return;
                     }
                 }
-                heard = next(news) => self.hear(heard),
+                seen = next(versions) => self.outdate(seen),
             }
         }
     }
 
-    /// Lets those who are about to ask do so. The answers of a commit wake everyone who waited for it;
-    /// the first to ask again would get a commit of his own, and all the others wait for that one.
-    /// Ends when a turn of the runtime brings nobody: a lone request waits microseconds.
+    /// Collects requests that are about to come. The answers of a commit wake all callers that waited for it; the first
+    /// one to ask again would get a commit of its own, and all the others wait for that one. Ends when the runtime has
+    /// run its tasks without a new request: a lone request waits microseconds.
     async fn gather(&mut self, tickets: &mut Vec<Ticket>) {
         let limit = self.settings.batch.max(1);
         let mut quiet = 0;
@@ -209,29 +234,29 @@ impl Worker {
         }
     }
 
-    async fn start_news(&self) -> Option<News> {
+    async fn start_watch(&self) -> Option<Versions> {
         if !self.settings.watch {
             return None;
         }
         match self.ledger.watch_versions(&self.pool).await {
             Ok(stream) => Some(stream),
             Err(error) => {
-                tracing::warn!(pool = %self.pool, %error, "can't hear of writes to the pool; its copy is loaded when it turns out to be old");
+                tracing::warn!(pool = %self.pool, %error, "the pool can't be watched; its copy is loaded when it turns out to be old");
                 None
             }
         }
     }
 
     /// A copy that others have outdated is read again when it is needed: planning on it would be safe (preconditions), but it
-    /// costs a conflict, and after one the lowest address is no longer what is given. News may lag behind our own
+    /// costs a conflict, and after one the lowest address is no longer what is allocated. The watch may lag behind our own
     /// commits.
-    fn hear(&mut self, heard: Option<Result<Version, LedgerError>>) {
-        let (Some(Ok(heard)), Some((copy, _))) = (heard, &self.copy) else {
+    fn outdate(&mut self, seen: Option<Result<Version, LedgerError>>) {
+        let (Some(Ok(seen)), Some((copy, _))) = (seen, &self.copy) else {
             return;
         };
         // Not to be compared: it vanished, or has just been made. Only the ledger knows.
         if !matches!(
-            heard.order(&copy.version),
+            seen.order(&copy.version),
             Some(Ordering::Less | Ordering::Equal)
         ) {
             self.copy = None;
@@ -247,15 +272,15 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-/// The next news; never, if there are none to be had.
-async fn next(news: &mut Option<News>) -> Option<Result<Version, LedgerError>> {
-    match news {
+/// The next version; never, if the pool is not watched.
+async fn next(versions: &mut Option<Versions>) -> Option<Result<Version, LedgerError>> {
+    match versions {
         Some(stream) => {
-            let heard = stream.next().await;
-            if heard.is_none() {
-                *news = None;
+            let seen = stream.next().await;
+            if seen.is_none() {
+                *versions = None;
             }
-            heard
+            seen
         }
         None => std::future::pending().await,
     }
@@ -269,7 +294,7 @@ mod tests {
     use crate::DeskMetrics;
 
     #[tokio::test]
-    async fn only_news_outdate_the_copy() {
+    async fn only_a_newer_version_outdates_the_copy() {
         let (_queue, tickets) = mpsc::channel(1);
         let mut worker = Worker::new(
             Arc::new(MemoryLedger::new()),
@@ -279,14 +304,14 @@ mod tests {
             tickets,
             Arc::default(),
         );
-        for (heard, kept) in [("9", true), ("10", true), ("11", false), ("absent", false)] {
+        for (seen, kept) in [("9", true), ("10", true), ("11", false), ("absent", false)] {
             let copy = Snapshot {
                 version: Version::new("10"),
                 ..Snapshot::default()
             };
             worker.copy = Some((copy, Instant::now()));
-            worker.hear(Some(Ok(Version::new(heard))));
-            assert_eq!(worker.copy.is_some(), kept, "{heard}");
+            worker.outdate(Some(Ok(Version::new(seen))));
+            assert_eq!(worker.copy.is_some(), kept, "{seen}");
         }
     }
 }

@@ -12,6 +12,7 @@ use axum::Router;
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{CniError, Code, NetConf};
 use berth_desk::DeskMetrics;
+use berth_node::LazyFile;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -38,10 +39,12 @@ pub trait Front: fmt::Debug + Send {
     async fn start(self: Box<Self>, host: Host<'_>) -> Result<Arc<dyn Serving>, StartError>;
 }
 
-/// What a front is given at its start.
+/// What a front starts with.
 #[derive(Debug)]
 pub struct Host<'a> {
     pub node: &'a Node,
+    /// The node's own file, which the fronts share.
+    pub file: Arc<LazyFile>,
     pub lifetime: Lifetime,
     /// The clusters of this process: fronts that open one share its connection.
     pub clusters: Arc<Clusters>,
@@ -49,7 +52,7 @@ pub struct Host<'a> {
     pub registry: &'a mut Registry,
     /// The figures of this process's desks, registered already.
     pub desk_metrics: DeskMetrics,
-    /// Cancelled when the process is told to stop.
+    /// Cancelled when the process has to stop.
     pub stop: CancellationToken,
     /// Background tasks: each ends by itself after `stop`, and the process waits for them.
     pub tasks: TaskTracker,

@@ -1,11 +1,12 @@
 //! A kind of objects that a front keeps its pools in.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use berth_desk::{CommonDesk, DeskMetrics, DeskSettings, Desks};
-use berth_gather::{Owners, PoolKind, Route};
+use berth_desk::{DeskMetrics, DeskSettings, Desks, LeaderDesk};
+use berth_kube::Connection;
+use berth_leader::{MoveOf, Owners, PoolKind, Route};
 use berth_ledger::SharedLedger;
-use berth_ledger::kube::Connection;
 
 use crate::clusters::Cluster;
 
@@ -16,20 +17,28 @@ pub struct Kind {
     pub pool: PoolKind,
     /// Whose records the pools keep.
     pub owners: Owners,
+    /// The least time between two writes of one pool by the leader's desk.
+    pub linger: Duration,
+    /// The move that a record is in; None where records of the kind do not move between nodes.
+    pub move_of: Option<MoveOf>,
     /// Reads and writes the pools of a cluster.
     pub ledger: fn(&Connection) -> SharedLedger,
 }
 
 impl Kind {
-    /// The desks of a node: each asks the leader's desk first, where the node knows one.
+    /// The desks of a node: each asks the leader's desk first, where the node knows one. All fronts of a process that ask
+    /// for a kind share them.
     pub fn desks(&self, cluster: &Cluster, metrics: DeskMetrics) -> Desks {
-        let leader = cluster.leader.as_ref();
-        let settings = DeskSettings {
-            common: leader.map(|leader| Arc::new(leader.of_kind(self.pool)) as Arc<dyn CommonDesk>),
-            apart: true,
-            ..DeskSettings::default()
-        };
-        Desks::new((self.ledger)(&cluster.connection), settings, metrics)
+        cluster.desks(self.pool.name(), || {
+            let leader = cluster.leader.as_ref();
+            let leader = leader.map(|leader| leader.of_kind(self.pool));
+            let settings = DeskSettings {
+                leader: leader.map(|leader| Arc::new(leader) as Arc<dyn LeaderDesk>),
+                hold_back: true,
+                ..DeskSettings::default()
+            };
+            Desks::new((self.ledger)(&cluster.connection), settings, metrics)
+        })
     }
 
     /// The leader's desks for this kind, for pools that are there.
@@ -39,12 +48,17 @@ impl Kind {
         settings: &DeskSettings,
         metrics: &DeskMetrics,
     ) -> Route {
+        let settings = DeskSettings {
+            linger: self.linger,
+            ..settings.clone()
+        };
         let ledger = (self.ledger)(connection);
         let read = SharedLedger::clone(&ledger);
         Route {
             kind: self.pool,
             owners: self.owners,
-            desks: Desks::new(ledger, settings.clone(), metrics.clone()),
+            move_of: self.move_of,
+            desks: Desks::new(ledger, settings, metrics.clone()),
             admits: Arc::new(move |pool| {
                 let read = SharedLedger::clone(&read);
                 Box::pin(async move { read.load(&pool).await.is_ok() })

@@ -3,6 +3,7 @@
 //!
 //! A front implements what it needs; every other method has a default. Adding one touches its own crate and the lists in
 //! the command (`crates/cli/src/fronts.rs`).
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod clusters;
 mod front;

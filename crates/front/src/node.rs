@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use berth_gather::GatherSettings;
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
+use berth_leader::LeaderSettings;
 
 /// The node that a process serves.
 #[derive(Debug, Clone, Default)]
@@ -15,9 +15,9 @@ pub struct Node {
     /// The cluster that keeps all pools; none: the one that a network names, or this machine.
     pub cluster: Option<Connect>,
     /// How requests of this node reach the leader's desk; none: this node writes shared pools itself.
-    pub leader_desk: Option<GatherSettings>,
+    pub leader_desk: Option<LeaderSettings>,
     /// The directory of the agent's socket, which a reboot empties.
     pub runtime: Option<PathBuf>,
-    /// What `berth install` left if it was told a cluster: this node is then never served from its own file alone.
+    /// What `berth install` left if it was installed for a cluster: this node is then never served from its own file alone.
     pub installed: Option<PathBuf>,
 }

@@ -9,11 +9,11 @@ use berth_cni::wire::{Answer, Request};
 use berth_cni::{Args, Call, Environment, NetConf};
 use berth_core::dialect::WHEREABOUTS;
 use berth_core::{Address, Prefix, RangeSpec, Space};
-use berth_gather::{Batch, Replies};
+use berth_leader::{Batch, Replies};
 use berth_ledger::configmap::Document;
 use berth_listen::{Limits, Peer};
+use berth_networks::definitions;
 use berth_pods::config::PodNetwork;
-use berth_pods::definitions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 

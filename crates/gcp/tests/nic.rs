@@ -409,7 +409,7 @@ async fn aliases_changed_by_hand_between_read_and_write_are_kept() {
 #[tokio::test]
 async fn an_operation_that_outlasts_its_time_is_known_in_the_end() {
     let scene = scene_with(project(1_500), Duration::from_millis(300), None).await;
-    // The caller's own deadline comes first: it is told, and the address is removed and released once that is possible.
+    // The caller's own deadline comes first: it gets an error, and the address is removed and released once that is possible.
     let hasty = Instant::now() + Duration::from_millis(100);
     assert_eq!(
         scene.nic.attach(address(2), hasty).await,

@@ -1,7 +1,7 @@
 //! The record of a change that may have to be undone: written before the change, removed when it is committed or undone (I9).
 //!
-//! Guarantees: there is one at a time; it is whole or not there; who reads or removes it holds the lock, which the kernel takes from a
-//! process that dies. It is kept where a reboot removes it, together with the change that it is about.
+//! Guarantees: there is one at a time; it is written atomically; it is read and removed under a lock, which the kernel releases when the
+//! process dies. It is kept where a reboot removes it, together with the change that it is about.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! The time since boot, which no one sets and which every process reads the same.
+//! The time since boot: it is never set, and is the same in every process.
 
 use std::time::Duration;
 

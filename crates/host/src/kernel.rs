@@ -1,7 +1,7 @@
 //! The links of a change as the kernel has them: their addresses, and whether they are up.
 //!
 //! nmstate shows a link that is down as one without addresses, and can't take a link down without NetworkManager. So the read-back and
-//! the last step of an undo are made here, on the kernel's own words.
+//! the last step of an undo are made here, directly on the kernel's state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::HostError;
 
-/// A link and its addresses that have no end, as `192.0.2.7/24`. Those that the kernel gives itself (fe80::/10) are left out.
+/// A link and its addresses that have no end, as `192.0.2.7/24`. Link-local addresses of the kernel (fe80::/10) are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
     pub up: bool,
@@ -93,7 +93,7 @@ fn is_new_veth(interface: &Interface) -> bool {
     matches!(interface, Interface::Ethernet(one) if one.veth.is_some())
 }
 
-/// What of a state is not there, for people; none if all is.
+/// Describes what of a state is missing; none if nothing is.
 pub fn missing(desired: &NetworkState) -> Result<Option<String>, HostError> {
     let links = read(desired)?;
     let mut text = String::new();
@@ -122,7 +122,7 @@ fn note(text: &mut String, name: &str, what: &str) {
     let _ = write!(text, "{comma}{name} {what}");
 }
 
-/// The links as an undo should leave them: as they were, with the addresses that somebody else has added meanwhile (I7). nmstate's
+/// The links as an undo should leave them: as they were, with the addresses that other programs have added meanwhile (I7). nmstate's
 /// revert would remove those.
 pub fn target(desired: &NetworkState, before: &Links) -> Result<Links, HostError> {
     let now = read(desired)?;

@@ -117,7 +117,7 @@ fn run(cli: Cli) -> Result<String, HostError> {
     }
 }
 
-/// A reader that has seen enough is no failure.
+/// A closed pipe is no failure: the reader has seen enough.
 fn say(text: &str) -> ExitCode {
     let _ = writeln!(std::io::stdout().lock(), "{text}");
     ExitCode::SUCCESS

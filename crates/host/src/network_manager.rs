@@ -1,4 +1,4 @@
-//! Changes with NetworkManager, which keeps the way back itself: a checkpoint that it rolls back when its time is up.
+//! Changes with NetworkManager, which keeps the checkpoint itself and rolls it back when its time is up.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use crate::{kernel, network_manager, worker};
 const REVERT_LIMIT: Duration = Duration::from_secs(20);
 /// How often links are corrected: one that went down and up again has lost its IPv6 addresses.
 const ROUNDS: usize = 3;
-/// How often a guard looks whether it is still needed.
+/// How often a guard checks whether it is still needed.
 const GUARD_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Undoes a change and removes its record. A record whose change could not be undone stays.
@@ -50,7 +50,7 @@ pub fn undo(locked: &Locked<'_>, record: &Record) -> Result<(), HostError> {
     })
 }
 
-/// Undoes a change that failed: what to tell of both.
+/// Undoes a change that failed; the error has both outcomes.
 pub fn after(locked: &Locked<'_>, record: &Record, cause: &str) -> HostError {
     match undo(locked, record) {
         Ok(()) => HostError::RolledBack {

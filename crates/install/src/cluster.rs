@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::content::{self, Cluster};
 use crate::error::InstallError;
+use crate::templates::{self, Cluster};
 
 /// Where credentials come from, as a pod has them.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ impl ClusterSource {
         let host = variable("KUBERNETES_SERVICE_HOST", self.host.as_deref())?;
         let port = variable("KUBERNETES_SERVICE_PORT", self.port.as_deref())?;
         Ok(Cluster {
-            server: content::server(&self.protocol, host, port),
+            server: templates::server(&self.protocol, host, port),
             authority,
             token,
             namespace: self.namespace(),

@@ -1,4 +1,4 @@
-//! Where containerd looks for CNI plugins and configurations, out of its configuration file.
+//! Reads from containerd's configuration where it searches CNI plugins and configurations.
 //!
 //! Reads the tables `plugins.*.cni`, and in them `bin_dir`, `bin_dirs` (the first counts) and `conf_dir`. Does not follow
 //! `imports`. A file that is not TOML is an error: containerd would not start with it either.

@@ -34,17 +34,17 @@ pub enum InstallError {
         path.display()
     )]
     Unreadable { path: PathBuf, what: String },
-    /// An engine can't tell which cluster it was installed for.
+    /// An engine does not know which cluster it was installed for.
     #[error(
-        "{} can't be read ({what}): it tells where this node's flat file is; `berth install` writes it anew",
+        "{} can't be read ({what}): it tells where this node's flat file is; `berth install` writes it again",
         path.display()
     )]
-    Pointer { path: PathBuf, what: String },
+    EngineConfig { path: PathBuf, what: String },
     /// Another installer is at work on these directories: try again.
     #[error("another `berth install` works on {}: try again when it is done", path.display())]
     Busy { path: PathBuf },
-    /// Somebody removed the installation while this process looked after it.
-    #[error("{} is gone: somebody removed Berth from this node, so there is nothing to keep fresh", path.display())]
+    /// The installation was removed while this process kept it up to date.
+    #[error("{} is gone: Berth was removed from this node, so there is nothing to keep up to date", path.display())]
     Gone { path: PathBuf },
 }
 

@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::atomic_write::{self, Content, Digest, Found};
 use crate::cluster::ClusterSource;
-use crate::content;
 use crate::elf;
+use crate::engine_config;
 use crate::error::InstallError;
 use crate::layout::{Dir, Layout};
 use crate::lock::{self, Lock};
 use crate::manifest::{Aside, Entry, Manifest};
-use crate::place::{self, Content, Digest, Found};
-use crate::pointer;
+use crate::templates;
 
 /// What is kept of the time before Berth.
 const BEFORE: &str = ".before-berth";
-/// Where the plugin looks for the engine.
+/// Where the plugin searches the engine.
 const ENGINE: &str = "berth-full";
 const PROGRAM_MODE: u32 = 0o755;
 
@@ -29,20 +29,20 @@ const PROGRAM_MODE: u32 = 0o755;
 struct TextFile {
     name: &'static str,
     /// None where there is nothing to write on this node.
-    text: fn(&Settings, Option<&content::Cluster>) -> Option<String>,
+    text: fn(&Settings, Option<&templates::Cluster>) -> Option<String>,
 }
 
 /// The texts, under the names that whereabouts has for them, in the order in which they are written.
 const TEXTS: &[TextFile] = &[
     TextFile {
         name: "whereabouts.kubeconfig",
-        text: |_, cluster| cluster.map(content::kubeconfig),
+        text: |_, cluster| cluster.map(templates::kubeconfig),
     },
     TextFile {
         name: "whereabouts.conf",
         text: |settings, cluster| {
             let own = settings.layout.own();
-            cluster.map(|_| content::flat_file(&own.there, &settings.cron))
+            cluster.map(|_| templates::flat_file(&own.there, &settings.cron))
         },
     },
     TextFile {
@@ -114,14 +114,14 @@ struct Item {
     shared: bool,
 }
 
-/// An item, and what is to be done about it.
+/// An item, and what to do about it.
 struct Step {
     item: Item,
     digest: Digest,
     entry: Entry,
-    /// There already, by our hand.
+    /// There already, written by Berth.
     done: bool,
-    /// What is there is somebody else's: keep it.
+    /// What is there is not Berth's: keep it.
     keep: bool,
 }
 
@@ -149,8 +149,8 @@ fn bring(settings: &Settings, first: impl Into<Option<Manifest>>) -> Result<Repo
     if make_dir(&own.here)? {
         manifest.directories.push(own.there.clone());
     }
-    place::sweep(&own.here)?;
-    place::sweep(&layout.bin.here)?;
+    atomic_write::sweep(&own.here)?;
+    atomic_write::sweep(&layout.bin.here)?;
 
     let mut steps = Vec::new();
     for item in items {
@@ -173,7 +173,7 @@ fn bring(settings: &Settings, first: impl Into<Option<Manifest>>) -> Result<Repo
 
 fn plan(item: Item, manifest: &Manifest) -> Result<Step, InstallError> {
     let digest = item.content.digest()?;
-    let found = place::look(&item.file.here)?;
+    let found = atomic_write::read(&item.file.here)?;
     let known = manifest.entry(&item.file.there);
     let ours = is_ours(&item, known, &found, &digest);
     let keep = !ours && found != Found::Nothing;
@@ -186,7 +186,7 @@ fn plan(item: Item, manifest: &Manifest) -> Result<Step, InstallError> {
     }
     let done = ours
         && found == Found::File(digest.clone())
-        && place::mode_of(&item.file.here) == Some(item.mode);
+        && atomic_write::mode_of(&item.file.here) == Some(item.mode);
     let aside = match known.and_then(|entry| entry.aside.clone()) {
         Some(aside) => Some(aside),
         None => set_aside(&item.file, keep, found)?,
@@ -224,7 +224,7 @@ fn set_aside(file: &Dir, keep: bool, found: Found) -> Result<Option<Aside>, Inst
         Found::Nothing | Found::Other => None,
     };
     let path = before(&file.there);
-    let sha256 = match place::look(&before(&file.here))? {
+    let sha256 = match atomic_write::read(&before(&file.here))? {
         Found::Nothing if keep => digest_in(found),
         Found::Nothing => return Ok(None),
         kept => digest_in(kept),
@@ -235,10 +235,10 @@ fn set_aside(file: &Dir, keep: bool, found: Found) -> Result<Option<Aside>, Inst
 fn carry_out(layout: &Layout, step: Step) -> Result<Placed, InstallError> {
     let here = &step.item.file.here;
     if step.keep {
-        place::keep(here, &before(here))?;
+        atomic_write::keep(here, &before(here))?;
     }
     if !step.done {
-        place::place(here, step.item.mode, &step.item.content, &step.digest)?;
+        atomic_write::write(here, step.item.mode, &step.item.content, &step.digest)?;
     }
     let aside = step.entry.aside.map(|aside| aside.path);
     Ok(Placed {
@@ -271,9 +271,9 @@ impl Settings {
             shared: false,
         };
         let pointer = self.cluster.is_some().then(|| Item {
-            file: join(&self.layout.bin, pointer::NAME),
+            file: join(&self.layout.bin, engine_config::NAME),
             mode: self.mode,
-            content: Content::Text(pointer::text(&own.there, &self.database)),
+            content: Content::Text(engine_config::text(&own.there, &self.database)),
             shared: false,
         });
         let engine = [program(ENGINE, &self.engine)];
@@ -301,7 +301,7 @@ impl Settings {
         let own = self.layout.own().here;
         let texts = TEXTS.iter().map(|file| own.join(file.name));
         let plugins = self.plugin_names.iter().copied();
-        let beside = [pointer::NAME, ENGINE].into_iter().chain(plugins);
+        let beside = [engine_config::NAME, ENGINE].into_iter().chain(plugins);
         texts
             .chain(beside.map(|name| self.layout.bin.here.join(name)))
             .collect()

@@ -4,7 +4,7 @@
 //! the one that this process sees, below the host root when it runs in a container. Both whereabouts' way of
 //! naming it (`/host/etc/cni/net.d`) and the host's own (`/etc/cni/net.d`) are understood.
 //!
-//! What is not named is looked for: k3s and RKE2 first (they bring their own containerd), then the node's
+//! What is not named is searched: k3s and RKE2 first (they bring their own containerd), then the node's
 //! containerd. A containerd configuration that says where its CNI directories are is believed before any habit.
 
 use std::path::{Component, Path, PathBuf};
@@ -56,7 +56,7 @@ impl Layout {
             None => PathBuf::from("/"),
         };
         let usual = Usual::of(&root)?;
-        let named = |flag, given: &Option<PathBuf>, found: &Path| match given {
+        let named = |flag, wanted: &Option<PathBuf>, found: &Path| match wanted {
             Some(path) => absolute(flag, path).map(|path| of(&root, &path)),
             None => Ok(of(&root, found)),
         };
@@ -107,7 +107,7 @@ impl Layout {
     }
 }
 
-/// The directories of a node that nobody told us about.
+/// The directories of a node that the caller did not name.
 struct Usual {
     bin: PathBuf,
     conf: PathBuf,

@@ -10,8 +10,8 @@ use crate::error::InstallError;
 
 /// Longer than copying the binaries takes on a slow disk.
 pub(crate) const FOR_WORK: Duration = Duration::from_secs(20);
-/// One that stays holds its lock for good; only one that is ending is worth waiting for.
-pub(crate) const TO_STAY: Duration = Duration::from_secs(3);
+/// A process that reconciles holds its lock for its life; only one that is ending is worth waiting for.
+pub(crate) const TO_RECONCILE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub(crate) struct Lock {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::atomic_write::{self, Content, Digest};
 use crate::error::InstallError;
 use crate::layout::Dir;
-use crate::place::{self, Content, Digest};
 
 const NAME: &str = "berth-install.json";
 const VERSION: u32 = 1;
@@ -82,7 +82,7 @@ impl Manifest {
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| InstallError::write(path)(error.into()))?;
         let content = Content::Text(text + "\n");
-        place::place(path, 0o600, &content, &content.digest()?)
+        atomic_write::write(path, 0o600, &content, &content.digest()?)
     }
 
     pub fn entry(&self, path: &Path) -> Option<&Entry> {

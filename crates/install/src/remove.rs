@@ -1,6 +1,6 @@
 //! Taking Berth off a node: what it wrote goes, what was there before comes back.
 //!
-//! A file that somebody changed since is theirs and stays, and so does what was kept of its name. One file that
+//! A file that was changed since stays, and so does what was kept of its name. One file that
 //! can't be removed does not keep the others from it.
 
 use std::fs;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::atomic_write::{self, Found};
 use crate::error::InstallError;
 use crate::layout::Layout;
 use crate::lock::{self, Lock};
 use crate::manifest::{Entry, Manifest};
-use crate::place::{self, Found};
 
 /// What became of a file of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -21,7 +21,7 @@ pub enum Fate {
     Removed,
     /// What was there before Berth is there again.
     Restored,
-    /// Somebody changed it: left as it is.
+    /// It was changed: left as it is.
     Changed,
     /// It was gone already.
     Absent,
@@ -64,8 +64,8 @@ pub fn remove(layout: &Layout) -> Result<Vec<Removed>, InstallError> {
         manifest.save(&record)?;
         return Err(error);
     }
-    place::sweep(&own.here)?;
-    place::unlink(&record)?;
+    atomic_write::sweep(&own.here)?;
+    atomic_write::unlink(&record)?;
     for dir in &manifest.directories {
         // Not empty: others have put their files there.
         let _ = fs::remove_dir(layout.here(dir));
@@ -80,8 +80,8 @@ fn take_away(layout: &Layout, entry: &Entry) -> Result<Removed, InstallError> {
         .as_ref()
         .map(|aside| layout.here(&aside.path))
         .filter(|path| fs::symlink_metadata(path).is_ok());
-    let found = place::look(&here)?;
-    let told = |fate, aside: Option<&Path>| Removed {
+    let found = atomic_write::read(&here)?;
+    let removed_as = |fate, aside: Option<&Path>| Removed {
         path: entry.path.clone(),
         fate,
         aside: aside.and_then(|_| entry.aside.as_ref().map(|aside| aside.path.clone())),
@@ -93,21 +93,21 @@ fn take_away(layout: &Layout, entry: &Entry) -> Result<Removed, InstallError> {
     };
     match (kept, ours || found == Found::Nothing) {
         (Some(kept), true) => {
-            place::rename(&kept, &here)?;
-            Ok(told(Fate::Restored, None))
+            atomic_write::rename(&kept, &here)?;
+            Ok(removed_as(Fate::Restored, None))
         }
         (None, true) if ours => {
-            place::unlink(&here)?;
-            Ok(told(Fate::Removed, None))
+            atomic_write::unlink(&here)?;
+            Ok(removed_as(Fate::Removed, None))
         }
-        (None, true) => Ok(told(Fate::Absent, None)),
-        // Somebody put back what was there before, as we would have.
+        (None, true) => Ok(removed_as(Fate::Absent, None)),
+        // What was there before was put back already.
         (kept, false) if back => {
             if let Some(kept) = kept {
-                place::unlink(&kept)?;
+                atomic_write::unlink(&kept)?;
             }
-            Ok(told(Fate::Restored, None))
+            Ok(removed_as(Fate::Restored, None))
         }
-        (kept, false) => Ok(told(Fate::Changed, kept.as_deref())),
+        (kept, false) => Ok(removed_as(Fate::Changed, kept.as_deref())),
     }
 }

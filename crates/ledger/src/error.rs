@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use berth_core::Address;
+use berth_kube::{KubeError, Rejection};
 use thiserror::Error;
 
 use crate::{Guard, PoolKey};
@@ -60,32 +61,18 @@ pub enum LedgerError {
     },
 }
 
-/// Why a store refuses for good.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Rejection {
-    #[error("not authenticated (401): {0}")]
-    Unauthenticated(String),
-    #[error("not allowed (403): {0}")]
-    Forbidden(String),
-    #[error("not found (404): {0}")]
-    Missing(String),
-    #[error("not valid ({code}): {message}")]
-    Invalid { code: u16, message: String },
-    #[error("{0}")]
-    Storage(String),
-}
-
 impl LedgerError {
-    /// The answer of a store that can't look at another pool in the step of a commit.
-    pub fn unguarded(pool: &PoolKey, guard: &Guard) -> Self {
-        Self::Rejected {
+    /// Refuses a guard, for a store that can't check another pool in the step of a commit.
+    pub fn refuse_guard(pool: &PoolKey, guard: Option<&Guard>) -> Result<(), Self> {
+        let refused = |guard: &Guard| Self::Rejected {
             operation: "guarded commit",
             target: format!("pool {pool}"),
             rejection: Rejection::Storage(format!(
-                "it is not kept so that pool {} can be looked at in the same step",
+                "its store can't check pool {} in the same step",
                 guard.pool
             )),
-        }
+        };
+        guard.map_or(Ok(()), |guard| Err(refused(guard)))
     }
 
     /// Whether a commit was refused because the pool that guards it is not as it was read.
@@ -112,16 +99,41 @@ fn addresses(held: &[Address]) -> String {
     }
 }
 
-/// The messages of an error and of its causes, each once: some print their cause themselves.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let message = cause.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
+impl From<KubeError> for LedgerError {
+    fn from(error: KubeError) -> Self {
+        match error {
+            KubeError::Conflict { target } => Self::Conflict {
+                pool: target,
+                held: Vec::new(),
+            },
+            KubeError::OutcomeUnknown {
+                operation,
+                target,
+                why,
+            } => Self::Uncertain {
+                operation,
+                target,
+                why,
+            },
+            KubeError::Unavailable {
+                target,
+                why,
+                retry_after,
+            } => Self::Unavailable {
+                target,
+                why,
+                retry_after,
+            },
+            KubeError::Unreadable { target, why } => Self::Unreadable { target, why },
+            KubeError::Rejected {
+                operation,
+                target,
+                rejection,
+            } => Self::Rejected {
+                operation,
+                target,
+                rejection,
+            },
         }
-        next = cause.source();
     }
-    text
 }

@@ -1,7 +1,7 @@
-//! A ledger that hands most calls on to another one.
+//! A ledger that delegates most calls to another one.
 //!
-//! Promises: whoever implements [`Layer`] writes down only the calls that differ, and no call is forgotten: what a ledger
-//! answers of itself (`refresh`, `turn`, `news`, `fits`, `views`) is asked of the one below too, not of the trait's defaults.
+//! An implementation of [`Layer`] has only the calls that differ. All others go to the ledger below, also those that
+//! [`Ledger`] has defaults for (`refresh`, `contention`, `views`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,21 +33,12 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
         self.below(Some(pool)).refresh(pool, base).await
     }
 
-    async fn commit(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Version, LedgerError> {
-        self.below(Some(pool)).commit(pool, base, changes).await
-    }
-
     async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
-        guard: &Guard,
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         let below = self.below(Some(pool));
         below.commit_guarded(pool, base, changes, guard).await
@@ -131,21 +122,12 @@ impl<L: Layer> Ledger for L {
         Layer::refresh(self, pool, base).await
     }
 
-    async fn commit(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Version, LedgerError> {
-        Layer::commit(self, pool, base, changes).await
-    }
-
     async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
-        guard: &Guard,
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         Layer::commit_guarded(self, pool, base, changes, guard).await
     }

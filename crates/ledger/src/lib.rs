@@ -10,12 +10,10 @@
 
 pub mod configmap;
 mod error;
-pub mod files;
 pub mod kube;
 mod layer;
 mod memory;
 pub mod object;
-mod retry;
 mod sqlite;
 mod turns;
 
@@ -32,12 +30,12 @@ use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
 pub use self::kube::KubeLedger;
-pub use error::{LedgerError, Rejection, chain};
+pub use berth_kube::{Backoff, Rejection, RetryPolicy, chain};
+pub use error::LedgerError;
 pub use layer::Layer;
 pub use memory::MemoryLedger;
 pub use object::ObjectLedger;
-pub use retry::{Backoff, RetryPolicy};
-pub use sqlite::SqliteLedger;
+pub use sqlite::{Failure as SqliteFailure, GroupWriter, SqliteLedger};
 
 /// A pool's name in its ledger, and the network that its stored offsets count from, where the
 /// store has offsets.
@@ -271,29 +269,30 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
-    ) -> Result<Version, LedgerError>;
+    ) -> Result<Version, LedgerError> {
+        self.commit_guarded(pool, base, changes, None).await
+    }
 
-    /// The same, if another pool is still at the version that it was read at: in one step, so what was decided by that pool
-    /// holds when this is durable. It is not: a [`LedgerError::Conflict`] that names it, and nothing is written.
+    /// The one way to write a pool, for [`Ledger::commit`] too. With a guard, the changes are made only if another pool is
+    /// still at the version that it was read at, in the same step: what was decided by that pool holds when this is durable.
+    /// If it is not, the answer is a [`LedgerError::Conflict`] that names it, and nothing is written.
     ///
-    /// A store that keeps each pool by itself can't promise that, and refuses.
+    /// A store that keeps each pool by itself can't promise that, and refuses a guard.
     async fn commit_guarded(
         &self,
         pool: &PoolKey,
-        _base: &Version,
-        _changes: &[Change],
-        guard: &Guard,
-    ) -> Result<Version, LedgerError> {
-        Err(LedgerError::unguarded(pool, guard))
-    }
+        base: &Version,
+        changes: &[Change],
+        guard: Option<&Guard>,
+    ) -> Result<Version, LedgerError>;
 
     /// Hints about the contention for a pool, where several processes write what keeps it.
     fn contention(&self, _pool: &PoolKey) -> Option<&dyn Contention> {
         None
     }
 
-    /// The versions that the pool has from now on, whoever writes it, coalesced: that a copy is old, not what is new. A hint
-    /// for caches, never a basis for freeing (I4).
+    /// The versions that the pool has from now on, by all writers, coalesced: they show that a copy is old, not what is new.
+    /// A hint for caches, never proof for a release (I4).
     async fn watch_versions(
         &self,
         pool: &PoolKey,
@@ -337,8 +336,8 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// [`LedgerError::Taken`] (I6).
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError>;
 
-    /// Passes the claim on from `expected` to `record`, in one step: at no time is the name free. One that `record` has
-    /// already stands; one that neither has, or nobody, is [`LedgerError::Taken`] (I6).
+    /// Transfers the claim from `expected` to `record`, in one step: at no time is the name free. One that `record` has
+    /// already stands; one that another holder has, or that does not exist, is [`LedgerError::Taken`] (I6).
     async fn pass(
         &self,
         key: &ClaimKey,

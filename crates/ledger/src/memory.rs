@@ -3,12 +3,12 @@
 //! Durable only as long as the process: for tests, models and dry runs.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use berth_core::{Change, Pool, Record};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Version};
@@ -29,10 +29,6 @@ impl MemoryLedger {
 
 /// A poisoned lock means a test thread panicked elsewhere; the maps are whole, every write is one
 /// step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn snapshot(state: &(u64, Pool)) -> Snapshot {
     Snapshot {
         pool: state.1.clone(),
@@ -40,7 +36,7 @@ fn snapshot(state: &(u64, Pool)) -> Snapshot {
     }
 }
 
-/// A pool that nobody wrote yet is at version 0 and at none.
+/// A pool that was never written is at version 0, and at the default version.
 fn is_at(number: u64, version: &Version) -> bool {
     version.stored() == number.to_string() || (number == 0 && version.stored().is_empty())
 }
@@ -70,20 +66,11 @@ fn write(
 #[async_trait]
 impl Ledger for MemoryLedger {
     async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
-        let pools = lock(&self.pools);
+        let pools = self.pools.lock();
         Ok(pools
             .get(pool)
             .map(|state| snapshot(&state.borrow()))
             .unwrap_or_default())
-    }
-
-    async fn commit(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Version, LedgerError> {
-        write(&mut lock(&self.pools), pool, base, changes)
     }
 
     async fn commit_guarded(
@@ -91,15 +78,17 @@ impl Ledger for MemoryLedger {
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
-        guard: &Guard,
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
-        let mut pools = lock(&self.pools);
-        let number = pools.get(&guard.pool).map_or(0, |state| state.borrow().0);
-        if !is_at(number, &guard.version) {
-            return Err(LedgerError::Conflict {
-                pool: guard.pool.to_string(),
-                held: Vec::new(),
-            });
+        let mut pools = self.pools.lock();
+        if let Some(guard) = guard {
+            let number = pools.get(&guard.pool).map_or(0, |state| state.borrow().0);
+            if !is_at(number, &guard.version) {
+                return Err(LedgerError::Conflict {
+                    pool: guard.pool.to_string(),
+                    held: Vec::new(),
+                });
+            }
         }
         write(&mut pools, pool, base, changes)
     }
@@ -108,7 +97,7 @@ impl Ledger for MemoryLedger {
         &self,
         pool: &PoolKey,
     ) -> Result<BoxStream<'static, Result<Version, LedgerError>>, LedgerError> {
-        let mut pools = lock(&self.pools);
+        let mut pools = self.pools.lock();
         let state = pools
             .entry(pool.clone())
             .or_insert_with(|| watch::channel((0, Pool::new())).0);
@@ -123,11 +112,11 @@ impl Ledger for MemoryLedger {
     }
 
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
-        Ok(lock(&self.pools).keys().cloned().collect())
+        Ok(self.pools.lock().keys().cloned().collect())
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
-        let mut claims = lock(&self.claims);
+        let mut claims = self.claims.lock();
         match claims.get(key) {
             Some(held) if !held.same_holder(record) => Err(LedgerError::Taken {
                 name: key.to_string(),
@@ -142,7 +131,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
-        let mut claims = lock(&self.claims);
+        let mut claims = self.claims.lock();
         match claims.get(key) {
             Some(held) if !held.same_holder(expected) => Err(LedgerError::Taken {
                 name: key.to_string(),
@@ -161,7 +150,7 @@ impl Ledger for MemoryLedger {
         expected: &Record,
         record: &Record,
     ) -> Result<(), LedgerError> {
-        let mut claims = lock(&self.claims);
+        let mut claims = self.claims.lock();
         match claims.get_mut(key) {
             Some(held) if held.same_holder(record) => Ok(()),
             Some(held) if held.same_holder(expected) => {
@@ -176,11 +165,11 @@ impl Ledger for MemoryLedger {
     }
 
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        Ok(lock(&self.claims).get(key).cloned())
+        Ok(self.claims.lock().get(key).cloned())
     }
 
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        let claims = lock(&self.claims);
+        let claims = self.claims.lock();
         let of_kind = claims.iter().filter(|(key, _)| key.kind == kind);
         Ok(of_kind
             .map(|(key, record)| (key.clone(), record.clone()))

@@ -10,13 +10,14 @@
 //! processes on SQLite's, and the version of each pool tells a cached copy that it is old.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::watch;
 
@@ -25,8 +26,10 @@ use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, 
 mod fault;
 mod rows;
 mod schema;
+mod tables;
 
 use schema::Sharing;
+pub use tables::GroupWriter;
 
 /// How often a watch looks for other processes' commits. Own commits are seen at once.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
@@ -84,10 +87,7 @@ impl SqliteLedger {
     {
         let inner = Arc::clone(&self.inner);
         let task = tokio::task::spawn_blocking(move || {
-            let mut connection = inner
-                .connection
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut connection = inner.connection.lock();
             work(&mut connection).map_err(|failure| inner.told(operation, failure))
         });
         task.await.unwrap_or_else(|error| {
@@ -126,14 +126,14 @@ impl SqliteLedger {
         Ok(version)
     }
 
-    /// The same for what only reads. Of a small file that is done here and now, if nobody else is at the connection: its
-    /// pages are in memory, and waking another thread, and being woken by it, takes longer than to read them.
+    /// The same for reads. A small file is read on this thread, if the connection is free: its pages are in memory, and
+    /// handing the read to another thread takes longer than the read.
     async fn read<T, F>(&self, operation: &'static str, work: F) -> Result<T, LedgerError>
     where
         T: Send + 'static,
         F: FnOnce(&mut Connection) -> Result<T, Failure> + Send + 'static,
     {
-        if let Ok(mut connection) = self.inner.connection.try_lock()
+        if let Some(mut connection) = self.inner.connection.try_lock()
             && is_small(&connection)
         {
             return work(&mut connection).map_err(|failure| self.inner.told(operation, failure));
@@ -160,7 +160,8 @@ fn is_small(connection: &Connection) -> bool {
 }
 
 /// What goes wrong inside a transaction: SQLite's own errors, or a decision of ours.
-enum Failure {
+#[derive(Debug)]
+pub enum Failure {
     Sqlite(rusqlite::Error),
     Ledger(LedgerError),
 }
@@ -204,23 +205,14 @@ impl Ledger for SqliteLedger {
         .await
     }
 
-    async fn commit(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Version, LedgerError> {
-        self.write(pool, base, changes, None).await
-    }
-
     async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
-        guard: &Guard,
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
-        self.write(pool, base, changes, Some(guard)).await
+        self.write(pool, base, changes, guard).await
     }
 
     async fn watch_versions(

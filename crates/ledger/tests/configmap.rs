@@ -16,14 +16,14 @@ use std::time::Duration;
 use berth_core::{Address, Change, Handle, Owner, Pool, Record};
 use berth_ledger::configmap::{ConfigMapLedger, Document, STATE_KEY, attribute};
 use berth_ledger::{Ledger, LedgerError, PoolKey};
-use berth_testkit::{Cluster, Part, Sheet};
+use berth_testkit::{Cluster, Part, TestConfigMap};
 use futures::StreamExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 
 const NAME: &str = "byom-ip-pool-state";
 
 struct Bench {
-    sheet: Sheet,
+    sheet: TestConfigMap,
     ledger: ConfigMapLedger,
     key: PoolKey,
 }
@@ -34,7 +34,7 @@ impl Bench {
     }
 
     async fn on(cluster: &Cluster) -> Self {
-        let sheet = Sheet::new(cluster, "vms", NAME).await.unwrap();
+        let sheet = TestConfigMap::new(cluster, "vms", NAME).await.unwrap();
         Self {
             ledger: ConfigMapLedger::new(
                 sheet.client.clone(),
@@ -83,7 +83,7 @@ fn record(id: &str) -> Record {
 }
 
 fn claim(id: &str, ip: &str) -> Change {
-    Change::Claim {
+    Change::Allocate {
         address: ip.parse().unwrap(),
         record: record(id),
     }
@@ -93,7 +93,7 @@ fn release(id: &str, ip: &str) -> Change {
     Change::Release {
         address: ip.parse().unwrap(),
         expected: record(id),
-        rest: None,
+        cooldown: None,
     }
 }
 
@@ -105,7 +105,7 @@ async fn conforms() {
     conformance::suite(conformance::Subject {
         pool: PoolKey::of_network("conforming", "10.0.0.0/16".parse().unwrap()),
         ledgers: vec![Arc::new(bench.ledger), Arc::new(other)],
-        rests: false,
+        cooldowns: false,
         named: false,
         guarded: false,
     })
@@ -355,7 +355,7 @@ async fn a_state_over_one_mebibyte_is_refused_before_it_is_sent() {
     let refused = bench.commit(&changes(&ips[2000..2001])).await.unwrap_err();
     assert!(matches!(refused, LedgerError::Full { .. }), "{refused}");
     let id = changes(&ips[..1])[0].clone();
-    let Change::Claim { address, record } = id else {
+    let Change::Allocate { address, record } = id else {
         panic!("{id:?}");
     };
     let quarantined = Change::Update {

@@ -18,7 +18,7 @@ async fn conforms() {
     conformance::suite(conformance::Subject {
         pool: PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap()),
         ledgers: vec![Arc::clone(&ledger), ledger],
-        rests: true,
+        cooldowns: true,
         named: true,
         guarded: true,
     })

@@ -37,7 +37,7 @@ async fn conforms() {
     conformance::suite(conformance::Subject {
         pool: mk_pool(),
         ledgers: vec![open(), open(), open(), open()],
-        rests: true,
+        cooldowns: true,
         named: true,
         guarded: true,
     })
@@ -72,7 +72,7 @@ async fn everything_is_there_after_a_restart() {
     let (_directory, path) = mk_file();
     let mut record = mk_record("a").with("node", "n1").with("uid", "42");
     record.owner.part = "net9".into();
-    let change = berth_core::Change::Claim {
+    let change = berth_core::Change::Allocate {
         address: conformance::mk_address(1),
         record,
     };

@@ -28,7 +28,7 @@ fn mk_pool() -> PoolKey {
 fn claim(n: u32) -> Change {
     let owner = Owner::new(format!("default/p{n}"), "net1");
     let record = Record::new(owner, Handle::new(format!("c{n}"))).with("note", "x".repeat(4000));
-    Change::Claim {
+    Change::Allocate {
         address: Address::new(Family::V4, u128::from(0x0a00_0000 + n)).unwrap(),
         record,
     }

@@ -1,9 +1,9 @@
-//! A request's body with a deadline, charged to what all bodies of a listener may hold together.
+//! A request's body with a deadline, charged to a budget that all bodies of a listener share.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
@@ -24,7 +25,7 @@ const WHOLE: u8 = 0;
 const LATE: u8 = 1;
 const NO_ROOM: u8 = 2;
 
-/// What the bodies of a listener may hold together.
+/// The budget of all bodies of a listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget(Arc<Semaphore>);
 
@@ -41,7 +42,7 @@ impl Budget {
     }
 }
 
-/// What one request's body holds, until its answer; and how reading it ended.
+/// What one request's body holds until its answer, and how reading it ended.
 #[derive(Debug)]
 pub(crate) struct Charge {
     budget: Budget,
@@ -58,9 +59,9 @@ impl Charge {
         })
     }
 
-    /// Holds as many units as `bytes` need; false if there is no room for them.
+    /// Charges as many units as `bytes` need; false if the budget is used up.
     fn hold(&self, bytes: usize) -> bool {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         let have = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let need = bytes.div_ceil(UNIT);
         if need <= have {
@@ -76,7 +77,7 @@ impl Charge {
         true
     }
 
-    /// The answer in place of a handler's own, if its body was cut short here; in the form that its routes use.
+    /// The answer instead of the handler's own, if its body was cut short here; in the format of its routes.
     pub fn refusal(&self, answered: &Response) -> Option<Response> {
         let refused = match self.ended.load(Ordering::Relaxed) {
             LATE => Refused::Late,
@@ -91,12 +92,12 @@ impl Charge {
     }
 }
 
-/// Why the listener answers in a handler's place.
+/// Why the listener answers instead of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// The body did not arrive in time.
     Late,
-    /// All bodies together hold as much as they may.
+    /// The budget of all bodies is used up.
     NoRoom,
 }
 
@@ -116,7 +117,7 @@ impl Refused {
     }
 }
 
-/// How routes answer what the listener refuses. They put it into the extensions of each of their responses; without it
+/// How routes format what the listener refuses. They put it into the extensions of each of their responses; without it
 /// the refusal is plain text.
 #[derive(Clone, Copy, Debug)]
 pub struct RefusalForm(pub fn(Refused) -> Response);

@@ -24,7 +24,7 @@ use crate::body::{Bounded, Budget, Charge};
 use crate::gate::Activity;
 use crate::{Limits, Peer};
 
-/// How long a connection without a complete request stays open once the server ends.
+/// How long a connection without a complete request stays open once the server stops.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What all connections of a listener share.
@@ -36,7 +36,7 @@ pub(crate) struct Common {
     pub end: CancellationToken,
 }
 
-/// Serves one connection by itself, under the limits of a listener but for the number of connections.
+/// Serves one connection with the limits of a listener, except the number of connections.
 pub async fn drive(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,
@@ -52,7 +52,7 @@ pub async fn drive(
     converse(io, peer, Arc::default(), common).await;
 }
 
-/// Serves until the client has gone, a limit is reached, or the server ends.
+/// Serves until the client disconnects, a limit is reached, or the server stops.
 pub(crate) async fn converse(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,
@@ -72,7 +72,7 @@ pub(crate) async fn converse(
         service_fn(move |request| answer(request, peer, activity.clone(), common.clone()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        // Counts from the last answer too: a client that is quiet for longer connects again.
+        // Also counts from the last answer: a client that is idle for longer reconnects.
         .header_read_timeout(head)
         .max_header_size(head_bytes)
         .max_buf_size(head_bytes.max(8 * 1024))
@@ -108,7 +108,7 @@ async fn answer(
     Ok(charge.refusal(&response).unwrap_or(response))
 }
 
-/// A stream whose client has to take what is written: one that takes nothing for `limit` is cut off.
+/// A stream whose client must read what is written: one that reads nothing for `limit` is disconnected.
 struct Patient<I> {
     io: I,
     limit: Duration,

@@ -32,7 +32,7 @@ pub fn respond(registry: &Registry, headers: &HeaderMap) -> Response {
     ([(header::CONTENT_TYPE, CLASSIC)], classic(&text)).into_response()
 }
 
-/// Whether the client asks for OpenMetrics by name, and for plain text no more than for it.
+/// Whether the client asks for OpenMetrics by name, and does not prefer plain text.
 fn prefers_open_metrics(headers: &HeaderMap) -> bool {
     let (mut open, mut plain) = (0.0_f32, 0.0_f32);
     let accepted = headers.get_all(header::ACCEPT).into_iter();
@@ -52,16 +52,16 @@ fn prefers_open_metrics(headers: &HeaderMap) -> bool {
     open > 0.0 && open >= plain
 }
 
-/// Rewrites OpenMetrics text as classic text: there a counter's name ends with `_total` in its descriptor too, there is
-/// no type `info`, and neither units nor an end are told.
+/// Rewrites OpenMetrics text as classic text: a counter's name ends with `_total` in its descriptor too, there is no
+/// type `info`, and neither units nor an end marker.
 fn classic(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
     for line in open.lines() {
-        if let Some(told) = line.strip_prefix("# HELP ") {
-            help = told.split_once(' ');
-        } else if let Some(told) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = told.split_once(' ').unwrap_or((told, "unknown"));
+        if let Some(described) = line.strip_prefix("# HELP ") {
+            help = described.split_once(' ');
+        } else if let Some(described) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = described.split_once(' ').unwrap_or((described, "unknown"));
             let (suffix, kind) = match kind {
                 "counter" => ("_total", "counter"),
                 "info" => ("_info", "gauge"),

@@ -6,7 +6,7 @@ use std::path::Path;
 /// Warns if `path` holds a secret that every user of the machine can read. `what` names it: "the token file".
 pub fn warn_if_readable_by_others(what: &str, path: &Path) -> bool {
     let Ok(about) = std::fs::metadata(path) else {
-        // Whoever needs the file says that it is missing.
+        // The code that needs the file reports that it is missing.
         return false;
     };
     let mode = about.permissions().mode() & 0o777;

@@ -1,13 +1,14 @@
 //! Connection limits: in total and per peer.
 //!
-//! At a limit the new connection wins over the oldest one that waits for its client: an honest request is complete
-//! within milliseconds, a connection that is held open to lock others out is old. A connection whose request is being
+//! At a limit, a new connection replaces the oldest one that waits for its client: an honest request is complete within
+//! milliseconds, and a connection that is held open to lock others out is old. A connection whose request is being
 //! served is never closed for another; if all are, the new one is refused.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::{Limits, Peer};
@@ -54,7 +55,7 @@ impl Activity {
     }
 }
 
-/// A connection's place; given up on drop.
+/// A connection's place; released on drop.
 #[derive(Debug)]
 pub(crate) struct Slot {
     gate: Arc<Gate>,
@@ -72,9 +73,9 @@ impl Gate {
         })
     }
 
-    /// A place for a new connection; none if every place is taken by a request that is being served.
+    /// A place for a new connection; `None` if every place has a request that is being served.
     pub fn enter(self: &Arc<Self>, peer: Peer) -> Option<Slot> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let own = state.peers.get(&peer).map_or(0, BTreeMap::len);
         if own >= self.per_peer {
             state.close_oldest_of(peer)?;
@@ -97,13 +98,9 @@ impl Gate {
         })
     }
 
-    /// A place that nobody has to leave for it.
+    /// A place for which no connection is closed.
     pub fn enter_if_free(self: &Arc<Self>, peer: Peer) -> Option<Slot> {
-        let total = self
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .total;
+        let total = self.state.lock().total;
         if total >= self.connections {
             return None;
         }
@@ -111,13 +108,13 @@ impl Gate {
     }
 
     fn leave(&self, peer: Peer, number: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.remove(peer, number);
     }
 }
 
 impl State {
-    /// Closes the oldest connection of `peer` that waits for its client, and frees its place.
+    /// Closes the oldest connection of `peer` that waits for its client, and releases its place.
     fn close_oldest_of(&mut self, peer: Peer) -> Option<()> {
         let open = self.peers.get(&peer)?;
         let (number, activity) = open
@@ -180,8 +177,8 @@ mod tests {
         drop(third);
         assert!(gate.enter(peer(1)).is_some());
         drop((first, second, other));
-        assert_eq!(gate.state.lock().unwrap().total, 0);
-        assert!(gate.state.lock().unwrap().peers.is_empty());
+        assert_eq!(gate.state.lock().total, 0);
+        assert!(gate.state.lock().peers.is_empty());
     }
 
     #[test]
@@ -192,6 +189,6 @@ mod tests {
         let _new = gate.enter(peer(3)).unwrap();
         assert!(!lone.activity.closed.is_cancelled());
         assert!(many[0].activity.closed.is_cancelled());
-        assert_eq!(gate.state.lock().unwrap().total, 4);
+        assert_eq!(gate.state.lock().total, 4);
     }
 }

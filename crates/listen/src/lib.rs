@@ -3,7 +3,7 @@
 //! Guarantees, whatever a client sends or fails to send:
 //! - a request head is complete within 10 s and 16 KiB, its body within 5 s, a TLS handshake within 5 s;
 //! - connections are limited per peer and in total; at a limit the oldest connection that waits for its client is closed
-//!   in favour of the new one, so that clients that hold connections open lock nobody out;
+//!   in favour of the new one, so that clients that hold connections open lock no other client out;
 //! - request bodies that are held at one time are limited in total, whatever each route allows;
 //! - a handler runs before the body is read: it can refuse a request by its head alone.
 #![cfg_attr(
@@ -38,7 +38,7 @@ pub use serve::{Server, Transport};
 pub use strikes::Strikes;
 pub use tally::Tally;
 
-/// What one listener grants its clients.
+/// The limits of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// From the first byte, or the last answer, to the end of a request's head.
@@ -46,7 +46,7 @@ pub struct Limits {
     pub head_bytes: usize,
     /// From the end of a request's head to the end of its body.
     pub body: Duration,
-    /// How long a client may take none of an answer.
+    /// How long a client may read nothing of a response.
     pub write: Duration,
     pub handshake: Duration,
     /// Connections at a time.

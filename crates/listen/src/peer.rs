@@ -1,4 +1,4 @@
-//! Who a connection comes from, as far as limits are concerned.
+//! Where a connection comes from, for the purpose of limits.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 pub enum Peer {
     /// A process of this machine, through a unix socket that only root can open.
     Local,
-    /// An IPv4 address, or the /64 of an IPv6 one: whoever has one address of a /64 usually has all of them.
+    /// An IPv4 address, or the /64 of an IPv6 address: a host usually has all addresses of its /64.
     Net(IpAddr),
 }
 

@@ -1,4 +1,5 @@
-//! One answer for everyone who asks within a second: a route that reads a store for strangers reads it at most that often.
+//! One answer for all requests within a second: a route that reads a store for unauthenticated clients reads it at most
+//! that often.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,10 +8,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio::task::JoinError;
 
-/// How long an answer counts.
+/// How long an answer is reused.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The last answer, if there is one. Copies share it.
+/// The last answer, if any. Copies share it.
 #[derive(Debug)]
 pub struct Recent<T>(Arc<Mutex<Option<(Instant, T)>>>);
 
@@ -27,8 +28,8 @@ impl<T> Clone for Recent<T> {
 }
 
 impl<T: Clone + Send + 'static> Recent<T> {
-    /// The answer of a second ago at most. One caller asks, the others wait for it; it is asked to its end even if that
-    /// caller is gone, or clients that hang up would have it asked as often as they like.
+    /// The answer of at most a second ago. One caller asks, the others wait for it. It completes even if that caller
+    /// disconnects; otherwise clients that hang up could trigger any number of reads.
     pub async fn get(&self, ask: impl Future<Output = T> + Send + 'static) -> Result<T, JoinError> {
         let mut last = Arc::clone(&self.0).lock_owned().await;
         if let Some((at, answer)) = &*last
@@ -77,7 +78,7 @@ mod tests {
             })
         };
         for _ in 0..100 {
-            // Polled once, which begins the question, and dropped.
+            // Polled once, which starts the request, and dropped.
             let _ = futures::poll!(std::pin::pin!(ask()));
             tokio::task::yield_now().await;
         }

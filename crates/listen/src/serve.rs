@@ -16,13 +16,13 @@ use crate::connection::{Common, converse};
 use crate::gate::{Gate, Slot};
 use crate::{Limits, Peer, Tally};
 
-/// Pause after a failure to accept (too many open files), lest it fill the log.
+/// Pause after a failed accept (too many open files), to limit log lines.
 const BACKOFF: Duration = Duration::from_millis(100);
 
 /// Where connections come from.
 #[derive(Debug)]
 pub enum Transport {
-    /// Only root can connect: a new connection waits for a place instead of taking another's.
+    /// Only root can connect: a new connection waits for a place instead of replacing another.
     Unix(UnixListener),
     Tcp(TcpListener),
     Tls(TcpListener, Arc<ServerConfig>),
@@ -61,7 +61,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves until `end`, then finishes what is being served.
+    /// Serves until `end`, then completes requests in progress.
     pub async fn run(self, end: CancellationToken) {
         let Server {
             name,
@@ -74,7 +74,7 @@ impl Server {
             _ => None,
         };
         let gate = Gate::new(&Limits {
-            // Local processes are told apart by nothing.
+            // Local processes can't be distinguished.
             per_peer: match &transport {
                 Transport::Unix(_) => limits.connections,
                 _ => limits.per_peer,
@@ -113,14 +113,14 @@ impl Server {
             };
             open.spawn(serve(stream, peer, slot, tls.clone(), common.clone()));
         }
-        // A client that came now would wait in the backlog of a server that serves nobody any more.
+        // A client that connects now would wait in the backlog of a server that has stopped.
         drop(transport);
         open.close();
         open.wait().await;
     }
 }
 
-/// A place on a listener whose clients are trusted: they wait in the backlog rather than lose a connection.
+/// A place on a listener whose clients are trusted: they wait in the backlog instead of losing a connection.
 async fn wait_for_slot(
     gate: &Arc<Gate>,
     peer: Peer,

@@ -1,10 +1,10 @@
 //! How many failed authentications a peer may cause: ten at once, then one every six seconds.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Peer;
+use parking_lot::Mutex;
 
 const BURST: f64 = 10.0;
 const REFILL: Duration = Duration::from_secs(6);
@@ -20,12 +20,12 @@ pub struct Strikes {
 #[derive(Debug, Default)]
 struct State {
     peers: HashMap<Peer, Bucket>,
-    /// When peers that are even again were last forgotten.
+    /// When peers with a full bucket were last removed.
     pruned: Option<Instant>,
 }
 
 impl State {
-    /// Room for one more peer; at most once a second, for it looks at all of them.
+    /// Room for one more peer; at most once a second, because it visits all of them.
     fn prune(&mut self, now: Instant) {
         let pause = Duration::from_secs(1);
         if self.pruned.is_some_and(|at| now.duration_since(at) < pause) {
@@ -63,11 +63,11 @@ impl Bucket {
 }
 
 impl Strikes {
-    /// Takes one; false if the peer has none left. Taken before the authentication, so that requests that come at once
+    /// Takes one token; false if the peer has none left. Taken before the authentication, so that concurrent requests
     /// are counted too.
     pub fn take(&self, peer: Peer) -> bool {
         let now = Instant::now();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.peers.len() >= PEERS && !state.peers.contains_key(&peer) {
             state.prune(now);
             if state.peers.len() >= PEERS {
@@ -83,9 +83,9 @@ impl Strikes {
         true
     }
 
-    /// The authentication succeeded, or failed for no fault of the peer.
+    /// The authentication succeeded, or failed through no fault of the peer.
     pub fn give_back(&self, peer: Peer) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if let Some(bucket) = state.peers.get_mut(&peer) {
             bucket.left = (bucket.left + 1.0).min(BURST);
         }
@@ -108,6 +108,6 @@ mod tests {
         for n in 0..20_000 {
             strikes.take(peer(n));
         }
-        assert!(strikes.state.lock().unwrap().peers.len() <= PEERS);
+        assert!(strikes.state.lock().peers.len() <= PEERS);
     }
 }

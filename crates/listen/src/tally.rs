@@ -1,9 +1,10 @@
-//! A log line at most once a minute, with the number of times that it stands for.
+//! A log line at most once a minute, with the number of events that it stands for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Counts events of one kind that a client can cause at will; logs the first at once and then their number every minute.
+use parking_lot::Mutex;
+/// Counts events of one kind that a client can trigger; logs the first at once and then their number every minute.
 #[derive(Clone, Debug)]
 pub struct Tally {
     message: &'static str,
@@ -13,7 +14,7 @@ pub struct Tally {
 
 #[derive(Debug, Default)]
 struct State {
-    /// A task waits to log what is counted.
+    /// A task is waiting to log the count.
     running: bool,
     count: u64,
     total: u64,
@@ -29,7 +30,7 @@ impl Tally {
         }
     }
 
-    /// Counts one; `detail` of the last one is logged with the number.
+    /// Counts one event; `detail` of the last one is logged with the number.
     pub fn note(&self, detail: impl FnOnce() -> String) {
         let mut state = self.lock();
         state.total += 1;
@@ -45,7 +46,7 @@ impl Tally {
         tokio::spawn(async move { tally.report().await });
     }
 
-    /// All that were counted.
+    /// The total count.
     pub fn total(&self) -> u64 {
         self.lock().total
     }
@@ -63,8 +64,8 @@ impl Tally {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.state.lock()
     }
 }
 
@@ -81,7 +82,7 @@ mod tests {
         }
         assert_eq!(tally.total(), 400);
         assert_eq!(tally.lock().count, 399, "the first was logged at once");
-        // The others in one line after the period; then nobody waits any more.
+        // The others in one line after the period; then no task is waiting.
         while tally.lock().running {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -4,7 +4,7 @@ use berth_core::{Address, Prefix, slice::Cut};
 use stateright::{Model, Property};
 
 use crate::machine::{Machine, Task, name};
-use crate::quiet::{busy, settles};
+use crate::quiescence::{busy, settles};
 use crate::world::{World, addresses};
 
 /// A protocol with one of its precautions left out: the model must find out what it is for.

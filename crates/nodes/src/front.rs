@@ -8,12 +8,14 @@ use async_trait::async_trait;
 use berth_front::{
     Cluster, Front, Host as Process, Kind, LeaderTask, Lifetime, Serving, StartError,
 };
-use berth_gather::{Owners, PoolKind};
-use berth_ledger::kube::{Connect, Connection, Part, Verb};
+use berth_kube::{Connect, Connection, Part, Verb};
+use berth_leader::{Owners, PoolKind};
+use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::handler::{Handler, HandlerConfig, Mode, check_kept_away};
 use crate::host::Host;
+use crate::metrics::HandlerMetrics;
 use crate::store::{self, POOLS, PoolStore};
 use crate::upkeep::{Upkeep, UpkeepConfig};
 
@@ -25,38 +27,41 @@ pub const NODE_IP_POOL_KIND: Kind = Kind {
         verb: Verb::Update,
     },
     owners: Owners::Nodes,
+    // A pool of nodes is written rarely, and then by all of them: a node that joins alone does not wait, 200 nodes share a few writes.
+    linger: Duration::from_millis(400),
+    move_of: None,
     ledger: store::ledger,
 };
 
-/// What an agent is told of host interfaces.
+/// The agent's flags for host interfaces.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Host interfaces")]
 pub struct NodeArgs {
-    /// Give interfaces of this host addresses from NodeIPPools, as NodeNetworkConfigurationPolicies ask for them.
+    /// Allocate addresses of NodeIPPools to this host's interfaces, as NodeNetworkConfigurationPolicies request them.
     #[arg(long, env = "BERTH_NODES")]
     nodes: bool,
-    /// What becomes of a policy that is rendered for this node.
+    /// How a policy that is rendered for this node is applied.
     #[arg(long, env = "BERTH_NODES_APPLY", value_enum, default_value_t)]
     nodes_apply: Apply,
-    /// The program that shows and changes the host's network: berth-host, or the node's own nmstatectl.
+    /// The program that reads and changes the host's network: berth-host, or the node's own nmstatectl.
     #[arg(long, env = "BERTH_HOST_PROGRAM", default_value = "berth-host")]
     host_program: PathBuf,
-    /// The host has no NetworkManager: the host program is called with --kernel.
+    /// For hosts without NetworkManager: call the host program with --kernel.
     #[arg(long, env = "BERTH_HOST_KERNEL")]
     host_kernel: bool,
-    /// Seconds that one call of the host program may take; a change that is not confirmed by then is undone.
+    /// Seconds that one call of the host program may take; a change that is not committed by then is rolled back.
     #[arg(long, env = "BERTH_HOST_TIMEOUT", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     host_timeout: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Apply {
-    /// This agent applies it with the host program.
+    /// By this agent, with the host program.
     #[default]
     Host,
-    /// kubernetes-nmstate applies it, from a concrete policy that is written for this node.
+    /// By kubernetes-nmstate, from a concrete policy that this agent writes for its node.
     Policy,
-    /// Nothing is allocated or applied; what could not be rendered is logged.
+    /// Not at all: nothing is allocated either; policies that can't be rendered are logged.
     Off,
 }
 
@@ -103,7 +108,9 @@ impl Front for NodeFront {
             check_kept_away(&connection.client, connection.timeout).await?;
         }
         if host.lifetime == Lifetime::Daemon {
-            let handler = self.handler(&cluster, &host);
+            let metrics = HandlerMetrics::default();
+            metrics.register(host.registry);
+            let handler = self.handler(&cluster, &host, metrics);
             let stop = host.stop.clone();
             host.tasks.spawn(async move { handler.run(stop).await });
         }
@@ -112,14 +119,16 @@ impl Front for NodeFront {
 }
 
 impl NodeFront {
-    fn handler(&self, cluster: &Cluster, host: &Process<'_>) -> Handler {
+    fn handler(&self, cluster: &Cluster, host: &Process<'_>, metrics: HandlerMetrics) -> Handler {
         let desks = NODE_IP_POOL_KIND.desks(cluster, host.desk_metrics.clone());
         let connection = &cluster.connection;
         let config = HandlerConfig {
             node: host.node.name.clone(),
             mode: self.mode,
             host: self.host.clone(),
+            netns: None,
             timeout: connection.timeout,
+            metrics,
         };
         Handler::new(connection, desks, config)
     }
@@ -131,6 +140,34 @@ struct ServingNodes;
 
 #[async_trait]
 impl Serving for ServingNodes {}
+
+/// The controller's flags for NodeIPPools.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Host interfaces")]
+pub struct NodeLeaderArgs {
+    /// Reconcile NodeIPPools and the policies that name them (deploy/nodes).
+    #[arg(long, env = "BERTH_NODES")]
+    nodes: bool,
+    /// Seconds that no enactment must claim an address before it is released.
+    #[arg(long, value_name = "SECONDS", env = "BERTH_NODES_GRACE", default_value_t = 60.0, value_parser = seconds)]
+    nodes_grace: f64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    match (0.0..=1e6).contains(&seconds) {
+        true => Ok(seconds),
+        false => Err("must be from 0 to 1000000 seconds".to_owned()),
+    }
+}
+
+impl NodeLeaderArgs {
+    /// The grace period, if the task is switched on.
+    pub fn grace(&self) -> Option<Duration> {
+        self.nodes
+            .then(|| Duration::from_secs_f64(self.nodes_grace))
+    }
+}
 
 /// The leader's task.
 #[derive(Debug)]
@@ -154,6 +191,10 @@ impl LeaderTask for UpkeepTask {
             true => Ok(()),
             false => Err("NodeIPPools, policies or enactments were not listed yet".to_owned()),
         }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        self.0.metrics().register(registry);
     }
 
     async fn follow(&self, stop: CancellationToken) {

@@ -9,11 +9,13 @@
 //! pool, the enactment or its annotation already names is used again, on a node that is not Ready too; only a Ready node gets a new one.
 //! Steps are executed in order; the plan is made again after each observation, so a step that failed is simply not done yet.
 
+mod agenda;
 mod allocate;
 mod apply;
 mod concrete;
 pub mod enact;
 mod execute;
+mod link;
 mod node_state;
 mod observe;
 mod peers;
@@ -23,6 +25,7 @@ mod run;
 
 pub use concrete::{OF, check_kept_away};
 pub use execute::HandlerError;
+pub use link::InUse;
 pub use observe::{KEPT_AWAY, POLICY_UID, ThisNode, is_ours, selects};
 pub use phase::{Phase, Shown};
 pub use plan::{

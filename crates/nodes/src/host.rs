@@ -3,7 +3,7 @@
 //! Guarantees: a change is made under a checkpoint that undoes itself unless it is committed in time; a program that hangs is killed and its
 //! change rolled back; what it says of a failure is passed on word for word, shortened if it is long.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -107,7 +107,7 @@ impl Host {
         })
     }
 
-    /// Applies a state, checks it with `probe`, and keeps it; whatever fails is rolled back.
+    /// Applies a state, checks it with `probe`, and commits it; on any failure it is rolled back.
     pub async fn apply(
         &self,
         desired: &Value,
@@ -227,6 +227,14 @@ pub fn addresses(state: &Value) -> Vec<(String, Address)> {
         }
     }
     found
+}
+
+/// The hardware addresses of a state's interfaces, in lower case.
+pub fn macs(state: &Value) -> BTreeSet<String> {
+    let interfaces = state.get("interfaces").and_then(Value::as_array);
+    let macs = interfaces.into_iter().flatten();
+    let macs = macs.filter_map(|interface| interface["mac-address"].as_str());
+    macs.map(str::to_ascii_lowercase).collect()
 }
 
 /// The state that takes these addresses off the interfaces which have them; none if no interface does.

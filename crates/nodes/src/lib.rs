@@ -11,6 +11,7 @@ pub mod enactment;
 pub mod front;
 pub mod handler;
 pub mod host;
+pub mod metrics;
 pub mod objects;
 pub mod pool;
 pub mod store;

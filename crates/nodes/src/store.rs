@@ -1,4 +1,4 @@
-//! NodeIPPools as pools of the engine: a codec of the object ledger, and the whole objects for those who plan by more than the entries.
+//! NodeIPPools as pools of the engine: a codec of the object ledger, and the whole objects, for plans that need more than the entries.
 //!
 //! Guarantees: a commit holds only for the pool, by UID, and the spec, by generation, that it was planned on: a pool that was deleted and
 //! created again, or that grew, is a conflict (I1). A status is written under the version that was read.
@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use berth_core::Pool;
-use berth_ledger::kube::{Connection, Part, Place, Resource};
+use berth_kube::{Connection, Part, Place, Resource};
 use berth_ledger::object::{Codec, Commit, EncodeError, ObjectLedger};
 use berth_ledger::{LedgerError, PoolKey, Rejection, SharedLedger};
 use jiff::Timestamp;
@@ -152,7 +152,7 @@ fn failure(operation: &'static str, name: &str, error: &kube::Error) -> LedgerEr
     };
     let message = status.message.clone();
     let rejection = match status.code {
-        // A pool that is gone is another writer's doing, too.
+        // A pool that was deleted is a conflict, too.
         404 | 409 => {
             return LedgerError::Conflict {
                 pool: target,

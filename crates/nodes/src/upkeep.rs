@@ -6,15 +6,19 @@
 //! Guarantees: an address is released only when its owner is gone, no enactment has claimed it for the grace period, and no host shows it;
 //! the executor reads all three again, with quorum, just before (I4). While a pool takes back what enactments claim,
 //! its condition is ReconcilingPool and it allocates nothing new. What can't be read is kept aside before anything is written (I5).
+//!
+//! Grace periods are the collector's ([`berth_collector::suspicions`]). Its policy trait does not fit: it judges pods and releases one
+//! entry at a time, while releases, adoptions and the condition of a pool are one status here, written on exactly the version that was read.
 
 mod collisions;
 mod events;
 mod execute;
+mod figures;
 mod objects;
 mod plan;
 mod policies;
 mod run;
 mod seen;
 
-pub use plan::{Claim, Freed, Observed, Outcome, Reset, Seen, Step, plan};
+pub use plan::{Answered, Claim, Freed, Observed, Outcome, Reset, Seen, Step, plan};
 pub use run::{Upkeep, UpkeepConfig};

@@ -1,4 +1,4 @@
-//! One module built: sources written out, `go build` per binary, the whole renamed into place.
+//! Builds one module: sources written out, `go build` per binary, the whole renamed into place.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::cache::Cache;
 use crate::catalog::Module;
 
-/// A long build says this often that it lives.
+/// How often a long build reports progress.
 const TICK: Duration = Duration::from_secs(15);
 
 pub(crate) fn module(
@@ -58,7 +58,7 @@ pub(crate) fn module(
     }
     let place = cache.place(module);
     fs::rename(&out, &place).with_context(|| format!("move {} into place", place.display()))?;
-    // Best effort: what is left is cleared by the next build of the module.
+    // Best effort: the next build of the module clears the rest.
     let _ = fs::remove_dir_all(&shop);
     progress(&format!(
         "{} ({nth} of {of}): built in {} s",
@@ -68,7 +68,7 @@ pub(crate) fn module(
     Ok(())
 }
 
-/// Where Go keeps a module that the sources require.
+/// The directory in which Go keeps a required module.
 fn module_dir(source: &Path, module: &str) -> Result<PathBuf> {
     let output = Command::new("go")
         .current_dir(source)
@@ -85,7 +85,7 @@ fn module_dir(source: &Path, module: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(dir))
 }
 
-/// Runs a build to its end; its output goes to `log`, whose tail is the error's text when it fails.
+/// Runs a build to its end; its output goes to `log`, whose tail becomes the error's text if it fails.
 pub(crate) fn run(
     command: &mut Command,
     what: &str,

@@ -1,4 +1,4 @@
-//! The cache's directories: where it is, the name of a module's place in it, and the lock of those who write.
+//! The cache's directories: its root, a module's directory in it, and the lock of its writers.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -41,8 +41,7 @@ impl Cache {
         self.root.join(format!("{}-{}", module.name, module.key()))
     }
 
-    /// An empty directory for what is being built. The caller holds the lock: what is found there is the
-    /// rest of a build that was killed.
+    /// An empty directory for a build. The caller holds the lock: what is found there was left by a killed build.
     pub fn workshop(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(format!(".building-{name}"));
         if dir.exists() {
@@ -52,7 +51,7 @@ impl Cache {
         Ok(dir)
     }
 
-    /// The builders' lock, held until the file is dropped (or its process ends, however it ends).
+    /// The builders' lock, held until the file is dropped or the process ends.
     pub fn lock(&self, progress: &mut impl FnMut(&str)) -> Result<File> {
         fs::create_dir_all(&self.root)
             .with_context(|| format!("create the parts cache {}", self.root.display()))?;

@@ -1,24 +1,24 @@
-//! What is built: the Go modules, pinned by the go.mod and go.sum beside this crate, and the binaries
-//! that each yields. The files are embedded, so that a test binary knows its versions wherever it runs.
+//! What is built: the Go modules, pinned by the go.mod and go.sum in this crate, and the binaries of each. The files
+//! are embedded, so a test binary knows its versions wherever it runs.
 
 use crate::cache::Cache;
 
-/// One Go module. They are several because the parts pin versions of shared libraries that clash.
+/// One Go module. There are several because the parts pin conflicting versions of shared libraries.
 #[derive(Debug)]
 pub(crate) struct Module {
     pub name: &'static str,
     /// Name and content of each source file.
     pub files: &'static [(&'static str, &'static str)],
     pub binaries: &'static [Binary],
-    /// Other names of the first binary, which looks at the name it is called by.
+    /// Other names of the first binary, which depends on the name it is called by.
     pub aliases: &'static [&'static str],
-    /// Linker flags beyond those of all.
+    /// Additional linker flags.
     pub ldflags: &'static str,
-    /// Files of the modules that it requires.
+    /// Files of the required modules.
     pub data: &'static [Data],
 }
 
-/// A file that is copied out of a required module.
+/// A file that is copied from a required module.
 #[derive(Debug)]
 pub(crate) struct Data {
     /// Path inside the module's directory of the cache.
@@ -39,7 +39,7 @@ const fn binary(file: &'static str, package: &'static str) -> Binary {
     Binary { file, package }
 }
 
-/// The files of a module. Most have no code of ours: their tools are main packages of what they require.
+/// The files of a module. Most contain no code of ours: their tools are main packages of required modules.
 macro_rules! sources {
     ($name:literal $(, $extra:literal)*) => {
         &[
@@ -63,7 +63,7 @@ pub(crate) const MODULES: &[Module] = &[
             "kubelet",
             "kubectl",
         ],
-        // Without it the API server and the kubelet call themselves v0.0.0-master.
+        // Without it the API server and the kubelet report v0.0.0-master.
         ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.4 \
                   -X k8s.io/component-base/version.gitMajor=1 \
                   -X k8s.io/component-base/version.gitMinor=36",
@@ -186,12 +186,12 @@ pub(crate) const MODULES: &[Module] = &[
 ];
 
 impl Module {
-    /// A name for exactly these sources and flags: what changes a binary changes it (FNV-1a, because the
+    /// A name for exactly these sources and flags: whatever changes a binary changes the name (FNV-1a, because the
     /// standard library's hashers may differ between compilers and the cache outlives them).
     pub fn key(&self) -> String {
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
         let mut eat = |text: &str| {
-            // The separator keeps ("ab", "c") and ("a", "bc") apart.
+            // The separator distinguishes ("ab", "c") from ("a", "bc").
             for byte in text.bytes().chain([0xff]) {
                 hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
             }
@@ -215,7 +215,7 @@ impl Module {
         format!("{hash:016x}")
     }
 
-    /// Whether the module's directory holds this file or directory; the empty name is the directory itself.
+    /// Whether the module's directory contains this file or directory; the empty name is the directory itself.
     pub fn yields(&self, file: &str) -> bool {
         file.is_empty()
             || self.aliases.contains(&file)

@@ -1,11 +1,11 @@
-//! What comes from Debian: installed by apt-get when it is missing, and only then.
+//! Debian packages: installed by apt-get if they are missing.
 
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Package, and what a test needs it for.
+/// Package, and why tests need it.
 const PACKAGES: &[(&str, &str)] = &[
     ("busybox-static", "the image that test pods run"),
     ("dbus-daemon", "a bus for a test's own NetworkManager"),
@@ -21,7 +21,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Installs the packages that are missing; says so, or says what is needed when it cannot.
+/// Installs missing packages and reports it, or reports what is needed if it can't.
 pub fn debian(mut progress: impl FnMut(&str)) -> Result<()> {
     let missing: Vec<_> = PACKAGES
         .iter()
@@ -77,7 +77,7 @@ fn apt(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The owner of our own entry in /proc is who we are; the standard library has no other way to ask.
+/// The owner of our own entry in /proc is our user; the standard library has no other way to ask.
 fn root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0)
 }

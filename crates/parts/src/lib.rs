@@ -1,9 +1,10 @@
-//! The real parts that tests run against: a Kubernetes control plane, a kubelet, containerd, Multus, CNI
-//! plugins, whereabouts, nmpolicyctl and Google's Go client, built once from pinned Go modules into a cache outside the build tree.
+//! The real programs that tests run against: a Kubernetes control plane, a kubelet, containerd, Multus, CNI plugins,
+//! whereabouts, nmpolicyctl and Google's Go client, built once from pinned Go modules into a cache outside the build
+//! tree.
 //!
-//! Promises: what [`Parts`] names is there, whole, and of the pinned version (a directory is renamed into
-//! place when its last binary is built, and its name carries a hash of the sources); two runs at once
-//! build nothing twice. Does not promise to start anything: that is `berth-testkit`.
+//! Guarantees: what [`Parts`] names exists, is complete, and has the pinned version (a directory is renamed into place
+//! when its last binary is built, and its name has a hash of the sources); two runs at the same time build nothing
+//! twice. `berth-testkit` starts the programs.
 //!
 //! The cache is `$BERTH_PARTS_DIR`, else `$XDG_CACHE_HOME/berth/parts`, else `~/.cache/berth/parts`.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
@@ -17,7 +18,7 @@ mod nmstate;
 mod promtool;
 mod tools;
 mod unpacked;
-pub mod waited;
+pub mod wait_report;
 
 use std::path::PathBuf;
 
@@ -35,8 +36,8 @@ pub struct Parts {
     cache: Cache,
 }
 
-/// Builds what is missing and tells how it goes, a line at a time. Minutes when the cache is empty,
-/// milliseconds when it is full.
+/// Builds what is missing and reports progress, a line at a time. Takes minutes with an empty cache, milliseconds with
+/// a full one.
 pub fn ensure(mut progress: impl FnMut(&str)) -> Result<Parts> {
     let cache = Cache::locate()?;
     promtool::ensure(&cache, &mut progress)?;
@@ -46,7 +47,7 @@ pub fn ensure(mut progress: impl FnMut(&str)) -> Result<Parts> {
         return Ok(Parts { cache });
     }
     let _lock = cache.lock(&mut progress)?;
-    // Looked at again under the lock: another run may have built them while this one waited.
+    // Checked again under the lock: another run may have built them meanwhile.
     let missing = catalog::missing(&cache);
     for (at, module) in missing.iter().enumerate() {
         build::module(&cache, module, at + 1, missing.len(), &mut progress)?;
@@ -81,7 +82,7 @@ impl Parts {
             .unwrap_or_default()
     }
 
-    /// The multi-call binary itself; its first argument chooses the part.
+    /// The multi-call binary itself; its first argument selects the part.
     pub fn kube(&self) -> PathBuf {
         self.file("kube", "kube")
     }
@@ -145,7 +146,7 @@ impl Parts {
         self.file("containerd", "ctr")
     }
 
-    /// Prometheus' own judge of what `/metrics` serves.
+    /// Prometheus' own checker of what `/metrics` serves.
     pub fn promtool(&self) -> Result<PathBuf> {
         promtool::find(&self.cache)
     }

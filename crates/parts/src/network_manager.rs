@@ -1,5 +1,5 @@
-//! NetworkManager, with the libraries that only it needs: unpacked and not installed, because an installed one would take over the
-//! machine's own network.
+//! NetworkManager, with the libraries that only it needs: unpacked and not installed, because an installed one would
+//! take over the machine's own network.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ const PACKAGES: &[&str] = &[
     "libbluetooth3",
 ];
 
-/// The root of its files, if an earlier [`ensure`] has put them there.
+/// The root of its files, if an earlier [`ensure`] created it.
 pub(crate) fn find(cache: &Cache) -> Result<PathBuf> {
     let place = cache.root().join("networkmanager-debian");
     let program = place.join("usr/sbin/NetworkManager");

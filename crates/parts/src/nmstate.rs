@@ -1,5 +1,5 @@
-//! The definitions and the admission policy that kubernetes-nmstate ships, out of its Go module: what live clusters have, and none of it is
-//! kept in this repository.
+//! The definitions and the admission policy that kubernetes-nmstate ships, from its Go module: what live clusters have.
+//! None of it is kept in this repository.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::cache::Cache;
 
 const MODULE: &str = "github.com/nmstate/kubernetes-nmstate";
 const VERSION: &str = "v0.86.0";
-/// The checksum of the module, as go.sum would have it.
+/// The checksum of the module, as in go.sum.
 const SUM: &str = "h1:p6YmPV/kFpz9q+5EQ2TzE47bw90EQrJkbPcN2vDrduU=";
 
 const CRDS: [&str; 3] = [
@@ -24,7 +24,7 @@ fn place(cache: &Cache) -> PathBuf {
     cache.root().join(format!("kubernetes-nmstate-{VERSION}"))
 }
 
-/// The directory with `crds.yaml` and `admission.yaml`, if an earlier [`ensure`] has put it there.
+/// The directory with `crds.yaml` and `admission.yaml`, if an earlier [`ensure`] created it.
 pub(crate) fn find(cache: &Cache) -> Result<PathBuf> {
     let place = place(cache);
     if !place.is_dir() {
@@ -92,7 +92,7 @@ pub(crate) fn ensure(cache: &Cache, mut progress: impl FnMut(&str)) -> Result<Pa
     find(cache)
 }
 
-/// The documents of the operator's template that are admission policies, with the prefix of their names left out.
+/// The documents of the operator's template that are admission policies, without their name prefix.
 fn admission(template: &str) -> Result<String> {
     let kinds = [
         "ValidatingAdmissionPolicy",

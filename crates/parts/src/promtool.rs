@@ -1,5 +1,5 @@
-//! promtool, which judges what `/metrics` serves: taken out of Debian's package, so that no Prometheus is installed or
-//! started.
+//! promtool, which checks what `/metrics` serves: extracted from Debian's package, so that no Prometheus is installed
+//! or started.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ fn place(cache: &Cache) -> PathBuf {
     cache.root().join("promtool-debian")
 }
 
-/// Where promtool is, if an earlier [`ensure`] has put it there.
+/// The path of promtool, if an earlier [`ensure`] created it.
 pub(crate) fn find(cache: &Cache) -> Result<PathBuf> {
     let binary = place(cache).join("promtool");
     if !binary.is_file() {

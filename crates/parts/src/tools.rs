@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::build;
 use crate::cache::Cache;
 
-/// A tool of cargo's: `cargo-deny` is run as `cargo deny`.
+/// A cargo tool: `cargo-deny` is run as `cargo deny`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {
     /// Licences, banned crates, advisories.
@@ -18,7 +18,7 @@ pub enum Tool {
     Cyclonedx,
     /// libFuzzer, with the nightly toolchain.
     Fuzz,
-    /// No tool of cargo's, but built like one: nmstate's own command, which `berth-host` has the arguments of.
+    /// Not a cargo tool, but built like one: nmstate's own command, whose arguments `berth-host` has.
     Nmstatectl,
 }
 
@@ -63,7 +63,7 @@ pub fn cargo_tool(tool: Tool, mut progress: impl FnMut(&str)) -> Result<PathBuf>
         .arg("--root")
         .arg(&out)
         .env("CARGO_TARGET_DIR", shop.join("target"))
-        // It runs for seconds in its life: the time goes into its build, so that is what is made short.
+        // It runs only for seconds, so a short build matters more than a fast program.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");

@@ -1,4 +1,4 @@
-//! Debian's packages, unpacked and not installed: no service of theirs is ever started on the machine.
+//! Debian packages, unpacked and not installed: none of their services is ever started on the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,11 @@
 //! The engine in-process: `berth cni`, run with this call's environment and configuration.
 //!
-//! Looked for in `BERTH_BIN`, then as `berth-full` beside the plugin, then as `berth` on PATH. The plugin may
-//! itself be installed as `berth`: a file in the plugin's own directory, or of its own size, is a copy of it
-//! and is passed over; a variable in its environment stops a loop that gets past both.
+//! Searched in `BERTH_BIN`, then as `berth-full` next to the plugin, then as `berth` on PATH. The plugin may itself be
+//! installed as `berth`: a file in the plugin's own directory, or of its own size, is a copy of it and is skipped; an
+//! environment variable stops a loop that gets past both.
 //!
-//! The engine takes the plugin's place. A runtime that loses patience kills the process that it started: an engine
-//! beside that one would go on, and give an address after the DEL.
+//! The engine replaces the plugin's process (exec). A runtime that times out kills the process that it started: an
+//! engine next to it would continue, and allocate an address after the DEL.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,14 +22,14 @@ use berth_cni::wire::Request;
 const OVERRIDE: &str = "BERTH_BIN";
 const SIBLING: &str = "berth-full";
 const ON_PATH: &str = "berth";
-/// Set for the engine: a plugin that finds it was taken for the engine.
+/// Set for the engine: a plugin that finds it was mistaken for the engine.
 const GUARD: &str = "BERTH_CALLED_BY_PLUGIN";
 
 /// Why there is no engine to run.
 #[derive(Debug)]
 pub enum Absent {
     NotFound,
-    /// What we ran as the engine was this plugin again.
+    /// The program that we ran as the engine was this plugin again.
     Ourselves,
     CannotRun {
         path: PathBuf,
@@ -51,7 +51,7 @@ impl fmt::Display for Absent {
     }
 }
 
-/// Becomes the engine, on `request`. Returns only if it can't.
+/// Becomes the engine, with `request`. Returns only if that fails.
 pub fn run(request: &Request) -> Result<Infallible, Absent> {
     if std::env::var_os(GUARD).is_some() {
         return Err(Absent::Ourselves);

@@ -1,9 +1,9 @@
-//! The CNI plugin: what a node's container runtime runs for every pod and network.
+//! The CNI plugin: a node's container runtime runs it for every pod and network.
 //!
-//! It hands the call to the agent's socket and prints what comes back. It answers VERSION itself, and decides
-//! nothing else: no configuration is read here. Without an agent it runs the same engine in-process
-//! (`engine.rs`). Where neither can be had it fails, on DEL too: a success that freed nothing would leak
-//! the address for good, an error makes the runtime come back.
+//! It sends the call to the agent's socket and prints the answer. It answers VERSION itself and decides nothing else:
+//! it reads no configuration. Without an agent it runs the same engine in-process (`engine.rs`). If neither is
+//! available it fails, also on DEL: a success that released nothing would leak the address, and an error makes the
+//! runtime retry.
 
 mod engine;
 
@@ -20,8 +20,8 @@ use berth_cni::http::{self, ClientError};
 use berth_cni::version::{Version, version_answer};
 use berth_cni::wire::{self, Answer, Request};
 
-/// Longer than the agent's own limit, so that the agent's error is the one the user sees, and shorter than
-/// the two minutes a runtime gives.
+/// Longer than the agent's own limit, so that the user sees the agent's error, and shorter than a runtime's two
+/// minutes.
 const ADD_TIMEOUT: Duration = Duration::from_secs(115);
 const DEL_TIMEOUT: Duration = Duration::from_secs(58);
 
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let mut stdin = Vec::new();
-    // What is longer is refused for its length: a longer piece of it would be too.
+    // A longer text is refused for its length, and so is any longer piece of it.
     let longest = LONGEST_CONFIGURATION as u64 + 1;
     if let Err(error) = io::stdin().lock().take(longest).read_to_end(&mut stdin) {
         let error = CniError::new(Code::Io, format!("stdin cannot be read: {error}"));
@@ -123,7 +123,7 @@ fn fail(error: &CniError, version: Option<Version>) -> ExitCode {
     finish(&Answer::failure(error.render(version)))
 }
 
-/// Prints the answer. One that cannot be printed was not given: the runtime must see a failure.
+/// Prints the answer. An answer that can't be printed did not reach the runtime, so it must see a failure.
 fn finish(answer: &Answer) -> ExitCode {
     if !answer.stdout.is_empty() {
         let mut text = answer.stdout.clone();

@@ -1,8 +1,7 @@
-//! Who asks: a pod's interface for giving, a container's for freeing.
+//! The owner and the handle of a call: a pod's interface owns an address, its container id is the handle.
 //!
-//! A pod that is made again under its name and asks for the same interface is the same owner: it takes over what
-//! is still there (I3). The container id is the handle: the old container's late DEL frees nothing that
-//! the new one took over (I6).
+//! A pod that is created again under its name and asks for the same interface is the same owner: it takes over what
+//! is still recorded (I3). A late DEL of the former container releases nothing that the new one took over (I6).
 
 use berth_cni::call::Target;
 use berth_cni::{CniError, Code};
@@ -14,8 +13,6 @@ pub mod attribute {
     pub const NETWORK: &str = "network";
     /// The node that the container runs on. A cluster's ledger keeps it where it can.
     pub const NODE: &str = berth_ledger::kube::NODE;
-    /// In the node's journal: the pool that an address is of.
-    pub const POOL: &str = "pool";
     pub const POD_UID: &str = "pod-uid";
     /// The path of the container's network namespace: while it is there, the sandbox may run.
     pub const NETNS: &str = "netns";
@@ -23,9 +20,9 @@ pub mod attribute {
     pub const BOOT: &str = "boot";
 }
 
-/// Where containers run: a node, in one of its boots.
+/// The host that containers run on: a node, in one of its boots.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct HostContext {
     pub node: String,
     pub boot: String,
 }
@@ -35,7 +32,7 @@ pub struct Place {
 pub struct Attachment {
     pub owner: Owner,
     pub handle: Handle,
-    /// The pod's UID, where the runtime told it.
+    /// The pod's UID, where the runtime passed it.
     pub pod_uid: String,
     /// Where the interface is to be.
     pub netns: String,
@@ -51,7 +48,7 @@ impl Attachment {
         if args.pod_name.is_empty() && in_cluster {
             return Err(CniError::new(
                 Code::Environment,
-                "CNI_ARGS: K8S_POD_NAME is missing: an address is given to a pod by its name",
+                "CNI_ARGS: K8S_POD_NAME is missing: an address is allocated to a pod by its name",
             ));
         }
         let subject = if args.pod_name.is_empty() {
@@ -68,12 +65,12 @@ impl Attachment {
     }
 
     /// The record of an address that this attachment holds.
-    pub fn record(&self, network: &str, place: &Place) -> Record {
+    pub fn record(&self, network: &str, host: &HostContext) -> Record {
         let mut record =
             Record::new(self.owner.clone(), self.handle.clone()).with(attribute::NETWORK, network);
         let facts = [
-            (attribute::NODE, &place.node),
-            (attribute::BOOT, &place.boot),
+            (attribute::NODE, &host.node),
+            (attribute::BOOT, &host.boot),
             (attribute::POD_UID, &self.pod_uid),
             (attribute::NETNS, &self.netns),
         ];
@@ -107,11 +104,11 @@ mod tests {
         let attachment = Attachment::of(&pod, true).unwrap();
         assert_eq!(attachment.owner, Owner::new("shop/web-0", "net1"));
         assert_eq!(attachment.handle, Handle::new("c1"));
-        let place = Place {
+        let host = HostContext {
             node: "node-1".to_owned(),
             boot: "b1".to_owned(),
         };
-        let record = attachment.record("blue", &place);
+        let record = attachment.record("blue", &host);
         assert_eq!(record.attribute(attribute::NETWORK), Some("blue"));
         assert_eq!(record.attribute(attribute::NODE), Some("node-1"));
         assert_eq!(record.attribute(attribute::POD_UID), Some("u1"));

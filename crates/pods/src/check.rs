@@ -7,20 +7,20 @@ use serde_json::Value;
 
 use crate::attachment::Attachment;
 use crate::config::PodNetwork;
-use crate::cut;
 use crate::error::PodError;
 use crate::layout::Layout;
 use crate::reserve::Reservations;
+use crate::slice_claim;
 use crate::store::Store;
 
-/// Verifies that `who` holds exactly what the previous result told it, under its own container id.
+/// Verifies that `who` holds exactly what the previous result has, under its own container id.
 pub async fn check(
     store: &Store,
     network: &PodNetwork,
     who: &Attachment,
     prev_result: Option<&Value>,
 ) -> Result<(), PodError> {
-    let told: Option<Vec<Address>> = match prev_result {
+    let reported: Option<Vec<Address>> = match prev_result {
         Some(result) => {
             let nets =
                 IpamResult::addresses_of(result).map_err(|error| PodError::Call(error.into()))?;
@@ -36,9 +36,9 @@ pub async fn check(
     let mut recorded = Vec::new();
     for pool in &layout.pools {
         let mut held = held_in(store, &pool.key, who).await?;
-        // Given before the range was moved to slices, or back.
+        // Allocated before the range was moved to slices, or back.
         if held.len() < pool.wants.len()
-            && let Some(other) = cut::elsewhere(store, pool)
+            && let Some(other) = slice_claim::elsewhere(store, pool)
         {
             let found = held_in(store, &other, who).await?;
             held.extend(found);
@@ -62,16 +62,16 @@ pub async fn check(
         .filter(|slot| slot.unrecorded)
         .filter_map(|slot| slot.named);
     let known: Vec<Address> = recorded.iter().copied().chain(unrecorded).collect();
-    if let Some(told) = told {
-        if let Some(stranger) = told.iter().find(|address| !known.contains(address)) {
+    if let Some(reported) = reported {
+        if let Some(stranger) = reported.iter().find(|address| !known.contains(address)) {
             return Err(PodError::Mismatch(format!(
                 "prevResult has {stranger}, which is not recorded for {} ({})",
                 who.owner, who.handle
             )));
         }
-        if let Some(untold) = known.iter().find(|address| !told.contains(address)) {
+        if let Some(missing) = known.iter().find(|address| !reported.contains(address)) {
             return Err(PodError::Mismatch(format!(
-                "{untold} is recorded for {} ({}), and prevResult does not have it",
+                "{missing} is recorded for {} ({}), and prevResult does not have it",
                 who.owner, who.handle
             )));
         }
@@ -97,7 +97,7 @@ async fn held_in(
     pool: &PoolKey,
     who: &Attachment,
 ) -> Result<Vec<Address>, PodError> {
-    let now = store.look(pool).await?;
+    let now = store.load(pool).await?;
     let its = |address: &Address| {
         let mut holders = now.pool.holders(*address);
         holders.any(|record| record.owner == who.owner && record.handle == who.handle)

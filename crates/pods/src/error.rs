@@ -1,4 +1,4 @@
-//! Why a call got no answer, and what the runtime is told.
+//! Why a call failed, and the CNI error that the runtime gets.
 
 use berth_cni::{CniError, Code};
 use berth_core::{Address, Refusal};
@@ -6,27 +6,27 @@ use berth_desk::DeskError;
 use berth_ledger::{LedgerError, Rejection};
 use berth_slices::SliceError;
 
-use crate::garbage::witness::Blind;
+use berth_collector::ReadError;
 
 /// A failed verb. The variants differ in what the runtime and the user can do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum PodError {
-    /// No address is to be had in a range now: wait for one to be freed, or widen the range.
+    /// No address of a range is free now: wait for one to be released, or widen the range.
     #[error("Could not allocate IP in range: {0}")]
     NoAddress(Refusal),
-    /// The address that was asked for by name is not to be had.
-    #[error("{address} can't be given: {why}")]
+    /// The address that was asked for by name can't be allocated.
+    #[error("{address} can't be allocated: {why}")]
     Named { address: Address, why: String },
-    /// The store said no, or nothing.
+    /// The store refused, or did not answer.
     #[error("error at storage engine: {0}")]
     Store(LedgerError),
-    /// The desk gave no answer.
+    /// The desk did not answer.
     #[error("error at storage engine: {0}")]
     Desk(DeskError),
-    /// An address that outlives its pod can't be given now.
+    /// An address that outlives its pod can't be allocated now.
     #[error("{0}")]
     Sticky(String),
-    /// This node has no slice to give from.
+    /// This node has no slice to allocate from.
     #[error("{0}")]
     Slice(SliceError),
     /// The address is there, and the API server is not, which alone knows whether an overlapping network has it.
@@ -34,15 +34,18 @@ pub enum PodError {
         "the check for overlapping ranges can't be made: {0}; enable_overlapping_ranges: false does without it"
     )]
     Unchecked(LedgerError),
-    /// Nobody could be asked whether an address is in use.
+    /// The link could not be probed.
     #[error("probe: {0}")]
     Probe(String),
-    /// CHECK found the record and the container apart.
+    /// CHECK: the record and the container differ.
     #[error("{0}")]
     Mismatch(String),
     /// CHECK of a container that has nothing here.
     #[error("{0}")]
     Unknown(String),
+    /// All errors of a teardown, in their order; at least two.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<PodError>),
     /// The call itself cannot be served.
     #[error(transparent)]
     Call(#[from] CniError),
@@ -64,9 +67,9 @@ impl From<SliceError> for PodError {
     }
 }
 
-impl From<Blind> for PodError {
-    fn from(blind: Blind) -> PodError {
-        PodError::Sticky(blind.to_string())
+impl From<ReadError> for PodError {
+    fn from(error: ReadError) -> PodError {
+        PodError::Sticky(error.to_string())
     }
 }
 
@@ -77,10 +80,10 @@ impl From<DeskError> for PodError {
 }
 
 impl PodError {
-    /// Whether the same call may succeed if it is simply put again.
+    /// Whether the same call may succeed if it is repeated.
     pub fn is_passing(&self) -> bool {
         let passing = |error: &LedgerError| {
-            // Room is made by whoever goes, as addresses are.
+            // Releases make room, as they free addresses.
             let later = matches!(error, LedgerError::Moved { .. } | LedgerError::Full { .. });
             error.is_passing() || error.needs_reload() || later || is_forbidden(error)
         };
@@ -94,6 +97,7 @@ impl PodError {
             PodError::Store(error) => passing(error),
             PodError::Desk(DeskError::Ledger(error)) => passing(error),
             PodError::Desk(_) => true,
+            PodError::Several(errors) => errors.iter().any(PodError::is_passing),
             PodError::Probe(_)
             | PodError::Mismatch(_)
             | PodError::Unknown(_)
@@ -112,12 +116,13 @@ impl PodError {
         match self {
             PodError::Store(error) => unknown(error),
             PodError::Desk(DeskError::Ledger(error)) => unknown(error),
+            PodError::Several(errors) => errors.iter().all(PodError::is_unauthenticated),
             _ => false,
         }
     }
 }
 
-/// An API server that has just started refuses everybody until it has read the roles; and a right that is missing
+/// An API server that has just started refuses every request until it has read the roles; and a right that is missing
 /// may be granted at any time.
 fn is_forbidden(error: &LedgerError) -> bool {
     let LedgerError::Rejected { rejection, .. } = error else {

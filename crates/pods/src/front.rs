@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_cni::call::{Call, Target};
@@ -13,16 +13,17 @@ use berth_cni::version::version_answer;
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{Args, CniError, Code, NetConf};
 use berth_core::{Handle, Owner};
+use berth_node::{KeyedLock, boot};
+use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::attachment::{Attachment, Place};
+use crate::attachment::{Attachment, HostContext};
 use crate::config::{ConfigError, Found, NamedPaths, NodeFiles, PodNetwork, flat};
 use crate::error::PodError;
 use crate::named_reads::NamedReads;
 use crate::sticky;
 use crate::store::{Store, Stores};
-use crate::turns::Turns;
-use crate::{add, boot, check, del, gc, status};
+use crate::{add, check, del, gc, status};
 
 /// Shorter than what the plugin waits for, so that the reason reaches the user.
 const ADD_LIMIT: Duration = Duration::from_secs(110);
@@ -38,13 +39,13 @@ const MOST_REMEMBERED: usize = 1000;
 #[derive(Debug)]
 pub struct Front {
     stores: Arc<dyn Stores>,
-    place: Place,
+    host: HostContext,
     files: Arc<NodeFiles>,
     named_reads: NamedReads,
-    owners: Turns<Owner>,
+    owners: KeyedLock<Owner>,
     /// By container and interface.
-    attachments: Turns<(Handle, String)>,
-    /// Warnings that were logged already: a configuration is read anew for every call.
+    attachments: KeyedLock<(Handle, String)>,
+    /// Warnings that were logged already: a configuration is read for every call.
     warned: Mutex<HashSet<String>>,
 }
 
@@ -53,7 +54,7 @@ impl Front {
     pub fn new(stores: Arc<dyn Stores>, node: impl Into<String>) -> Front {
         Front {
             stores,
-            place: Place {
+            host: HostContext {
                 node: node.into(),
                 boot: boot::current(),
             },
@@ -61,8 +62,8 @@ impl Front {
                 flat::PLACES.iter().map(PathBuf::from).collect(),
             )),
             named_reads: NamedReads::default(),
-            owners: Turns::default(),
-            attachments: Turns::default(),
+            owners: KeyedLock::default(),
+            attachments: KeyedLock::default(),
             warned: Mutex::default(),
         }
     }
@@ -70,11 +71,11 @@ impl Front {
     /// In another boot than the machine's.
     #[must_use]
     pub fn with_boot(mut self, boot: impl Into<String>) -> Front {
-        self.place.boot = boot.into();
+        self.host.boot = boot.into();
         self
     }
 
-    /// Looks for the flat file elsewhere than where whereabouts does. No definition names a file.
+    /// Searches the flat file elsewhere than whereabouts does. No definition names a file.
     #[must_use]
     pub fn with_flat_places(self, places: Vec<PathBuf>) -> Front {
         self.with_files(NodeFiles::of_known_cluster(places))
@@ -159,7 +160,7 @@ impl Front {
                 Call::Add(target) | Call::Del(target) => {
                     let handle = Handle::new(target.container_id.as_str());
                     let key = (handle, target.ifname.as_str().to_owned());
-                    Some(self.attachments.take(&key).await)
+                    Some(self.attachments.hold(key).await)
                 }
                 _ => None,
             };
@@ -262,15 +263,15 @@ impl Front {
         if let Some(policies) = &store.policies {
             policies.check(&target.args.pod_namespace, network).await?;
         }
-        let _turn = self.owners.take(&who.owner).await;
-        let result = self.give(store, &who, network.clone()).await?;
-        let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
-        tracing::info!(owner = %who.owner, handle = %who.handle, network = %network.name, ?given, "ADD");
+        let _turn = self.owners.hold(who.owner.clone()).await;
+        let result = self.allocate(store, &who, network.clone()).await?;
+        let addresses: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
+        tracing::info!(owner = %who.owner, handle = %who.handle, network = %network.name, ?addresses, "ADD");
         result.render(conf.version)
     }
 
-    /// Gives addresses: those of the claim that the pod refers to, if it refers to one.
-    async fn give(
+    /// Allocates addresses: those of the IPAMClaim that the pod refers to, if it refers to one.
+    async fn allocate(
         &self,
         store: &Store,
         who: &Attachment,
@@ -278,14 +279,14 @@ impl Front {
     ) -> Result<IpamResult, PodError> {
         let sticky = store.sticky.as_ref();
         let Some(sticky) = sticky.filter(|_| network.settings.persistent_ips) else {
-            return add::add(store, &network, who, &self.place).await;
+            return add::add(store, &network, who, &self.host).await;
         };
-        let record = who.record(&network.name, &self.place);
+        let record = who.record(&network.name, &self.host);
         let adoption = sticky::adopt(store, sticky, &mut network, who, &record).await?;
-        let result = add::add(store, &network, who, &self.place).await?;
-        let given: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
+        let result = add::add(store, &network, who, &self.host).await?;
+        let addresses: Vec<String> = result.ips.iter().map(|ip| ip.address.to_string()).collect();
         if let Some(adoption) = adoption
-            && let Err(error) = sticky::settle(sticky, &adoption, &given).await
+            && let Err(error) = sticky::settle(sticky, &adoption, &addresses).await
         {
             // What a claim does not record is not kept by it: nothing is left behind.
             del::del(store, &network, &who.handle, &who.owner.part).await?;
@@ -299,7 +300,7 @@ impl Front {
         for warning in warnings.take(MOST_WARNINGS) {
             let text = format!("network {}: {warning}", network.name);
             let text: String = text.chars().take(LONGEST_WARNING).collect();
-            let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut warned = self.warned.lock();
             if warned.len() >= MOST_REMEMBERED {
                 warned.clear();
             }
@@ -332,7 +333,7 @@ fn nothing_to_release(request: &Request, document: &Result<Value, Unread>) -> Op
     }
 }
 
-/// A network without a range gives no address, as in whereabouts; where a key is unknown, that is the likely cause.
+/// A network without a range allocates no address, as in whereabouts; where a key is unknown, that is the likely cause.
 fn refuse_typing_error(network: &PodNetwork) -> Result<(), CniError> {
     let empty = network.ranges.is_empty() && network.addresses.is_empty();
     let Some(unknown) = network.unknown_keys.first().filter(|_| empty) else {

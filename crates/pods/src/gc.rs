@@ -1,8 +1,8 @@
-//! GC: frees what is not among the attachments that the runtime says are alive, of this network and this node
+//! GC: releases what is not among the attachments that the runtime says are alive, of this network and this node
 //! only.
 //!
 //! Which records those are, the store itself says where it is this machine's alone; in a cluster the node's
-//! journal does.
+//! journal does. Goes on past an error and reports them all.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,13 +13,14 @@ use berth_ledger::PoolKey;
 use crate::config::PodNetwork;
 use crate::error::PodError;
 use crate::layout::Layout;
-use crate::own;
+use crate::local_pools;
 use crate::release::free;
 use crate::store::Store;
+use crate::teardown::Errors;
 
 type ByPool = BTreeMap<PoolKey, Vec<(Address, Record)>>;
 
-/// Frees the records of dead attachments; gives back which addresses they had.
+/// Releases the records of dead attachments; returns which addresses they had.
 pub async fn gc(
     store: &Store,
     network: &PodNetwork,
@@ -47,18 +48,18 @@ pub async fn gc(
         None => standalone(store, network).await?,
     };
     let mut freed = Vec::new();
-    let mut first = None;
+    let mut errors = Errors::default();
     for (pool, held) in &mut ours {
         held.retain(|(_, record)| is_dead(record));
         let freeing = match store.in_cluster {
             true => free_held(store, network, pool, held).await,
-            false => free_held(store, &own::as_it_was(network, pool), pool, held).await,
+            false => free_held(store, &local_pools::as_it_was(network, pool), pool, held).await,
         };
         match freeing {
             Ok(some) => freed.extend(some),
             Err(error) => {
                 tracing::warn!(%pool, %error, "GC goes on with the other pools");
-                first = first.or(Some(error));
+                errors.push(error);
                 held.clear();
             }
         }
@@ -70,13 +71,10 @@ pub async fn gc(
                 .await;
         }
     }
-    match first {
-        Some(error) => Err(error),
-        None => Ok(freed),
-    }
+    errors.into_result(freed)
 }
 
-/// Frees those that the pool still has. A journal's entry of a pod that was made again elsewhere is history, and must not
+/// Releases those that the pool still has. A journal's entry of a pod that was made again elsewhere is history, and must not
 /// end the reservation that the pod has now.
 async fn free_held(
     store: &Store,
@@ -87,7 +85,7 @@ async fn free_held(
     if held.is_empty() {
         return Ok(Vec::new());
     }
-    let now = store.look(pool).await?;
+    let now = store.load(pool).await?;
     let still = |(address, record): &&(Address, Record)| {
         let mut holders = now.pool.holders(*address);
         holders.any(|holder| holder.same_holder(record))
@@ -99,19 +97,19 @@ async fn free_held(
 /// The records of this machine that were made for this network, in whichever of its pools.
 async fn standalone(store: &Store, network: &PodNetwork) -> Result<ByPool, PodError> {
     let mut ours = ByPool::new();
-    for pool in own::pools(&store.ledger).await? {
-        let held = own::records(store, network, &pool).await?;
+    for pool in local_pools::pools(&store.ledger).await? {
+        let held = local_pools::records(store, network, &pool).await?;
         ours.insert(pool, held);
     }
     Ok(ours)
 }
 
-/// The same of the node's slices, which the network gives from.
+/// The same of the node's slices, which the network allocates from.
 async fn of_slices(store: &Store, network: &PodNetwork) -> Result<ByPool, PodError> {
     let mut ours = ByPool::new();
     for pool in &Layout::of(network).pools {
         if pool.sliced.is_some() {
-            let held = own::records(store, network, &pool.key).await?;
+            let held = local_pools::records(store, network, &pool.key).await?;
             ours.insert(pool.key.clone(), held);
         }
     }

@@ -1,7 +1,7 @@
-//! Which pools a network's call goes to, and what each is asked for.
+//! The pools of a network, and what an ADD requests from each.
 //!
-//! Ranges of one CIDR share a pool, so they are asked for in one claim: that is what keeps two of them from
-//! getting the same address. A static address is asked of the pool of its own network, the one that a range
+//! Ranges of one CIDR share a pool, so they are requested in one claim: that is what keeps two of them from
+//! getting the same address. A static address is requested from the pool of its own network, the one that a range
 //! over the same network would use.
 
 use std::net::IpAddr;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use berth_api::names;
 use berth_cni::result::IpConfig;
-use berth_core::{Address, Prefix, Space, Want};
+use berth_core::{Address, AddressRequest, Prefix, Space};
 use berth_ledger::PoolKey;
 use berth_slices::{Mode, Sliced};
 use ipnet::IpNet;
 
 use crate::config::{PodNetwork, RangeConfig, StaticAddress};
 
-/// The pools of a network, in the order in which they are asked.
+/// The pools of a network, in the order of its configuration.
 #[derive(Debug, Clone)]
 pub struct Layout {
     pub pools: Vec<PoolWants>,
@@ -24,27 +24,27 @@ pub struct Layout {
     pub slots: Vec<Slot>,
 }
 
-/// One pool and what is asked of it.
+/// One pool and what is requested from it.
 #[derive(Debug, Clone)]
 pub struct PoolWants {
     pub key: PoolKey,
     /// Which slot each want fills. Named addresses come first: a free choice must not take what the owner holds
     /// by name.
-    pub wants: Vec<(usize, Want)>,
-    /// The range, where its addresses are given from slices of this node.
+    pub wants: Vec<(usize, AddressRequest)>,
+    /// The range, where its addresses are allocated from slices of this node.
     pub sliced: Option<Arc<Sliced>>,
     /// The range, where it is not sliced: it may have been.
     pub plain: Option<Arc<Sliced>>,
 }
 
-/// How an address is told to the container.
+/// How an address appears in the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     pub network: Prefix,
     pub gateway: Option<Address>,
     /// The address, where it is named and not chosen.
     pub named: Option<Address>,
-    /// Given without a record: a static address of a network that does not have them checked.
+    /// Not recorded: a static address of a network that does not have them checked.
     pub unrecorded: bool,
 }
 
@@ -76,8 +76,8 @@ impl Layout {
         });
         let space = Arc::clone(&range.space);
         let want = match range.wanted {
-            Some(address) => Want::exactly(space, address),
-            None => Want::any(space),
+            Some(address) => AddressRequest::exactly(space, address),
+            None => AddressRequest::any(space),
         };
         let pool = self.pool(network, range.spec.prefix);
         pool.wants.push((slot, want));
@@ -92,7 +92,7 @@ impl Layout {
             unrecorded: !network.settings.check_addresses,
         });
         if network.settings.check_addresses {
-            let want = Want::exactly(Arc::new(Space::only(one.address)), one.address);
+            let want = AddressRequest::exactly(Arc::new(Space::only(one.address)), one.address);
             self.pool(network, one.network).wants.push((slot, want));
         }
     }
@@ -135,7 +135,7 @@ fn range_of(network: &PodNetwork, prefix: Prefix) -> Option<Sliced> {
         false => Arc::new(all.joined(&range.space)),
     });
     let further = (place > 0).then_some(prefix);
-    // A reservation that follows is none to those who give in another way meanwhile.
+    // A reservation that is created later does not protect against networks that allocate in another way meanwhile.
     let may_be_late = network.is_sliced() && network.settings.reserve_later;
     let mode = match network.node_slice_size {
         Some(_) => Mode::Assigned,

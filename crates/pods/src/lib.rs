@@ -1,26 +1,22 @@
 //! The pods front: CNI IPAM for secondary networks, with the configuration and the objects that a
 //! cluster which runs whereabouts already has.
 //!
-//! Thin on purpose: it reads a call, names the owner, asks the desk, and renders the answer. Which address is
-//! given is decided by `berth_core`, what is durable by `berth_ledger`.
+//! Thin on purpose: it decodes a call, names the owner, submits requests to the desk, and renders the answer. `berth_core`
+//! decides which address is allocated, `berth_ledger` what is durable.
 //!
 //! | file | verb or part |
 //! |---|---|
-//! | [`front`] | a call comes in, an answer goes out |
-//! | [`config`] | the `ipam` object |
-//! | [`definitions`] | the networks that NetworkAttachmentDefinitions describe |
-//! | [`attachment`] | who asks |
-//! | [`layout`] | which pools are asked for what |
+//! | [`front`] | from a CNI call to its answer |
+//! | [`attachment`] | the owner and the handle of a call |
+//! | [`layout`] | the pools of a network, and what an ADD requests from each |
 //! | [`add`], [`del`], [`check`], [`gc`], [`status`] | the verbs |
-//! | `cut` | what a claim may take of this node's slices |
-//! | [`reserve`] | one address across pools whose ranges overlap |
+//! | `slice_claim` | allocates from this node's slices |
+//! | [`reserve`], `reservation_hints` | one address across pools whose ranges overlap |
+//! | `local_pools` | the pools of a standalone machine |
 //! | [`store`] | where pools are kept |
 //! | [`node`] | the front in a node's agent: its stores, collectors, flags |
-//! | [`journal`] | what this node was given |
+//! | [`journal`] | what this node's pods hold |
 //! | [`by_hand`] | addresses that a person allocates and releases |
-//! | [`boot`] | which boot the node is in |
-//! | [`probe`] | does somebody on the link use an address |
-//! | [`policy`] | which namespaces may use which ranges |
 //! | [`sticky`] | addresses that outlive their pod |
 //! | [`garbage`] | pods that are gone lose their addresses |
 #![cfg_attr(
@@ -35,33 +31,28 @@
 
 pub mod add;
 pub mod attachment;
-pub mod boot;
 pub mod by_hand;
 pub mod check;
-pub mod config;
-mod cut;
-pub mod definitions;
 pub mod del;
 mod error;
-mod foreign;
 pub mod front;
 pub mod garbage;
 pub mod gc;
 pub mod journal;
 pub mod layout;
+mod local_pools;
 mod named_reads;
 pub mod node;
-mod own;
-pub mod policy;
-pub mod probe;
 mod release;
+mod reservation_hints;
 pub mod reserve;
+mod slice_claim;
 pub mod status;
 pub mod sticky;
 pub mod store;
-mod turns;
+mod teardown;
 
-pub use config::{ConfigError, PodNetwork, RangeConfig, StaticAddress};
+pub use berth_networks::{ConfigError, PodNetwork, RangeConfig, StaticAddress, config};
 pub use error::PodError;
 pub use front::Front;
 pub use store::{Store, Stores};

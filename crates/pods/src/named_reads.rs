@@ -1,4 +1,4 @@
-//! Reads the files that network definitions name, a few at a time and each for a while only.
+//! Reads the files that network definitions name: a few at a time, each with a time limit.
 //!
 //! A file on a filesystem that hangs holds its thread until the machine is restarted. The threads for such work are few, and
 //! the node's own ledger needs them: definitions never hold more than [`AT_A_TIME`].

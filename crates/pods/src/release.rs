@@ -1,9 +1,8 @@
 //! Frees records of a pool together with their reservations.
 //!
 //! The reservation goes first, the record second: the reverse of the order in which they were made. A crash in
-//! between leaves a record without a reservation, which the repeated DEL frees; the other order would leave a
-//! reservation that nobody's record leads to. Both name the container: where the pod was made again meanwhile, neither
-//! goes.
+//! between leaves a record without a reservation, which the repeated DEL releases; the other order would leave a
+//! reservation that no record leads to. Both name the container: where the pod was made again meanwhile, both stay.
 
 use std::time::Duration;
 
@@ -15,12 +14,13 @@ use futures::future::join_all;
 
 use crate::config::PodNetwork;
 use crate::error::PodError;
-use crate::garbage::facts::PodRef;
 use crate::reserve::Reservations;
-use crate::sticky::Wishes;
+use crate::sticky::Retention;
 use crate::store::Store;
+use crate::teardown::Errors;
+use berth_collector::observed::PodRef;
 
-/// Frees each of `held`, whose holders were read from the pool; gives back what was freed.
+/// Releases each of `held`, whose holders were read from the pool; returns what was released.
 ///
 /// A record that has another holder by now stays, and its new holder's reservation with it (I6).
 pub(crate) async fn free(
@@ -34,27 +34,24 @@ pub(crate) async fn free(
         .iter()
         .map(|(address, record)| free_one(store, network, pool, *address, record));
     let mut freed = Vec::new();
-    let mut first = None;
+    let mut errors = Errors::default();
     for outcome in join_all(all).await {
         match outcome {
             Ok(address) => freed.extend(address),
-            Err(error) => first = first.or(Some(error)),
+            Err(error) => errors.push(error),
         }
     }
-    match first {
-        Some(error) => Err(error),
-        None => Ok(freed),
-    }
+    errors.into_result(freed)
 }
 
-/// Those that nobody keeps beyond their pod.
+/// Those that are not kept beyond their pod.
 async fn unkept(
     store: &Store,
     network: &PodNetwork,
     held: Vec<(Address, Record)>,
 ) -> Result<Vec<(Address, Record)>, PodError> {
-    let wishes = Wishes::from(&network.settings);
-    let Some(sticky) = store.sticky.as_ref().filter(|_| wishes.any()) else {
+    let retention = Retention::from(&network.settings);
+    let Some(sticky) = store.sticky.as_ref().filter(|_| retention.any()) else {
         return Ok(held);
     };
     let mut free = Vec::with_capacity(held.len());
@@ -62,7 +59,7 @@ async fn unkept(
         let kept = match PodRef::parse(&record.owner.subject) {
             Some(pod) => {
                 let names = [network.name.as_str()];
-                sticky.keeps(wishes, &names, &pod, address).await?
+                sticky.keeps(retention, &names, &pod, address).await?
             }
             None => false,
         };
@@ -100,7 +97,7 @@ async fn free_one(
         Answer::Released(freed) => Ok((!freed.is_empty()).then_some(address)),
         Answer::Refused(Refusal::Held { by, .. }) if by == record.owner => {
             if network.overlap_checks {
-                give_back(store, &reservations, pool, address, &by).await?;
+                reserve_again(store, &reservations, pool, address, &by).await?;
             }
             Ok(None)
         }
@@ -108,26 +105,26 @@ async fn free_one(
     }
 }
 
-/// The pod was made again, by somebody who does not say so in the reservation, and took the record over between our look
-/// and our release: what we ended was its reservation.
-async fn give_back(
+/// The pod was made again, by a writer that does not say so in the reservation, and took the record over between our read
+/// and our release: what we deleted was its reservation.
+async fn reserve_again(
     store: &Store,
     reservations: &Reservations<'_>,
     pool: &PoolKey,
     address: Address,
     owner: &Owner,
 ) -> Result<(), PodError> {
-    let now = store.look(pool).await?;
+    let now = store.load(pool).await?;
     let Some(holder) = now.pool.holders(address).find(|held| held.owner == *owner) else {
         return Ok(());
     };
     if !reservations.reserve(holder, &[address]).await?.is_empty() {
-        tracing::error!(%address, %owner, "another owner has reserved the address of a living pod; one of them has to go");
+        tracing::error!(%address, %owner, "another owner has reserved the address of a living pod; delete one of the two pods");
     }
     Ok(())
 }
 
-/// Whether the API server could not be asked, in contrast to what it said.
+/// Whether the API server could not be asked, as opposed to what it answered.
 pub(crate) fn is_away(error: &LedgerError) -> bool {
     matches!(
         error,
@@ -135,13 +132,13 @@ pub(crate) fn is_away(error: &LedgerError) -> bool {
     )
 }
 
-/// Releases by a selector, with the network's rest.
+/// Releases by a selector, with the network's cooldown.
 pub(crate) async fn release(
     store: &Store,
     pool: &PoolKey,
     selector: Selector,
-    rest: Duration,
+    cooldown: Duration,
 ) -> Result<Answer, PodError> {
-    let release = Release { selector, rest };
+    let release = Release { selector, cooldown };
     Ok(store.ask(pool, Request::Release(release)).await?)
 }

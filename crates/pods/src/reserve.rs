@@ -1,13 +1,13 @@
-//! One address across pools whose ranges overlap: the reservation, a claim by name.
+//! Reservations: one address across pools whose ranges overlap, claimed by the name of an object.
 //!
-//! A reservation is made after the pool's record. So the pool's record, which everybody who shares the pool reads, is
-//! there whenever the reservation is; and whoever finds a record without a reservation (a crash in between) makes it
-//! good by asking again.
+//! A reservation is created after the pool's record. So the record, which everybody who shares the pool reads, exists
+//! whenever the reservation does; a repeated ADD that finds a record without a reservation (after a crash in between) creates
+//! the reservation.
 //!
-//! It names the container too, and whoever takes a pool's record over writes its own container into the reservation
-//! before it answers ([`make`]): it is passed on, and at no time is the name free. So a late word of the container
-//! before finds another's reservation and ends nothing ([`end`]). Of one that names no container (whereabouts
-//! writes none) the pool's record tells whose it is.
+//! It names the container too. An ADD that takes over a pool's record writes its own container into the reservation before
+//! it answers ([`make`]): the reservation is transferred, and its name is free at no time. So a late DEL of the former container
+//! finds another container's reservation and ends nothing ([`end`]). Where a reservation names no container (whereabouts
+//! writes none), the pool's record says whose it is.
 
 use berth_api::names;
 use berth_core::{Address, Owner, Record};
@@ -17,7 +17,7 @@ use futures::future::join_all;
 use crate::attachment::attribute;
 use crate::store::Store;
 
-/// Looks at a reservation that changes under our hands.
+/// Reads of a reservation that others change meanwhile.
 const TRIES: usize = 3;
 
 /// The reservations of one network.
@@ -35,7 +35,7 @@ impl<'a> Reservations<'a> {
         }
     }
 
-    /// Reserves each address for `holder`; gives back those that somebody else has.
+    /// Reserves each address for `holder`; returns those that another owner has.
     pub async fn reserve(
         &self,
         holder: &Record,
@@ -51,7 +51,8 @@ impl<'a> Reservations<'a> {
             }
         }
         if !taken.is_empty() {
-            self.store.foreign.saw(self.network_name, &taken);
+            let hints = &self.store.reservation_hints;
+            hints.note(self.network_name, &taken);
         }
         Ok(taken)
     }
@@ -63,7 +64,8 @@ impl<'a> Reservations<'a> {
         address: Address,
         holder: &Record,
     ) -> Result<(), LedgerError> {
-        self.store.foreign.forget(self.network_name, address);
+        let hints = &self.store.reservation_hints;
+        hints.forget(self.network_name, address);
         let key = self.key(address);
         end(&*self.store.ledger, &key, (pool, address), holder).await
     }
@@ -73,15 +75,20 @@ impl<'a> Reservations<'a> {
         self.store.ledger.claim(&self.key(address)).await
     }
 
-    /// Passes the reservation on from one holder to another; false if that one does not have it any more.
-    pub async fn pass(
+    /// Transfers the reservation from one holder to another; false if `from` does not have it any more.
+    pub async fn transfer(
         &self,
         address: Address,
         from: &Record,
         to: &Record,
     ) -> Result<bool, LedgerError> {
         let key = self.key(address);
-        untaken(self.store.ledger.pass(&key, from, &bare(to)).await)
+        untaken(
+            self.store
+                .ledger
+                .pass(&key, from, &reservation_record(to))
+                .await,
+        )
     }
 
     /// Whether `owner` has the reservation.
@@ -96,8 +103,8 @@ impl<'a> Reservations<'a> {
         Ok(held.is_some())
     }
 
-    /// Every address that somebody else has reserved: for a search that keeps running into them.
-    pub async fn foreign(&self, owner: &Owner) -> Result<Vec<Address>, LedgerError> {
+    /// Every address that another owner has reserved: for a search that keeps running into them.
+    pub async fn of_others(&self, owner: &Owner) -> Result<Vec<Address>, LedgerError> {
         self.addresses(|held| !is_ours(held, owner)).await
     }
 
@@ -143,13 +150,13 @@ impl<'a> Reservations<'a> {
     }
 }
 
-/// Makes the reservation, or takes over the one that the same owner has; false if another has it.
+/// Creates the reservation, or takes over the one that the same owner has; false if another owner has it.
 pub(crate) async fn make(
     ledger: &dyn Ledger,
     key: &ClaimKey,
     holder: &Record,
 ) -> Result<bool, LedgerError> {
-    let holder = bare(holder);
+    let holder = reservation_record(holder);
     for _ in 0..TRIES {
         if untaken(ledger.create(key, &holder).await)? {
             return Ok(true);
@@ -157,19 +164,18 @@ pub(crate) async fn make(
         match ledger.claim(key).await? {
             Some(found) if !is_ours(&found, &holder.owner) => return Ok(false),
             Some(found) if untaken(ledger.pass(key, &found, &holder).await)? => return Ok(true),
-            // Ended, or passed on, between the two.
+            // Ended, or transferred, between the two.
             _ => {}
         }
     }
-    // It changes hands all the time: another address is sooner had.
+    // Others keep changing it: another address is faster.
     Ok(false)
 }
 
 /// Ends a reservation that `holder` has, or that its owner has for no other container.
 ///
-/// One that does not name the holder's container is judged by the pool: read after the reservation, so whoever took
-/// the record over and says so in the reservation is either seen there, or has changed the reservation since, and
-/// then it is not ended.
+/// One that does not name the holder's container is judged by the pool, which is read after the reservation: a container that
+/// took the record over is either seen there or has changed the reservation since, and then it is not ended.
 pub(crate) async fn end(
     ledger: &dyn Ledger,
     key: &ClaimKey,
@@ -185,9 +191,9 @@ pub(crate) async fn end(
             _ => return Ok(()),
         };
         let now = ledger.load(pool).await?;
-        let passed_on =
+        let transferred =
             |record: &Record| record.owner == holder.owner && record.handle != holder.handle;
-        if now.pool.holders(address).any(passed_on) {
+        if now.pool.holders(address).any(transferred) {
             return Ok(());
         }
         if untaken(ledger.remove(key, &found).await)? {
@@ -197,7 +203,7 @@ pub(crate) async fn end(
     Ok(())
 }
 
-/// Whether it was done, or is another's.
+/// Whether it was done: false if another owner has it.
 fn untaken(done: Result<(), LedgerError>) -> Result<bool, LedgerError> {
     match done {
         Ok(()) => Ok(true),
@@ -207,7 +213,7 @@ fn untaken(done: Result<(), LedgerError>) -> Result<bool, LedgerError> {
 }
 
 /// What a reservation keeps of a record.
-fn bare(holder: &Record) -> Record {
+fn reservation_record(holder: &Record) -> Record {
     let bare = Record::new(holder.owner.clone(), holder.handle.clone());
     match holder.attribute(attribute::NODE) {
         Some(node) => bare.with(attribute::NODE, node),
@@ -231,7 +237,7 @@ mod tests {
         Record::new(Owner::new(subject, "net1"), Handle::new(container))
     }
 
-    /// Whoever ends comes late: the entry is as it is by now.
+    /// The DEL comes late: the pool's entry may be another container's by now.
     #[tokio::test]
     async fn a_reservation_goes_with_its_container_or_with_the_last_entry() {
         let address: Address = "10.0.0.7".parse().unwrap();
@@ -253,7 +259,7 @@ mod tests {
             ledger.create(&key, &reserved).await.unwrap();
             if let Some(container) = entry {
                 let record = mk_holder("ns/p", container);
-                let claim = Change::Claim { address, record };
+                let claim = Change::Allocate { address, record };
                 let base = ledger.load(&pool).await.unwrap().version;
                 ledger.commit(&pool, &base, &[claim]).await.unwrap();
             }

@@ -2,8 +2,8 @@
 //!
 //! | code | when |
 //! |---|---|
-//! | 50 | the store can't be read, or a range has no address for another pod: held, resting, or reserved elsewhere; or its object is full |
-//! | 51 | the same, and two containers of the network hold one address: those that run reach it by chance |
+//! | 50 | the store can't be read, or a range has no address for another pod: held, cooling down, or reserved elsewhere; or its object is full |
+//! | 51 | the same, and two containers of the network hold one address: which of them gets its packets is undefined |
 //!
 //! Two holders alone are no reason to refuse pods: an ADD is served, so STATUS succeeds.
 
@@ -12,17 +12,17 @@ use std::time::SystemTime;
 
 use berth_cni::{CniError, Code};
 use berth_core::{
-    Address, Answer, Change, Claim, Granted, Handle, Moment, Owner, Pool, Record, Request, Want,
-    plan,
+    Address, AddressRequest, Allocate, Answer, Change, Granted, Handle, Moment, Owner, Pool,
+    Record, Request, plan,
 };
 use berth_ledger::LedgerError;
 use berth_slices::Mode;
 
 use crate::add::ROUNDS_BEFORE_LISTING;
 use crate::config::PodNetwork;
-use crate::cut;
 use crate::layout::{Layout, PoolWants};
 use crate::reserve::Reservations;
+use crate::slice_claim;
 use crate::store::Store;
 
 /// Fails with code 50 or 51 when no ADD could be served.
@@ -30,9 +30,11 @@ pub async fn status(store: &Store, network: &PodNetwork) -> Result<(), CniError>
     let mut refusals = Vec::new();
     let mut disputes = Vec::new();
     let mut layout = Layout::of(network);
-    cut::to_slices(store, &mut layout).await.map_err(unread)?;
+    slice_claim::limit_to_slices(store, &mut layout)
+        .await
+        .map_err(unread)?;
     for wants in &layout.pools {
-        let mut now = store.look(&wants.key).await.map_err(unread)?.pool;
+        let mut now = store.load(&wants.key).await.map_err(unread)?.pool;
         disputes.extend(disputed(&now));
         // A node that claims slices by itself may find another one.
         let grows = wants
@@ -52,20 +54,20 @@ pub async fn status(store: &Store, network: &PodNetwork) -> Result<(), CniError>
     if refusals.is_empty() {
         return Ok(());
     }
-    let (code, told) = match disputes.is_empty() {
+    let (code, reasons) = match disputes.is_empty() {
         true => (Code::NotAvailable, refusals),
         false => (
             Code::LimitedConnectivity,
             [refusals, disputes].into_iter().flatten().collect(),
         ),
     };
-    Err(CniError::new(code, told.join("; ")))
+    Err(CniError::new(code, reasons.join("; ")))
 }
 
 fn unread(error: impl Display) -> CniError {
     CniError::new(
         Code::NotAvailable,
-        format!("no address can be given: {error}"),
+        format!("no address can be allocated: {error}"),
     )
 }
 
@@ -76,17 +78,17 @@ async fn trial(
     wants: &PoolWants,
     pool: &mut Pool,
 ) -> Result<Option<String>, LedgerError> {
-    let nobody = Owner::new("", "");
+    let owner = Owner::new("", "");
     let reservations = Reservations::of(store, &network.network_name);
     let mut avoid: Vec<Address> = Vec::new();
     let mut rounds = 0;
     loop {
-        let granted = match ask(pool, &nobody, wants, &avoid) {
+        let granted = match ask(pool, &owner, wants, &avoid) {
             Answer::Granted(granted) => granted,
             Answer::Refused(refusal) => return Ok(Some(format!("exhausted: {refusal}"))),
-            Answer::Released(_) | Answer::Reowned => return Ok(None),
+            Answer::Released(_) | Answer::Transferred => return Ok(None),
         };
-        if let Some(why) = crowded(store, wants, &granted) {
+        if let Some(why) = is_full(store, wants, &granted) {
             return Ok(Some(why));
         }
         if !network.overlap_checks {
@@ -106,12 +108,12 @@ async fn trial(
         if rounds == ROUNDS_BEFORE_LISTING {
             avoid.extend(reservations.all().await?);
         }
-        give_back(pool, &nobody, &granted);
+        release(pool, &owner, &granted);
     }
 }
 
-/// Why what keeps the pool has no room for another pod's entries, though addresses are free.
-fn crowded(store: &Store, wants: &PoolWants, granted: &[Granted]) -> Option<String> {
+/// Why the pool's object has no room for another pod's entries, though addresses are free.
+fn is_full(store: &Store, wants: &PoolWants, granted: &[Granted]) -> Option<String> {
     // As large as those of a pod are: a container's id is a SHA-256.
     let pod = Record::new(
         Owner::new("namespace/pod", "net1"),
@@ -119,7 +121,7 @@ fn crowded(store: &Store, wants: &PoolWants, granted: &[Granted]) -> Option<Stri
     );
     let claims: Vec<Change> = granted
         .iter()
-        .map(|one| Change::Claim {
+        .map(|one| Change::Allocate {
             address: one.address,
             record: pod.clone(),
         })
@@ -129,42 +131,42 @@ fn crowded(store: &Store, wants: &PoolWants, granted: &[Granted]) -> Option<Stri
     room.err().map(|error| error.to_string())
 }
 
-fn ask(pool: &mut Pool, nobody: &Owner, wants: &PoolWants, avoid: &[Address]) -> Answer {
-    // An address that is asked for by name is its pod's business.
+fn ask(pool: &mut Pool, owner: &Owner, wants: &PoolWants, avoid: &[Address]) -> Answer {
+    // Whether an address that is asked for by name is free, its own ADD finds out.
     let free = wants.wants.iter().filter(|(_, want)| want.exact.is_none());
-    let claim = Claim {
-        record: Record::new(nobody.clone(), Handle::default()),
+    let claim = Allocate {
+        record: Record::new(owner.clone(), Handle::default()),
         wants: free
-            .map(|(_, want)| Want {
+            .map(|(_, want)| AddressRequest {
                 avoid: avoid.to_vec(),
                 ..want.clone()
             })
             .collect(),
     };
-    let mut answers = plan(pool, &[Request::Claim(claim)], now()).answers;
-    answers.pop().unwrap_or(Answer::Reowned)
+    let mut answers = plan(pool, &[Request::Allocate(claim)], now()).answers;
+    answers.pop().unwrap_or(Answer::Transferred)
 }
 
-fn give_back(pool: &mut Pool, nobody: &Owner, granted: &[Granted]) {
+fn release(pool: &mut Pool, owner: &Owner, granted: &[Granted]) {
     for one in granted {
         let _ = pool.apply(&Change::Release {
             address: one.address,
-            expected: Record::new(nobody.clone(), Handle::default()),
-            rest: None,
+            expected: Record::new(owner.clone(), Handle::default()),
+            cooldown: None,
         });
     }
 }
 
-/// Addresses that more than one container is told to have.
+/// Addresses that more than one container holds.
 fn disputed(pool: &Pool) -> Vec<String> {
-    let rivals = pool.rivals().filter_map(|(address, rival)| {
+    let duplicate_holders = pool.duplicate_holders().filter_map(|(address, rival)| {
         let first = pool.get(address)?;
         Some(format!(
             "{address} is held by {} and by {}",
             first.owner, rival.owner
         ))
     });
-    rivals.collect()
+    duplicate_holders.collect()
 }
 
 fn now() -> Moment {

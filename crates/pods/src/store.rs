@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_cni::CniError;
-use berth_core::{Answer, Handle, Request};
-use berth_desk::{CommonDesk, Desk, DeskError, DeskMetrics, DeskSettings, Desks};
+use berth_core::{Address, Answer, Handle, Record, Request};
+use berth_desk::{Desk, DeskError, DeskMetrics, DeskSettings, Desks, LeaderDesk};
 use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
 use berth_slices::sliced::is_sliced;
 use berth_slices::{PlainPools, Slices};
 
 use crate::config::PodNetwork;
-use crate::foreign::Foreign;
 use crate::journal::Journal;
-use crate::policy::Policies;
+use crate::reservation_hints::ReservationHints;
 use crate::sticky::Sticky;
+use berth_networks::range_policy::Policies;
 
 /// Finds the store that keeps a network's pools.
 #[async_trait]
@@ -38,14 +38,14 @@ pub struct Store {
     desks: Desks,
     /// Whether owners are the pods of a cluster, or containers of this machine alone.
     pub(crate) in_cluster: bool,
-    /// Of a process that serves one call: whoever renews its token is another.
+    /// Of a process that serves one call: another process renews its token.
     pub(crate) once: bool,
-    /// What this node was given of a cluster's pools.
+    /// What this node holds in a cluster's pools.
     pub(crate) journal: Option<Arc<Journal>>,
     /// Who keeps addresses beyond their pods; none where no API server is known.
     pub(crate) sticky: Option<Sticky>,
-    /// Where others' reservations were met lately.
-    pub(crate) foreign: Foreign,
+    /// Addresses that were reserved by others a moment ago.
+    pub(crate) reservation_hints: ReservationHints,
     /// This node's slices of the cluster's networks: no other node is asked for their pools.
     pub(crate) slices: Option<Slices>,
     /// Plain pools that may have been closed while slices of their ranges were assigned.
@@ -64,7 +64,7 @@ impl Store {
     pub fn cluster(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
         let settings = DeskSettings {
             watch: true,
-            apart: true,
+            hold_back: true,
             ..DeskSettings::default()
         };
         Store::new(ledger, settings, metrics, true)
@@ -73,7 +73,7 @@ impl Store {
     /// The same for a process that serves one call: following a watch would cost more than it saves.
     pub fn cluster_once(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
         let settings = DeskSettings {
-            apart: true,
+            hold_back: true,
             ..DeskSettings::default()
         };
         let mut store = Store::new(ledger, settings, metrics, true);
@@ -81,16 +81,16 @@ impl Store {
         store
     }
 
-    /// The same where the requests of all nodes meet in one desk. What that does not answer is served here, from a
+    /// The same where the requests of all nodes go to the leader's desk. What that does not answer is served here, from a
     /// pool that is read at that time: a copy that follows every write of a busy pool would cost more than it saves.
     pub fn gathered(
         ledger: SharedLedger,
         metrics: DeskMetrics,
-        common: Arc<dyn CommonDesk>,
+        leader: Arc<dyn LeaderDesk>,
     ) -> Store {
         let settings = DeskSettings {
-            common: Some(common),
-            apart: true,
+            leader: Some(leader),
+            hold_back: true,
             ..DeskSettings::default()
         };
         Store::new(ledger, settings, metrics, true)
@@ -109,14 +109,14 @@ impl Store {
             once: false,
             journal: None,
             sticky: None,
-            foreign: Foreign::default(),
+            reservation_hints: ReservationHints::default(),
             slices: None,
             plain: None,
             policies: None,
         }
     }
 
-    /// Gives only what the cluster's policy allows.
+    /// Allocates only what the cluster's RangePolicy allows.
     #[must_use]
     pub fn with_policies(mut self, policies: Arc<Policies>) -> Store {
         self.policies = Some(policies);
@@ -130,7 +130,7 @@ impl Store {
         self
     }
 
-    /// Gives sliced networks from this node's slices. The store's ledger must be theirs.
+    /// Serves sliced networks from this node's slices. The store's ledger must be theirs.
     #[must_use]
     pub fn with_slices(mut self, slices: Slices) -> Store {
         self.desks = self.desks.with_local(is_sliced);
@@ -138,7 +138,7 @@ impl Store {
         self
     }
 
-    /// Keeps a journal of what this node is given: what CNI GC goes by in a cluster.
+    /// Keeps a journal of what this node allocates: CNI GC works from it in a cluster.
     #[must_use]
     pub fn with_journal(mut self, journal: Arc<Journal>) -> Store {
         self.journal = Some(journal);
@@ -169,14 +169,18 @@ impl Store {
         self.desks.of(pool)
     }
 
-    /// Waits until nothing that was begun here for that container can still change the pool: a call that was given up
-    /// may have a commit under way.
-    pub(crate) async fn settle(&self, pool: &PoolKey, handle: &Handle) -> Result<(), DeskError> {
-        self.desk(pool).settle(handle).await
+    /// What that container holds in the pool, when nothing that was begun here for it can still change that: an ADD that was
+    /// given up may have a commit under way.
+    pub(crate) async fn find(
+        &self,
+        pool: &PoolKey,
+        handle: &Handle,
+    ) -> Result<Vec<(Address, Record)>, DeskError> {
+        self.desk(pool).find(handle).await
     }
 
     /// The pool as it stands durably.
-    pub(crate) async fn look(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
+    pub(crate) async fn load(&self, pool: &PoolKey) -> Result<Snapshot, LedgerError> {
         self.ledger.load(pool).await
     }
 }

@@ -14,24 +14,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use berth_cni::wire::{Answer, Request};
-use berth_cni::{CniError, Environment};
+use berth_cni::CniError;
+use berth_cni::wire::Answer;
 use berth_core::{Handle, Owner, Record};
 use berth_desk::DeskMetrics;
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, MemoryLedger, PoolKey, SharedLedger};
+use berth_node::NodeFile;
 use berth_pods::journal::Journal;
 use berth_pods::{Front, PodNetwork, Store, Stores};
+use berth_testkit::PodCall;
 use futures::future::join_all;
 use interlude::{Interlude, Step};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
 const RANGE: &str = "10.0.0.0/24";
 const OVERLAPPING: &str = "10.0.0.0/25";
 
 /// A node of a cluster that the ledger stands for.
-fn mk_node(name: &str, ledger: SharedLedger) -> Arc<Front> {
-    let journal = Arc::new(Journal::new(Arc::new(MemoryLedger::new())));
+async fn mk_node(dir: &TempDir, name: &str, ledger: SharedLedger) -> Arc<Front> {
+    let file = NodeFile::open(&dir.path().join(name)).await.unwrap();
+    let journal = Arc::new(Journal::new(&file));
     let store = Store::cluster_once(ledger, DeskMetrics::default()).with_journal(journal);
     Arc::new(Front::new(Arc::new(Arc::new(store)), name).with_flat_places(Vec::new()))
 }
@@ -42,20 +46,12 @@ async fn call(node: &Front, verb: &str, pod: &str, container: &str, range: &str)
     if verb == "GC" {
         conf["cni.dev/valid-attachments"] = json!([]);
     }
-    let of_container = |text: &str| match verb {
-        "GC" => String::new(),
-        _ => text.to_owned(),
+    let call = PodCall::new("whereabouts", verb, pod);
+    let call = match verb {
+        "GC" => call.of_no_container(),
+        _ => call.of_container(container),
     };
-    let environment = Environment {
-        command: verb.into(),
-        container_id: of_container(container),
-        netns: of_container("/var/run/netns/x"),
-        ifname: of_container("net1"),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-        path: "/opt/cni/bin".into(),
-    };
-    let request = Request::new("whereabouts", environment, conf.to_string());
-    node.answer(&request).await
+    node.answer(&call.request_of(&conf.to_string())).await
 }
 
 async fn add(node: &Front, pod: &str, container: &str, range: &str) -> String {
@@ -94,10 +90,11 @@ fn container_of(record: Option<&Record>) -> Option<&str> {
 /// third pod does not get the address from a range that overlaps.
 #[tokio::test]
 async fn a_late_del_leaves_the_reservation_of_the_pods_next_container() {
+    let dir = tempfile::tempdir().unwrap();
     let truth: SharedLedger = Arc::new(MemoryLedger::new());
     let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
-    let here = mk_node("here", Arc::clone(&interlude) as SharedLedger);
-    let there = mk_node("there", SharedLedger::clone(&truth));
+    let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedLedger).await;
+    let there = mk_node(&dir, "there", SharedLedger::clone(&truth)).await;
     assert_eq!(add(&here, "web-0", "old", RANGE).await, "10.0.0.1");
     let other = Arc::clone(&there);
     interlude.before(Step::Remove, async move {
@@ -120,10 +117,11 @@ async fn a_late_del_leaves_the_reservation_of_the_pods_next_container() {
 #[tokio::test]
 async fn gc_of_a_stale_journal_leaves_the_reservation_of_the_living_pod() {
     for writer in ["berth", "whereabouts"] {
+        let dir = tempfile::tempdir().unwrap();
         let truth: SharedLedger = Arc::new(MemoryLedger::new());
         let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
-        let here = mk_node("here", Arc::clone(&interlude) as SharedLedger);
-        let there = mk_node("there", SharedLedger::clone(&truth));
+        let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedLedger).await;
+        let there = mk_node(&dir, "there", SharedLedger::clone(&truth)).await;
         add(&here, "web-0", "old", RANGE).await;
         assert_eq!(add(&there, "web-0", "new", RANGE).await, "10.0.0.1");
         let held = reservation(&*truth, "10.0.0.1").await.unwrap();
@@ -145,8 +143,9 @@ async fn gc_of_a_stale_journal_leaves_the_reservation_of_the_living_pod() {
 #[tokio::test]
 async fn a_reservation_of_another_writer_is_ended_with_its_entry() {
     for handle in ["", "before"] {
+        let dir = tempfile::tempdir().unwrap();
         let truth: SharedLedger = Arc::new(MemoryLedger::new());
-        let here = mk_node("here", SharedLedger::clone(&truth));
+        let here = mk_node(&dir, "here", SharedLedger::clone(&truth)).await;
         add(&here, "web-0", "c1", RANGE).await;
         let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
         let held = reservation(&*truth, "10.0.0.1").await.unwrap();
@@ -214,8 +213,9 @@ async fn a_del_waits_for_the_add_of_its_container() {
 /// The runtime lost patience and asked again while the first call was still under way: one address, for all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_repeated_too_early_gives_one_address() {
+    let dir = tempfile::tempdir().unwrap();
     let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let here = mk_node("here", SharedLedger::clone(&truth));
+    let here = mk_node(&dir, "here", SharedLedger::clone(&truth)).await;
     let calls = (0..16).map(|_| add(&here, "web-0", "c1", RANGE));
     let given: BTreeSet<String> = join_all(calls).await.into_iter().collect();
     assert_eq!(given.len(), 1, "{given:?}");
@@ -227,8 +227,9 @@ async fn a_call_repeated_too_early_gives_one_address() {
 /// The pod's next container says that the reservation is its own, so that no late word of the last one counts.
 #[tokio::test]
 async fn a_reservation_names_the_container_that_the_entry_names() {
+    let dir = tempfile::tempdir().unwrap();
     let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let here = mk_node("here", SharedLedger::clone(&truth));
+    let here = mk_node(&dir, "here", SharedLedger::clone(&truth)).await;
     for container in ["first", "second", "second"] {
         add(&here, "web-0", container, RANGE).await;
         let held = reservation(&*truth, "10.0.0.1").await;
@@ -239,9 +240,10 @@ async fn a_reservation_names_the_container_that_the_entry_names() {
 /// The name was free when it was looked at and taken again when it was made: the next address is tried.
 #[tokio::test]
 async fn an_address_whose_reservation_changes_hands_under_an_add_is_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
     let truth: SharedLedger = Arc::new(MemoryLedger::new());
     let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
-    let here = mk_node("here", Arc::clone(&interlude) as SharedLedger);
+    let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedLedger).await;
     let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
     let other = |name: &str| Record::new(Owner::new(name, "net1"), Handle::new(name));
     truth.create(&key, &other("ns/a")).await.unwrap();

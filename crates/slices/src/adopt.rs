@@ -83,7 +83,7 @@ impl SlicePool {
             found
                 .iter()
                 .filter(|(address, _)| !pool.is_held(*address) && taken.insert(*address))
-                .map(|(address, record)| Change::Claim {
+                .map(|(address, record)| Change::Allocate {
                     address: *address,
                     record: record.clone(),
                 })
@@ -118,7 +118,7 @@ impl SlicePool {
 
 pub(crate) fn entries(pool: &Pool, slice: Prefix) -> Vec<(Address, Record)> {
     pool.records()
-        .chain(pool.rivals())
+        .chain(pool.duplicate_holders())
         .filter(|(address, _)| slice.contains(*address))
         .map(|(address, record)| (address, record.clone()))
         .collect()

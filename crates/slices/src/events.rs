@@ -1,6 +1,6 @@
 //! Kubernetes Events on this node's Node object, for what its administrator has to know.
 
-use berth_ledger::kube::events::{Events, Tone, of_node};
+use berth_kube::events::{Events, Tone, of_node};
 
 use crate::world::World;
 

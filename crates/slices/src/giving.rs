@@ -68,7 +68,7 @@ impl SlicePool {
             .map(|one| one.slice);
         let mut claimed = changes.iter().filter_map(|change| match change {
             // What no network of the range gives by choice may be asked for by name, slice or not.
-            Change::Claim { address, .. } if of.usable.contains(*address) => Some(*address),
+            Change::Allocate { address, .. } if of.usable.contains(*address) => Some(*address),
             _ => None,
         });
         let stray = claimed.find(|address| !slices.clone().any(|slice| slice.contains(*address)));

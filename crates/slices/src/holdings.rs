@@ -240,7 +240,9 @@ impl Holdings {
     /// Changes nothing but the version, if there was no holding when it was read, and is none.
     pub async fn outdate(&self, none: &Guard) -> Result<Roll, LedgerError> {
         let since = none.version.clone();
-        let made = self.ledger.commit_guarded(&self.key, &since, &[], none);
+        let made = self
+            .ledger
+            .commit_guarded(&self.key, &since, &[], Some(none));
         Ok(Roll {
             all: Vec::new(),
             version: made.await?,
@@ -290,7 +292,7 @@ impl Holdings {
             };
             let change = match (now.pool.get(address).cloned(), step) {
                 (_, Step::Leave) | (None, Step::Remove) => return Ok(roll),
-                (None, Step::Put) => Change::Claim {
+                (None, Step::Put) => Change::Allocate {
                     address,
                     record: record.clone(),
                 },
@@ -302,18 +304,12 @@ impl Holdings {
                 (Some(expected), Step::Remove) => Change::Release {
                     address,
                     expected,
-                    rest: None,
+                    cooldown: None,
                 },
             };
             let (base, changes) = (&now.version, std::slice::from_ref(&change));
-            let made = match guard {
-                None => self.ledger.commit(&self.key, base, changes).await,
-                Some(guard) => {
-                    let ledger = &self.ledger;
-                    ledger.commit_guarded(&self.key, base, changes, guard).await
-                }
-            };
-            match made {
+            let made = self.ledger.commit_guarded(&self.key, base, changes, guard);
+            match made.await {
                 // Somebody wrote in between, and the store has both: this copy has not.
                 Ok(version) if version.is_merged() => return self.load().await,
                 Ok(version) => {

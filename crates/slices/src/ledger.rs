@@ -52,22 +52,26 @@ impl Layer for NodeLedger {
         }
     }
 
-    async fn commit(
+    /// Pools of slices have a guard already: this ledger's own.
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         let keeper = pool.name.starts_with(POOLS).then(|| (self.keeper)(pool));
         let Some(keeper) = keeper.flatten() else {
-            return self.below(Some(pool)).commit(pool, base, changes).await;
+            let below = self.below(Some(pool));
+            return below.commit_guarded(pool, base, changes, guard).await;
         };
+        LedgerError::refuse_guard(pool, guard)?;
         let version = {
             // Nothing is given from a slice that was lost or given back since this was planned (I8), by whichever process.
             let _giving = keeper.giving.read().await;
             loop {
                 let guard = keeper.check_given(changes)?;
-                let made = self.local.commit_guarded(pool, base, changes, &guard);
+                let made = self.local.commit_guarded(pool, base, changes, Some(&guard));
                 match made.await {
                     Err(error) if error.is_of(&guard) => keeper.reread_held().await?,
                     made => break made,
@@ -77,21 +81,6 @@ impl Layer for NodeLedger {
         // Told of a failed one too: its outcome may be unknown.
         keeper.touch();
         version
-    }
-
-    /// Pools of slices have a guard already: this ledger's own.
-    async fn commit_guarded(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-        guard: &Guard,
-    ) -> Result<Version, LedgerError> {
-        if pool.name.starts_with(POOLS) {
-            return Err(LedgerError::unguarded(pool, guard));
-        }
-        let cluster = &self.cluster;
-        cluster.commit_guarded(pool, base, changes, guard).await
     }
 
     async fn watch_versions(

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use berth_core::slice::closed::Closed;
-use berth_core::slice::ways::Bar;
-use berth_ledger::kube::Connection;
+use berth_core::slice::ways::Exclusion;
+use berth_kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError};
 use rand::RngExt;
@@ -43,13 +43,13 @@ impl PlainPools {
     /// Closes the range's plain pool, after the table was read that a slice is taken on from, and before the pool's
     /// entries are.
     pub async fn close(&self, of: &Sliced) -> Result<(), SliceError> {
-        for bar in Bar::closed_by(of.checked) {
+        for bar in Exclusion::closed_by(of.checked) {
             self.close_to(of, *bar).await?;
         }
         Ok(())
     }
 
-    async fn close_to(&self, of: &Sliced, bar: Bar) -> Result<(), SliceError> {
+    async fn close_to(&self, of: &Sliced, bar: Exclusion) -> Result<(), SliceError> {
         let plain = of.plain();
         for _ in 0..TRIES {
             let now = match self.cluster.closed(&plain, bar).await {
@@ -68,8 +68,8 @@ impl PlainPools {
                 .set_closed(&plain, bar, now.as_ref(), Some(&next));
             if written.await? {
                 let to = match bar {
-                    Bar::Assigned => "claims without reservations",
-                    Bar::Unreserved => "all claims: slices give without reservations",
+                    Exclusion::Assigned => "claims without reservations",
+                    Exclusion::Unreserved => "all claims: slices give without reservations",
                 };
                 tracing::info!(range = %of.range, table = of.slice_pool, "the plain pool is closed to {to}");
                 return Ok(());
@@ -83,13 +83,13 @@ impl PlainPools {
 
     /// Opens the range's plain pool to that network; refused while one of the tables is there that it was closed by.
     pub async fn open(&self, of: &Sliced) -> Result<(), SliceError> {
-        for bar in Bar::before(of.checked) {
+        for bar in Exclusion::before(of.checked) {
             self.open_from(of, *bar).await?;
         }
         Ok(())
     }
 
-    async fn open_from(&self, of: &Sliced, bar: Bar) -> Result<(), SliceError> {
+    async fn open_from(&self, of: &Sliced, bar: Exclusion) -> Result<(), SliceError> {
         let plain = of.plain();
         let Some(closed) = self.cluster.closed(&plain, bar).await? else {
             return Ok(());

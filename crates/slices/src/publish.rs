@@ -278,7 +278,7 @@ impl SlicePool {
                 .map(|(address, record)| Change::Release {
                     address,
                     expected: record.clone(),
-                    rest: None,
+                    cooldown: None,
                 })
                 .collect();
             if changes.is_empty() {
@@ -394,14 +394,14 @@ fn difference(object: &Pool, wanted: &BTreeMap<Address, Record>) -> Vec<Change> 
             None => changes.push(Change::Release {
                 address,
                 expected: held.clone(),
-                rest: None,
+                cooldown: None,
             }),
         }
     }
     let fresh = wanted
         .iter()
         .filter(|(address, _)| !object.is_held(**address));
-    changes.extend(fresh.map(|(address, record)| Change::Claim {
+    changes.extend(fresh.map(|(address, record)| Change::Allocate {
         address: *address,
         record: record.clone(),
     }));

@@ -55,7 +55,7 @@ impl World {
                     changes.push(Change::Release {
                         address,
                         expected: expected.clone(),
-                        rest: None,
+                        cooldown: None,
                     });
                 }
             }
@@ -70,7 +70,7 @@ impl World {
                         expected: known.clone(),
                         record,
                     }),
-                    None => changes.push(Change::Claim { address, record }),
+                    None => changes.push(Change::Allocate { address, record }),
                 }
             }
             changes
@@ -113,7 +113,7 @@ fn read(record: &Record) -> Vec<Record> {
 
 /// The entries of an object that this node's file knows nothing of.
 pub(crate) fn unknown(object: &Pool, noted: &Ours, slice: Prefix) -> Vec<(Address, Record)> {
-    let entries = object.records().chain(object.rivals());
+    let entries = object.records().chain(object.duplicate_holders());
     entries
         .filter(|(address, record)| slice.contains(*address) && !noted.has(*address, record))
         .map(|(address, record)| (address, record.clone()))

@@ -60,7 +60,7 @@ fn taken_in(pool: &Pool, found: &[(Address, Record)], pods: Option<&NodePods>) -
             continue;
         }
         match pool.get(address) {
-            None => changes.push(Change::Claim {
+            None => changes.push(Change::Allocate {
                 address,
                 record: record.clone(),
             }),

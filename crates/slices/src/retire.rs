@@ -265,7 +265,7 @@ impl SlicePool {
             let mut changes = Vec::new();
             for (address, record) in &ours {
                 match plain.pool.get(*address) {
-                    None => changes.push(Change::Claim {
+                    None => changes.push(Change::Allocate {
                         address: *address,
                         record: (*record).clone(),
                     }),
@@ -316,7 +316,7 @@ impl SlicePool {
             old.map(|(address, record)| Change::Release {
                 address,
                 expected: record.clone(),
-                rest: None,
+                cooldown: None,
             })
             .collect()
         };
@@ -344,7 +344,7 @@ fn everything(pool: &Pool) -> Vec<Change> {
         .map(|(address, record)| Change::Release {
             address,
             expected: record.clone(),
-            rest: None,
+            cooldown: None,
         })
         .collect()
 }

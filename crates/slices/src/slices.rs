@@ -14,7 +14,7 @@ use berth_core::slice::NodeName;
 use berth_core::slice::assigned::Assignments;
 use berth_core::slice::elastic::MarkState;
 use berth_core::{Prefix, Record, Space};
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::future::join_all;

@@ -118,7 +118,7 @@ impl SlicePool {
             if addresses.iter().any(|address| pool.is_held(*address)) {
                 return Vec::new();
             }
-            let claim = |address: &Address| Change::Claim {
+            let claim = |address: &Address| Change::Allocate {
                 address: *address,
                 record: record.clone(),
             };
@@ -206,7 +206,7 @@ impl SlicePool {
                     None => Some(Change::Release {
                         address,
                         expected,
-                        rest: None,
+                        cooldown: None,
                     }),
                 }
             };
@@ -238,7 +238,7 @@ impl SlicePool {
             let record = record(offer.range, &offer.node);
             let rows = |pool: &Pool| -> Vec<Change> {
                 let free = addresses.iter().filter(|address| !pool.is_held(**address));
-                free.map(|address| Change::Claim {
+                free.map(|address| Change::Allocate {
                     address: *address,
                     record: record.clone(),
                 })
@@ -273,7 +273,7 @@ impl SlicePool {
                     expected: held.clone(),
                     record: row.clone(),
                 }),
-                None => Some(Change::Claim {
+                None => Some(Change::Allocate {
                     address: *address,
                     record: row.clone(),
                 }),
@@ -308,7 +308,7 @@ impl SlicePool {
                 .map(|(address, row)| Change::Release {
                     address: *address,
                     expected: row.clone(),
-                    rest: None,
+                    cooldown: None,
                 })
                 .collect()
         };

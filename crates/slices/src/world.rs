@@ -7,8 +7,9 @@ use std::time::SystemTime;
 
 use berth_core::slice::NodeName;
 use berth_core::{Change, Moment, Pool, Prefix};
+use berth_kube::Connection;
 use berth_ledger::kube::slicepools::SlicePools;
-use berth_ledger::kube::{Connection, FileMark, SliceObject};
+use berth_ledger::kube::{FileMark, SliceObject};
 use berth_ledger::{Guard, KubeLedger, LedgerError, PoolKey, SharedLedger};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
@@ -117,12 +118,8 @@ impl World {
             if changes.is_empty() {
                 return Ok(changes);
             }
-            let (base, changed) = (&now.version, &changes);
-            let made = match guard {
-                None => local.commit(key, base, changed).await,
-                Some(guard) => local.commit_guarded(key, base, changed, guard).await,
-            };
-            match made {
+            let made = local.commit_guarded(key, &now.version, &changes, guard);
+            match made.await {
                 Ok(_) => return Ok(changes),
                 Err(error) if guard.is_some_and(|guard| error.is_of(guard)) => return Err(error),
                 Err(error) if error.needs_reload() => {}

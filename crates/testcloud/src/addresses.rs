@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::aliases::{Course, cidr};
 use crate::error::ApiError;
 use crate::operations::{Operation, Scope};
-use crate::project::{Begun, Effect, Project, request_id};
+use crate::project::{Effect, Planned, Project};
 
 #[derive(Clone, Debug)]
 pub struct Address {
@@ -57,10 +57,12 @@ impl Project {
         course: Course,
         now: Instant,
     ) -> Result<Operation, ApiError> {
-        let id = request_id(query("requestId").as_deref())?;
-        if let Some(repeated) = self.repeated(id.as_deref()) {
-            return Ok(repeated);
-        }
+        self.once(query, course, now, |project| {
+            project.planned_insert(region, body)
+        })
+    }
+
+    fn planned_insert(&self, region: &str, body: &Value) -> Result<Planned, ApiError> {
         let text = |field: &str| body[field].as_str().unwrap_or_default().to_owned();
         let (name, address) = (text("name"), text("address"));
         if name.is_empty() {
@@ -116,19 +118,14 @@ impl Project {
             address,
             subnet,
         });
-        Ok(self.begin(
-            Begun {
-                scope: Scope::Region(region.to_owned()),
-                kind: "insert",
-                target: format!("regions/{region}/addresses/{name}"),
-                request_id: id,
-                error: course.error.map(|(code, message)| (code, message, 400)),
-                effect,
-                response: None,
-                endless: course.endless,
-            },
-            now,
-        ))
+        Ok(Planned {
+            scope: Scope::Region(region.to_owned()),
+            kind: "insert",
+            target: format!("regions/{region}/addresses/{name}"),
+            effect,
+            error: None,
+            response: None,
+        })
     }
 
     pub(crate) fn delete_address(
@@ -138,10 +135,12 @@ impl Project {
         course: Course,
         now: Instant,
     ) -> Result<Operation, ApiError> {
-        let id = request_id(query("requestId").as_deref())?;
-        if let Some(repeated) = self.repeated(id.as_deref()) {
-            return Ok(repeated);
-        }
+        self.once(query, course, now, |project| {
+            project.planned_delete((region, name))
+        })
+    }
+
+    fn planned_delete(&self, (region, name): (&str, &str)) -> Result<Planned, ApiError> {
         let path = format!("projects/{}/regions/{region}/addresses/{name}", self.name);
         let known = self.addresses.get(&(region.to_owned(), name.to_owned()));
         let known = known.ok_or_else(|| ApiError::not_found(&path))?;
@@ -158,18 +157,13 @@ impl Project {
             region: region.to_owned(),
             name: name.to_owned(),
         };
-        Ok(self.begin(
-            Begun {
-                scope: Scope::Region(region.to_owned()),
-                kind: "delete",
-                target: format!("regions/{region}/addresses/{name}"),
-                request_id: id,
-                error: course.error.map(|(code, message)| (code, message, 400)),
-                effect,
-                response: None,
-                endless: course.endless,
-            },
-            now,
-        ))
+        Ok(Planned {
+            scope: Scope::Region(region.to_owned()),
+            kind: "delete",
+            target: format!("regions/{region}/addresses/{name}"),
+            effect,
+            error: None,
+            response: None,
+        })
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::instances::{AliasRange, Instance};
 use crate::operations::{Operation, Scope};
-use crate::project::{Begun, Effect, Project, Stale, request_id};
+use crate::project::{Effect, Planned, Project, Stale};
 
 /// What the request's body may have.
 const FIELDS: [&str; 4] = ["fingerprint", "aliasIpRanges", "network", "subnetwork"];
@@ -31,10 +31,17 @@ impl Project {
         course: Course,
         now: Instant,
     ) -> Result<Operation, ApiError> {
-        let id = request_id(query("requestId").as_deref())?;
-        if let Some(repeated) = self.repeated(id.as_deref()) {
-            return Ok(repeated);
-        }
+        self.once(query, course, now, |project| {
+            project.planned_update((zone, name), query, body)
+        })
+    }
+
+    fn planned_update(
+        &self,
+        (zone, name): (&str, &str),
+        query: &dyn Fn(&str) -> Option<String>,
+        body: &Value,
+    ) -> Result<Planned, ApiError> {
         let key = (zone.to_owned(), name.to_owned());
         let path = format!("projects/{}/zones/{zone}/instances/{name}", self.name);
         let instance = self.instances.get(&key).cloned();
@@ -92,25 +99,19 @@ impl Project {
         } else {
             self.judge(&instance, &wanted)?
         };
-        let error = error.or_else(|| course.error.map(|(code, message)| (code, message, 400)));
         let effect = Effect::Aliases {
             zone: zone.to_owned(),
             instance: name.to_owned(),
             aliases: wanted,
         };
-        Ok(self.begin(
-            Begun {
-                scope: Scope::Zone(zone.to_owned()),
-                kind: "updateNetworkInterface",
-                target: instance.path(),
-                request_id: id,
-                error,
-                effect,
-                response: None,
-                endless: course.endless,
-            },
-            now,
-        ))
+        Ok(Planned {
+            scope: Scope::Zone(zone.to_owned()),
+            kind: "updateNetworkInterface",
+            target: instance.path(),
+            error,
+            effect,
+            response: None,
+        })
     }
 
     /// Writes every range as a CIDR, chooses one where only a mask is given, and sorts them as the API does.

@@ -253,8 +253,8 @@ mod tests {
                 "body.list[1].x",
             ),
         ] {
-            let told = check(path, query, body).unwrap_err();
-            assert!(told.contains(expected), "{told}");
+            let refusal = check(path, query, body).unwrap_err();
+            assert!(refusal.contains(expected), "{refusal}");
         }
     }
 }

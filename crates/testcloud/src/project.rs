@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::addresses::Address;
+use crate::aliases::Course;
 use crate::error::ApiError;
 use crate::instances::{AliasRange, Instance};
 use crate::limits::{Limits, Rates};
@@ -193,9 +194,36 @@ impl Project {
     }
 
     /// The operation that a request with this id began before.
-    pub(crate) fn repeated(&self, request_id: Option<&str>) -> Option<Operation> {
+    fn repeated(&self, request_id: Option<&str>) -> Option<Operation> {
         let name = self.requests.get(request_id?)?;
         self.operations.get(name).cloned()
+    }
+
+    /// Begins the operation of a request that `plan` allows, or answers with the one that an earlier copy of the request began.
+    pub(crate) fn once(
+        &mut self,
+        query: &dyn Fn(&str) -> Option<String>,
+        course: Course,
+        now: Instant,
+        plan: impl FnOnce(&Project) -> Result<Planned, ApiError>,
+    ) -> Result<Operation, ApiError> {
+        let id = request_id(query("requestId").as_deref())?;
+        if let Some(repeated) = self.repeated(id.as_deref()) {
+            return Ok(repeated);
+        }
+        let planned = plan(self)?;
+        let fault = course.error.map(|(code, message)| (code, message, 400));
+        let begun = Begun {
+            scope: planned.scope,
+            kind: planned.kind,
+            target: planned.target,
+            request_id: id,
+            error: planned.error.or(fault),
+            effect: planned.effect,
+            response: planned.response,
+            endless: course.endless,
+        };
+        Ok(self.begin(begun, now))
     }
 
     /// Whether an operation that has not ended yet will have such an effect.
@@ -208,7 +236,7 @@ impl Project {
     }
 
     /// Begins an operation.
-    pub(crate) fn begin(&mut self, begun: Begun, now: Instant) -> Operation {
+    fn begin(&mut self, begun: Begun, now: Instant) -> Operation {
         let serial = self.serial();
         let name = format!("operation-{serial}");
         let operation = Operation {
@@ -302,19 +330,30 @@ impl Project {
 }
 
 /// An operation that is about to begin.
-pub(crate) struct Begun {
+struct Begun {
+    scope: Scope,
+    kind: &'static str,
+    target: String,
+    request_id: Option<String>,
+    error: Option<(String, String, u16)>,
+    effect: Effect,
+    response: Option<Value>,
+    endless: bool,
+}
+
+/// What a request changes, once it was found to be allowed.
+pub(crate) struct Planned {
     pub scope: Scope,
     pub kind: &'static str,
     pub target: String,
-    pub request_id: Option<String>,
+    /// The operation fails so.
     pub error: Option<(String, String, u16)>,
     pub effect: Effect,
     pub response: Option<Value>,
-    pub endless: bool,
 }
 
 /// A UUID that is not the zero one, as a requestId must be.
-pub(crate) fn request_id(given: Option<&str>) -> Result<Option<String>, ApiError> {
+fn request_id(given: Option<&str>) -> Result<Option<String>, ApiError> {
     let Some(given) = given else {
         return Ok(None);
     };

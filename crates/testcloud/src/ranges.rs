@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::aliases::{Course, cidr};
 use crate::error::ApiError;
 use crate::operations::{Operation, Scope};
-use crate::project::{Begun, Effect, Project, request_id};
+use crate::project::{Effect, Planned, Project};
 
 #[derive(Clone, Debug)]
 pub struct InternalRange {
@@ -63,17 +63,18 @@ impl Project {
         course: Course,
         now: Instant,
     ) -> Result<Operation, ApiError> {
-        let id = request_id(query("requestId").as_deref())?;
-        if let Some(repeated) = self.repeated(id.as_deref()) {
-            return Ok(repeated);
-        }
-        let name = query("internalRangeId").unwrap_or_default();
+        self.once(query, course, now, |project| {
+            project.planned_range(&query("internalRangeId").unwrap_or_default(), body)
+        })
+    }
+
+    fn planned_range(&self, name: &str, body: &Value) -> Result<Planned, ApiError> {
         if name.is_empty() {
             return Err(ApiError::invalid("internalRangeId is required"));
         }
         let same =
             |effect: &Effect| matches!(effect, Effect::CreateRange(range) if range.name == name);
-        if self.ranges.contains_key(&name) || self.is_under_way(same) {
+        if self.ranges.contains_key(name) || self.is_under_way(same) {
             let message = format!(
                 "Resource 'projects/{}/locations/global/internalRanges/{name}' already exists",
                 self.name
@@ -101,24 +102,19 @@ impl Project {
             )
         })?;
         let range = InternalRange {
-            name: name.clone(),
+            name: name.to_owned(),
             cidr: chosen.to_string(),
             network: network.to_owned(),
         };
         let response = self.show_range(&range);
-        Ok(self.begin(
-            Begun {
-                scope: Scope::Global,
-                kind: "create",
-                target: format!("internalRanges/{name}"),
-                request_id: id,
-                error: course.error.map(|(code, message)| (code, message, 400)),
-                effect: Effect::CreateRange(range),
-                response: Some(response),
-                endless: course.endless,
-            },
-            now,
-        ))
+        Ok(Planned {
+            scope: Scope::Global,
+            kind: "create",
+            target: format!("internalRanges/{name}"),
+            effect: Effect::CreateRange(range),
+            error: None,
+            response: Some(response),
+        })
     }
 
     pub(crate) fn delete_range(
@@ -128,10 +124,10 @@ impl Project {
         course: Course,
         now: Instant,
     ) -> Result<Operation, ApiError> {
-        let id = request_id(query("requestId").as_deref())?;
-        if let Some(repeated) = self.repeated(id.as_deref()) {
-            return Ok(repeated);
-        }
+        self.once(query, course, now, |project| project.planned_release(name))
+    }
+
+    fn planned_release(&self, name: &str) -> Result<Planned, ApiError> {
         let path = format!(
             "projects/{}/locations/global/internalRanges/{name}",
             self.name
@@ -144,19 +140,14 @@ impl Project {
             let message = format!("Internal range '{path}' is used by '{user}'");
             return Err(ApiError::new(400, "failedPrecondition", message));
         }
-        Ok(self.begin(
-            Begun {
-                scope: Scope::Global,
-                kind: "delete",
-                target: format!("internalRanges/{name}"),
-                request_id: id,
-                error: course.error.map(|(code, message)| (code, message, 400)),
-                effect: Effect::DeleteRange(name.to_owned()),
-                response: None,
-                endless: course.endless,
-            },
-            now,
-        ))
+        Ok(Planned {
+            scope: Scope::Global,
+            kind: "delete",
+            target: format!("internalRanges/{name}"),
+            effect: Effect::DeleteRange(name.to_owned()),
+            error: None,
+            response: None,
+        })
     }
 
     fn choose(&self, body: &Value) -> Result<Option<Ipv4Net>, ApiError> {

@@ -9,7 +9,7 @@ use crate::aliases::{Course, cidr};
 use crate::error::ApiError;
 use crate::instances::fingerprint;
 use crate::operations::{Operation, Scope};
-use crate::project::{Begun, Effect, Project, request_id};
+use crate::project::{Effect, Planned, Project};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -74,10 +74,16 @@ impl Project {
         course: Course,
         now: Instant,
     ) -> Result<Operation, ApiError> {
-        let id = request_id(query("requestId").as_deref())?;
-        if let Some(repeated) = self.repeated(id.as_deref()) {
-            return Ok(repeated);
-        }
+        self.once(query, course, now, |project| {
+            project.planned_patch((region, name), body)
+        })
+    }
+
+    fn planned_patch(
+        &self,
+        (region, name): (&str, &str),
+        body: &Value,
+    ) -> Result<Planned, ApiError> {
         let path = format!("projects/{}/regions/{region}/subnetworks/{name}", self.name);
         let key = (region.to_owned(), name.to_owned());
         let subnet = self.subnetworks.get(&key).cloned();
@@ -114,19 +120,14 @@ impl Project {
             subnet: name.to_owned(),
             ranges: wanted,
         };
-        Ok(self.begin(
-            Begun {
-                scope: Scope::Region(region.to_owned()),
-                kind: "patch",
-                target: format!("regions/{region}/subnetworks/{name}"),
-                request_id: id,
-                error: course.error.map(|(code, message)| (code, message, 400)),
-                effect,
-                response: None,
-                endless: course.endless,
-            },
-            now,
-        ))
+        Ok(Planned {
+            scope: Scope::Region(region.to_owned()),
+            kind: "patch",
+            target: format!("regions/{region}/subnetworks/{name}"),
+            effect,
+            error: None,
+            response: None,
+        })
     }
 
     /// A range that names an internal range has its CIDR.

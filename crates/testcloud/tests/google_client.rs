@@ -28,8 +28,8 @@ async fn googles_own_client_passes_its_scenarios() {
         .args(["berth-test", REGION, "nodes", ZONE, "node-a"]);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap());
     let output = output.await.unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{output_text}");
     let passed = String::from_utf8(output.stdout).unwrap();
     let expected = [
         "instances",

@@ -1,4 +1,4 @@
-//! Namespaces and service accounts: each test works in its own, with no more rights than it was given.
+//! Namespaces and service accounts: each test uses its own, with no more rights than it needs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -53,14 +53,14 @@ impl Account {
         &self.kubeconfig
     }
 
-    /// A client of this account, of the runtime that this is called in.
+    /// A client of this account, on the current runtime.
     pub async fn client(&self) -> Result<kube::Client> {
         kubeconfig::client(&self.kubeconfig).await
     }
 }
 
 impl Cluster {
-    /// Creates a namespace that nobody else has; its name begins with the one given. And the one for claims on its pools.
+    /// Creates a unique namespace whose name begins with `name`, and the one for claims on its pools.
     pub async fn namespace(&self, name: &str) -> Result<String> {
         let name = format!("{name}-{}", self.serial());
         for name in [&name, &format!("berth-{name}")] {
@@ -82,7 +82,7 @@ impl Cluster {
         Ok(name)
     }
 
-    /// Returns when the controller manager has made the account that pods run as unless told otherwise.
+    /// Returns when the controller manager has created the default service account.
     async fn default_account(&self, namespace: &str) -> Result<()> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
         let begun = Instant::now();
@@ -146,7 +146,7 @@ impl Cluster {
         self.account(namespace, name).await
     }
 
-    /// A token and a kubeconfig of a service account that exists, from a manifest under test for one.
+    /// A token and a kubeconfig of an existing service account, such as one from a manifest under test.
     pub async fn account(&self, namespace: &str, name: &str) -> Result<Account> {
         let spec = TokenRequestSpec {
             expiration_seconds: Some(4 * 3600),
@@ -174,7 +174,7 @@ impl Cluster {
 
 impl Cluster {
     /// A token for `audience` as the kubelet of `node` would project it into a pod there: bound to that pod, which is
-    /// made.
+    /// created.
     pub async fn pod_token(&self, account: &Account, node: &str, audience: &str) -> Result<String> {
         let who = (account.namespace.as_str(), account.name.as_str());
         let admin = self.client().await?;
@@ -187,8 +187,8 @@ impl Cluster {
     }
 }
 
-/// What to ask for to get a token of the account `(namespace, name)` that is bound to a pod of it on `node`. The pod is made
-/// if there is none.
+/// The request for a token of the account `(namespace, name)` that is bound to a pod of it on `node`. The pod is
+/// created if it is missing.
 pub(crate) async fn bound_to_pod(
     admin: &kube::Client,
     (namespace, name): (&str, &str),
@@ -242,8 +242,8 @@ pub(crate) async fn request_token(
         .with_context(|| format!("no token came for {namespace}/{name}"))
 }
 
-/// The API server's authorizer learns of a binding by watch: wait until it has, or a test that is allowed
-/// everything it does is refused now and then.
+/// The API server's authorizer learns of a binding by watch: wait for it, or a test is occasionally refused what it may
+/// do.
 pub(crate) async fn granted(
     client: &kube::Client,
     (namespace, name): (&str, &str),
@@ -252,7 +252,7 @@ pub(crate) async fn granted(
 ) -> Result<()> {
     let first = |list: &Option<Vec<String>>| list.as_ref().and_then(|list| list.first()).cloned();
     let Some(resource) = first(&rule.resources) else {
-        // Rules for URLs that are no resources: rare, and a review of them would look different.
+        // Rules for non-resource URLs: rare, and a review of them would look different.
         return Ok(());
     };
     let (resource, subresource) = match resource.split_once('/') {

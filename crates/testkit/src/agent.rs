@@ -1,4 +1,4 @@
-//! A `berth agent` in a process of its own, as a node has it.
+//! A `berth agent` process, as on a node.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use crate::process::{Process, guarded};
 use crate::programs::isolated;
 
-/// Long enough for a machine on which everything else starts too.
+/// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An agent that takes calls; killed on drop, and when the test process ends.
+/// An agent that accepts calls; killed on drop, and when the test process ends.
 #[derive(Debug)]
 pub struct Agent {
     pub process: Process,
@@ -22,7 +22,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// What one may do that serves pods, for [`crate::Cluster::service_account`].
+    /// The rights of an agent that serves pods, for [`crate::Cluster::service_account`].
     pub fn rules() -> Value {
         let verbs = [
             "get", "list", "watch", "create", "update", "patch", "delete",
@@ -36,8 +36,8 @@ impl Agent {
         ])
     }
 
-    /// Starts the binary with nothing from this process's environment or the machine's files, its socket, database and log in `dir`, all under one
-    /// name; `more` says what else it is told. Returns when it takes calls.
+    /// Starts the binary isolated from this process's environment and the machine's files, with socket, database and
+    /// log in `dir`, all under one name; `more` adds arguments. Returns when it accepts calls.
     pub fn start(
         berth: impl AsRef<Path>,
         dir: &Path,
@@ -55,7 +55,7 @@ impl Agent {
         more(&mut command);
         let mut process = Process::start(name, command, dir)?;
         let begun = Instant::now();
-        // One that was killed leaves its socket behind: that it is there says nothing.
+        // A killed agent leaves its socket behind, so its existence proves nothing.
         while UnixStream::connect(&socket).is_err() {
             if let Some(status) = process.ended()? {
                 bail!("the agent ended with {status}; {}", process.tail());

@@ -1,7 +1,8 @@
-//! Accounts of agents as deploy/ grants them: the shipped roles, the shipped policies, and a token that is bound to a node.
+//! Accounts of agents as deploy/ grants them: the shipped roles, the shipped policies, and a token that is bound to a
+//! node.
 //!
-//! Promises: when an account is handed out its rights are in force, and so are the policies. Every agent of the test suite
-//! has such an account, so a write that the policies should allow and do not fails a test.
+//! Guarantees: when an account is returned, its rights and the policies are in force. Every agent of the test suite has
+//! such an account, so a write that the policies wrongly deny fails a test.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ const RIGHTS: [&str; 3] = [
     include_str!("../../../deploy/agent/leases.yaml"),
 ];
 
-/// The agents of one namespace. Outlives the [`Cluster`] value that made it: it has its own way there.
+/// The agents of one namespace. Outlives the [`Cluster`] value that created it: it has its own connection.
 #[derive(Clone, Debug)]
 pub struct Agents {
     namespace: String,
@@ -79,7 +80,7 @@ impl Cluster {
         Ok(agents)
     }
 
-    /// The same where a controller is deployed: agents are under its policies, too.
+    /// The same with a controller deployed: its policies on agents apply too.
     pub async fn agents_beside_a_controller(&self, namespace: &str) -> Result<Agents> {
         let agents = self.agents(namespace).await?;
         self.controlled
@@ -103,8 +104,8 @@ impl Cluster {
         self.policed(agents, true).await
     }
 
-    /// Puts all policies on agents in force, those of the controller included, or takes all out of force: for a benchmark that
-    /// compares the two.
+    /// Puts all policies on agents in force, including the controller's, or removes all of them: for a benchmark that
+    /// compares both.
     pub async fn set_policies(&self, agents: &Agents, on: bool) -> Result<()> {
         let (policies, bindings) = policies(&[CONTROLLER_POLICIES, POLICIES])?;
         for policy in policies {
@@ -126,7 +127,7 @@ impl Cluster {
         self.policed(agents, on).await
     }
 
-    /// Waits until the API server has taken up what was applied or deleted, a second or so later.
+    /// Waits until the API server has noticed what was applied or deleted, about a second later.
     async fn policed(&self, agents: &Agents, on: bool) -> Result<()> {
         let account = agents.on("no-such-node").await?;
         let events: Api<Event> = Api::namespaced(account.client().await?, &agents.namespace);
@@ -161,7 +162,7 @@ impl Agents {
         &self.namespace
     }
 
-    /// The account of the agent on `node`: its token is bound to a pod there, which is made.
+    /// The account of the agent on `node`: its token is bound to a pod there, which is created.
     pub async fn on(&self, node: &str) -> Result<Account> {
         let admin = kubeconfig::client(&self.admin).await?;
         let spec = account::bound_to_pod(&admin, (&self.namespace, NAME), node, None).await?;
@@ -180,7 +181,7 @@ impl Agents {
     }
 }
 
-/// Policies and their bindings: those come last, so that what is waited for is the last of all.
+/// Policies and their bindings: bindings come last, so that the last one can be waited for.
 fn policies(texts: &[&str]) -> Result<(Vec<Value>, Vec<Value>)> {
     let all = documents(texts)?.into_iter();
     Ok(all.partition(|one| one["kind"] == "ValidatingAdmissionPolicy"))
@@ -196,7 +197,7 @@ fn documents(texts: &[&str]) -> Result<Vec<Value>> {
     Ok(all)
 }
 
-/// The document in that namespace instead of the manifests' own; none if it is not about agents.
+/// The document moved to that namespace; `None` if it is not about agents.
 fn moved(mut document: Value, namespace: &str) -> Option<Value> {
     let metadata = &mut document["metadata"];
     let name = metadata["name"].as_str().unwrap_or_default().to_owned();

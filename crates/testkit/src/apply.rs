@@ -57,7 +57,7 @@ impl Cluster {
     }
 }
 
-/// The resource of a kind; waits a little, for a definition may have come just now.
+/// The resource of a kind; waits a little, because its definition may have been applied just now.
 async fn served(
     client: &kube::Client,
     gvk: &GroupVersionKind,

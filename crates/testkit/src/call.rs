@@ -1,4 +1,4 @@
-//! A CNI call for a pod as a runtime makes it: as the environment of a program, and over an agent's socket.
+//! A CNI call for a pod as a runtime makes it: as the environment of a program, or over an agent's socket.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::programs::isolated;
 
-/// One that is slower than this does not answer.
+/// A slower agent counts as not answering.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A verb for one interface of a pod.
@@ -23,12 +23,12 @@ pub struct PodCall {
 }
 
 impl PodCall {
-    /// For `net1` of a pod of the namespace `ns`, to a plugin of that name. The pod's one container is named after it.
+    /// For `net1` of a pod in the namespace `ns`, to a plugin of that name. The pod's one container is named after it.
     pub fn new(plugin: &str, verb: &str, pod: &str) -> PodCall {
         let environment = Environment {
             command: verb.to_owned(),
             container_id: format!("{pod}-container"),
-            // Its directory can be seen, and it is not there: the container runs nowhere.
+            // Its directory exists and the file does not: the container does not run.
             netns: std::env::temp_dir()
                 .join("berth-no-netns")
                 .display()
@@ -71,6 +71,27 @@ impl PodCall {
         self
     }
 
+    /// With these `CNI_ARGS` instead of those of a pod.
+    #[must_use]
+    pub fn with_args(mut self, args: &str) -> PodCall {
+        args.clone_into(&mut self.environment.args);
+        self
+    }
+
+    /// Of no container, as GC and STATUS are.
+    #[must_use]
+    pub fn of_no_container(mut self) -> PodCall {
+        let environment = &mut self.environment;
+        for field in [
+            &mut environment.container_id,
+            &mut environment.netns,
+            &mut environment.ifname,
+        ] {
+            field.clear();
+        }
+        self
+    }
+
     /// A macvlan network with this `ipam`, as the call's plugin is configured with.
     pub fn network(&self, ipam: &Value) -> Value {
         let mut ipam = ipam.clone();
@@ -80,16 +101,20 @@ impl PodCall {
 
     /// The call for such a network, as an agent takes it.
     pub fn request(&self, ipam: &Value) -> Request {
-        let network = self.network(ipam).to_string();
-        Request::new(&self.plugin, self.environment.clone(), network)
+        self.request_of(&self.network(ipam).to_string())
     }
 
-    /// The same, made over an agent's socket.
+    /// The call for a network with this configuration.
+    pub fn request_of(&self, network: &str) -> Request {
+        Request::new(&self.plugin, self.environment.clone(), network.to_owned())
+    }
+
+    /// The same, sent over an agent's socket.
     pub fn ask(&self, socket: &Path, ipam: &Value) -> Result<Answer> {
         Ok(http::call(socket, &self.request(ipam), PATIENCE)?)
     }
 
-    /// A program with nothing in its environment but what a runtime puts there, and what keeps it from the machine's files.
+    /// A program with only what a runtime puts into its environment, isolated from the machine's files.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let environment = &self.environment;
         let mut command = isolated(Command::new(program));
@@ -108,8 +133,8 @@ fn args(namespace: &str, pod: &str) -> String {
     format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod}")
 }
 
-/// The addresses of the answer to an ADD, with the lengths of their networks; the code and the words of a refusal.
-pub fn given(answer: &Answer) -> Result<Vec<String>, (u64, String)> {
+/// The addresses of the answer to an ADD, with their prefix lengths; or the code and message of a refusal.
+pub fn answered_addresses(answer: &Answer) -> Result<Vec<String>, (u64, String)> {
     let said: Value = serde_json::from_str(&answer.stdout).unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     if answer.exit != 0 {

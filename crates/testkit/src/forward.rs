@@ -1,8 +1,9 @@
-//! A port of one network namespace that leads to a loopback port of another. So a server that runs in a
-//! namespace is at the same address for the test, for its own namespace and for every node: one kubeconfig fits all.
-//! And a node can have it at a service's address, as kube-proxy would.
+//! Forwards a port of one network namespace to a loopback port of another. A server in a namespace then has the same
+//! address for the test, for its own namespace and for every node, so that one kubeconfig fits all. And a node can have
+//! it at a service's address, as kube-proxy would.
 //!
-//! A connection to a server that is down is taken and closed at once, where the server's own loopback would refuse it.
+//! A connection to a server that is down is accepted and closed at once, where the server's own loopback would refuse
+//! it.
 
 use std::fs::File;
 use std::io;
@@ -46,7 +47,8 @@ impl Forward {
         let (from, to) = (from.map(Path::to_owned), to.to_owned());
         let (tell, told) = std::sync::mpsc::channel();
         let stopped = stop.clone();
-        // A thread of its own: it changes namespaces for good, and sockets belong to where they were made.
+        // A separate thread: it changes its namespace for good, and sockets belong to the namespace they were created
+        // in.
         let thread = thread::Builder::new()
             .name("testkit-forward".into())
             .spawn(move || match open(from, at, &to) {
@@ -87,7 +89,7 @@ fn open(from: Option<PathBuf>, at: SocketAddr, to: &Path) -> Result<(TcpListener
     }
     let listener = TcpListener::bind(at).with_context(|| format!("listen on {at}"))?;
     let port = listener.local_addr().context("port of a listener")?.port();
-    // Not blocking, to look at `stop` now and then.
+    // Non-blocking, to check `stop` regularly.
     listener
         .set_nonblocking(true)
         .context("set up a listener")?;

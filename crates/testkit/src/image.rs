@@ -1,4 +1,4 @@
-//! The image that pods run, made by hand around Debian's static busybox: no registry is asked for anything.
+//! The image that pods run, built around Debian's static busybox: no registry is needed.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-/// Shell and the usual tools; does nothing until it is stopped, and stops at once.
+/// A shell and the usual tools; does nothing until it is stopped, and stops at once.
 pub(crate) const BUSYBOX: &str = "berth.test/busybox:1";
 /// The same under the name that containerd starts every pod's sandbox from.
 pub(crate) const PAUSE: &str = "berth.test/pause:1";

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use crate::pki::{Identity, secret};
 
-/// Who a kubeconfig is for.
+/// The credential of a kubeconfig.
 pub(crate) enum Credential<'a> {
     Certificate(&'a Identity),
     Token(&'a str),
 }
 
-/// Writes a kubeconfig with one context, whose namespace is the one given.
+/// Writes a kubeconfig with one context, in the given namespace.
 pub(crate) fn write(
     path: &Path,
     server: &str,
@@ -51,10 +51,10 @@ pub(crate) fn write(
     secret(path, &config.to_string())
 }
 
-/// A client for the kubeconfig, of the runtime that this is called in.
+/// A client for the kubeconfig, on the current runtime.
 pub(crate) async fn client(path: &Path) -> Result<kube::Client> {
-    // kube installs no provider of its own with the feature `ring`, and rustls refuses to guess
-    // when a test links a second one.
+    // kube installs no provider of its own with the feature `ring`, and rustls refuses to choose when a test links a
+    // second one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let config = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())

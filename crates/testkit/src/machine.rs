@@ -1,4 +1,4 @@
-//! A machine of its own that the CNI project's plugins run on, driven by cnitool as a runtime would.
+//! A separate machine for the CNI project's plugins, driven by cnitool as a runtime would.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,7 +22,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine whose network is made by `plugin`, with `ipam` for its addresses.
+    /// A machine whose network uses `plugin`, with `ipam` for its addresses.
     pub fn with_network(plugin: Value, ipam: Value) -> Result<Machine> {
         let (host, switch) = (Netns::new()?, Netns::new()?);
         host.veth("eth0", &switch, "uplink")?;
@@ -44,8 +44,8 @@ impl Machine {
         &self.host
     }
 
-    /// `cnitool <verb> net <pod>` with the IPAM plugin that is in `bin`, in an environment that has `variables` too, and
-    /// with a cache of its own in place of the machine's.
+    /// `cnitool <verb> net <pod>` with the IPAM plugin in `bin`, with additional environment `variables`, and a
+    /// separate cache instead of the machine's.
     pub fn cnitool<V: AsRef<OsStr>>(
         &self,
         verb: &str,

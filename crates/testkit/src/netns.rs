@@ -1,4 +1,4 @@
-//! Throw-away network namespaces, for CNI plugins to work in. Nothing in them reaches the machine's own network.
+//! Throw-away network namespaces for CNI plugins. Nothing in them reaches the machine's own network.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::holder::Holder;
+use crate::namespace_holder::NamespaceHolder;
 
 /// A network namespace with loopback up; gone, with its interfaces, when it is dropped.
 ///
@@ -23,18 +23,18 @@ use crate::holder::Holder;
 /// ```
 #[derive(Debug)]
 pub struct Netns {
-    holder: Holder,
+    holder: NamespaceHolder,
     path: PathBuf,
 }
 
 impl Netns {
     pub fn new() -> Result<Netns> {
-        let holder = Holder::new(&["--net"], "ip link set lo up", &[])?;
+        let holder = NamespaceHolder::new(&["--net"], "ip link set lo up", &[])?;
         let path = PathBuf::from(format!("/proc/{}/ns/net", holder.pid()));
         Ok(Netns { holder, path })
     }
 
-    /// What a runtime gives a plugin as CNI_NETNS.
+    /// CNI_NETNS, as a runtime passes it to a plugin.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -48,7 +48,7 @@ impl Netns {
         command_in(&self.path, program.as_ref())
     }
 
-    /// Runs a command to its end, whatever that is.
+    /// Runs a command to its end, successful or not.
     pub fn exec(&self, argv: &[&str]) -> Result<Output> {
         let (program, arguments) = argv.split_first().context("exec of nothing")?;
         self.command(program)
@@ -57,7 +57,7 @@ impl Netns {
             .with_context(|| format!("run {argv:?} in {}", self.path.display()))
     }
 
-    /// `ip ...` in the namespace: what it printed, or why it failed.
+    /// `ip ...` in the namespace: its output, or why it failed.
     pub fn ip(&self, arguments: &[&str]) -> Result<String> {
         ip_in(&self.path, arguments)
     }
@@ -79,8 +79,8 @@ impl Netns {
         serde_json::from_str(&text).context("read what `ip -j addr` printed")
     }
 
-    /// The addresses of one interface, as `192.0.2.7/24`, link-local ones left out; none when there is no such
-    /// interface.
+    /// The addresses of one interface, as `192.0.2.7/24`, without link-local ones; none if the interface does not
+    /// exist.
     pub fn addresses_of(&self, interface: &str) -> Result<Vec<String>> {
         Ok(addresses_of(&self.addresses()?, interface))
     }
@@ -88,7 +88,7 @@ impl Netns {
     /// Whether an address, IPv4 or IPv6, answers one echo within a few seconds.
     pub fn ping(&self, address: &str) -> Result<bool> {
         let family = if address.contains(':') { "-6" } else { "-4" };
-        // Several tries: an IPv6 address may still be proving itself unique.
+        // Several tries: an IPv6 address may still be in duplicate address detection.
         let output = self.exec(&[
             "busybox", "ping", family, "-c", "3", "-A", "-W", "2", address,
         ])?;
@@ -120,7 +120,7 @@ pub(crate) fn ip_in(netns: &Path, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The addresses of one interface out of what `ip -j addr` says.
+/// The addresses of one interface from the output of `ip -j addr`.
 pub(crate) fn addresses_of(interfaces: &Value, interface: &str) -> Vec<String> {
     let empty = Vec::new();
     interfaces

@@ -1,4 +1,4 @@
-//! The cluster's own certificate authority, in memory; certificates and keys it gives out, in files.
+//! The cluster's own certificate authority, in memory; its certificates and keys are files.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use rcgen::{
     KeyPair, KeyUsagePurpose,
 };
 
-/// Signs whatever a test asks for.
+/// Signs what a test asks for.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: PathBuf,
@@ -60,7 +60,7 @@ impl Authority {
         self.sign(name, name, None, hosts)
     }
 
-    /// A certificate that Kubernetes reads as this user of this group.
+    /// A certificate that Kubernetes maps to this user and group.
     pub fn client(&self, file: &str, user: &str, group: Option<&str>) -> Result<Identity> {
         self.sign(file, user, group, Vec::new())
     }
@@ -111,7 +111,7 @@ impl Authority {
     }
 }
 
-/// Writes a file that only its owner reads.
+/// Writes a file that only its owner can read.
 pub(crate) fn secret(path: &Path, content: &str) -> Result<()> {
     fs::OpenOptions::new()
         .write(true)

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 
 use anyhow::{Context, Result};
 
-/// Ports that were free just now, all different. Another process may take one before its server does:
-/// who starts a server on one looks for that and tries again.
+/// Ports that were free just now, all different. Another process may take one before its server does: the caller must
+/// expect that and retry.
 pub(crate) fn free<const N: usize>() -> Result<[u16; N]> {
     let mut held = Vec::with_capacity(N);
     let mut ports = [0; N];

@@ -1,21 +1,22 @@
-//! A child process that cannot outlive its test, and its log.
+//! A child process that can't outlive its test, and its log.
 //!
-//! Promises: the child is killed when this process ends, by any death (PR_SET_PDEATHSIG, set by
-//! util-linux's setpriv, which then becomes the child). The signal is tied to the *thread* that
-//! forked, and tests run in threads that end: so one thread, which never ends, forks for all.
+//! Guarantees: the child is killed when this process ends, however it ends (PR_SET_PDEATHSIG, set by util-linux's
+//! setpriv, which then becomes the child). The signal is tied to the *thread* that forked, and tests run in threads
+//! that end: so one thread, which never ends, forks for all.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a process may take to stand still.
+/// How long a process may take to stop.
 const STANDING_LIMIT: Duration = Duration::from_secs(10);
 
 struct Order {
@@ -28,7 +29,7 @@ pub(crate) fn spawn(command: Command) -> io::Result<Child> {
     static DESK: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     let desk = DESK.get_or_init(|| {
         let (orders, inbox) = channel::<Order>();
-        // A thread that cannot start drops the inbox, and the send below fails.
+        // If the thread can't start, the inbox is dropped and the send below fails.
         let _ = std::thread::Builder::new()
             .name("testkit-spawn".into())
             .spawn(move || {
@@ -41,7 +42,6 @@ pub(crate) fn spawn(command: Command) -> io::Result<Child> {
     let gone = || io::Error::other("the thread that starts processes is gone");
     let (reply, answer) = channel();
     desk.lock()
-        .unwrap_or_else(PoisonError::into_inner)
         .send(Order { command, reply })
         .map_err(|_| gone())?;
     answer.recv().map_err(|_| gone())?
@@ -57,8 +57,8 @@ pub fn guarded(program: impl AsRef<Path>) -> Command {
     command
 }
 
-/// [`guarded`], in a network namespace. nsenter and not `ip netns exec`: that one remounts /sys, where
-/// a kubelet then finds no cgroups.
+/// [`guarded`], in a network namespace. nsenter and not `ip netns exec`, which remounts /sys, where a kubelet then
+/// finds no cgroups.
 pub(crate) fn guarded_in(netns: Option<&Path>, program: &Path) -> Command {
     let Some(netns) = netns else {
         return guarded(program);
@@ -71,16 +71,16 @@ pub(crate) fn guarded_in(netns: Option<&Path>, program: &Path) -> Command {
     command
 }
 
-/// Sends a signal to a process by its number.
+/// Sends a signal to a process by its PID.
 pub(crate) fn signal(pid: u32, signal: Signal) -> Result<()> {
     let pid = i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
-        .with_context(|| format!("{pid} is no process"))?;
+        .with_context(|| format!("{pid} is not a process"))?;
     kill_process(pid, signal).with_context(|| format!("signal process {pid:?}"))
 }
 
-/// The one child of a process that waits for it: what nsenter or unshare forked into a PID namespace.
+/// The only child of a process that waits for it: what nsenter or unshare forked into a PID namespace.
 pub(crate) fn inner(pid: u32) -> Result<u32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let children = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -102,7 +102,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a [`guarded`] command; what it says goes to the end of `<logs>/<name>.log`.
+    /// Starts a [`guarded`] command; its output is appended to `<logs>/<name>.log`.
     pub fn start(name: &str, mut command: Command, logs: &Path) -> Result<Process> {
         let log = logs.join(format!("{name}.log"));
         let output = File::options()
@@ -130,14 +130,14 @@ impl Process {
         Ok(process)
     }
 
-    /// How it ended, when it has.
+    /// How it ended, if it has.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child
             .try_wait()
             .with_context(|| format!("look after {}", self.name))
     }
 
-    /// The process itself, not what brought it into its namespaces.
+    /// The process itself, not the one that entered its namespaces.
     pub fn pid(&self) -> Result<u32> {
         match self.entered {
             true => inner(self.child.id()),
@@ -148,13 +148,13 @@ impl Process {
     pub(crate) fn signal(&self, which: Signal) -> Result<()> {
         signal(self.pid()?, which).with_context(|| format!("signal {}", self.name))?;
         if self.entered && which == Signal::CONT {
-            // nsenter stops itself when what it forked is stopped.
+            // nsenter stops itself when its child is stopped.
             signal(self.child.id(), which).with_context(|| format!("resume {}", self.name))?;
         }
         Ok(())
     }
 
-    /// SIGSTOP; every thread stands when this returns.
+    /// SIGSTOP; every thread is stopped when this returns.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
         let tasks = format!("/proc/{}/task", self.pid()?);
@@ -162,7 +162,7 @@ impl Process {
         while Instant::now() < end {
             let states = fs::read_dir(&tasks)?.filter_map(|task| {
                 let stat = fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-                // `pid (name) state …`, and a name may have anything in it.
+                // `pid (name) state …`, and a name may contain anything.
                 stat.rsplit_once(") ")?.1.chars().next()
             });
             if states.into_iter().all(|state| state == 'T') {
@@ -178,7 +178,7 @@ impl Process {
         self.signal(Signal::CONT)
     }
 
-    /// The most memory that it has had resident so far, in kilobytes.
+    /// Its peak resident memory so far, in kilobytes.
     pub fn peak_rss(&self) -> Result<u64> {
         let path = format!("/proc/{}/status", self.pid()?);
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -198,9 +198,9 @@ impl Process {
         &self.log
     }
 
-    /// kill -9, and gone when this returns.
+    /// kill -9; it is gone when this returns.
     pub fn kill(&mut self) -> Result<()> {
-        // A process that has ended already is as dead as asked.
+        // It may have ended already.
         if self.entered
             && let Ok(pid) = inner(self.child.id())
         {

@@ -2,25 +2,30 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a command with this on its stdin, and returns what it printed.
+/// Runs a command with this stdin, and returns its output.
 pub fn fed(command: &mut Command, input: impl AsRef<[u8]>) -> io::Result<Output> {
+    begun(command, input)?.wait_with_output()
+}
+
+/// Starts a command with this on its stdin, for a test that ends it before it is over.
+pub fn begun(command: &mut Command, input: impl AsRef<[u8]>) -> io::Result<Child> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
     if let Some(mut pipe) = child.stdin.take() {
-        // A program that ends without reading tells so by its answer, not by our broken pipe.
+        // A program that ends without reading reports that by its result, not by our broken pipe.
         let _ = pipe.write_all(input.as_ref());
     }
-    child.wait_with_output()
+    Ok(child)
 }
 
-/// Variables that keep a `berth` from the machine's own files: whereabouts may be installed here, and the runtime's result
-/// cache is of other containers. What a test names afterwards counts.
+/// Variables that keep a `berth` from the machine's own files: whereabouts may be installed here, and the runtime's
+/// result cache belongs to other containers. A test may set them again afterwards.
 pub fn no_machine_files() -> [(&'static str, PathBuf); 3] {
     let none = std::env::temp_dir().join("berth-no-files");
     [
@@ -30,15 +35,15 @@ pub fn no_machine_files() -> [(&'static str, PathBuf); 3] {
     ]
 }
 
-/// A Berth program, or what runs one, as if this machine had no other: nothing of this process's environment, and none of the
-/// machine's files. Every test starts its programs with this (`xtask/tests/isolation.rs`).
+/// A Berth program, or a program that runs one, isolated from this machine: nothing of this process's environment, and
+/// none of the machine's files. Every test starts its programs with this (`xtask/tests/isolation.rs`).
 pub fn isolated(mut command: Command) -> Command {
     command.env_clear().envs(no_machine_files());
     command
 }
 
-/// The plugin, beside the `berth` of a test. It is another package's binary, which cargo does not build for `berth`'s tests:
-/// built here, so that what runs is never an old one.
+/// The plugin, next to the `berth` of a test. It is another package's binary, which cargo does not build for `berth`'s
+/// tests: built here, so that it is never outdated.
 pub fn plugin_beside(berth: impl AsRef<Path>) -> Result<PathBuf> {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "berth-plugin"])
@@ -51,8 +56,8 @@ pub fn plugin_beside(berth: impl AsRef<Path>) -> Result<PathBuf> {
     Ok(berth.as_ref().with_file_name("berth-cni"))
 }
 
-/// `berth-host`, beside the `berth` of a test. Built with the features of the whole workspace, as `cargo build --workspace` has built
-/// it before: those of the package alone would compile nmstate a second time.
+/// `berth-host`, next to the `berth` of a test. Built with the features of the whole workspace, as `cargo build
+/// --workspace` does: those of the package alone would compile nmstate a second time.
 pub fn host_beside(berth: impl AsRef<Path>) -> Result<PathBuf> {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--workspace", "--bin", "berth-host"])

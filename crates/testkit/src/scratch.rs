@@ -1,4 +1,4 @@
-//! A scratch directory, and a cgroup, that are gone when the test process is, even after kill -9.
+//! A scratch directory, and a cgroup, that are removed when the test process ends, even after kill -9.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,16 +8,15 @@ use tempfile::TempDir;
 
 use crate::process::spawn;
 
-/// Waits for the end of its standard input, which is the end of the test process, and then sweeps. It
-/// lets the parts die first: they get their signal at the same moment.
+/// Waits for the end of its standard input, which is the end of the test process, and then cleans up. It lets the parts
+/// die first: they get their signal at the same moment.
 const JANITOR: &str = r#"
 trap '' HUP INT QUIT TERM
 read -r _
 sleep 0.5
 "#;
 
-/// Removes every directory of a cgroup (version 1 or 2), deepest first; one that a dying process is still in is tried
-/// again.
+/// Removes every directory of a cgroup (version 1 or 2), deepest first; retries one that a dying process is still in.
 const SWEEP_CGROUP: &str = r#"
 if [ -n "$1" ]; then
     for try in 1 2 3 4 5 6 7 8 9 10; do
@@ -44,7 +43,7 @@ impl Scratch {
         Scratch::with_cgroup(name, "")
     }
 
-    /// A scratch directory whose end is the end of a cgroup, too.
+    /// A scratch directory that also removes a cgroup.
     pub fn with_cgroup(name: &str, cgroup: &str) -> Result<Scratch> {
         let keep = std::env::var_os("BERTH_KEEP_SCRATCH").is_some();
         let dir = tempfile::Builder::new()
@@ -61,7 +60,7 @@ impl Scratch {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // A group of its own: who kills the test's group shall not kill who cleans up after it.
+        // Its own process group: killing the test's group must not kill the cleanup.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let janitor = spawn(command).context("start the janitor of a scratch directory")?;
         Ok(Scratch {
@@ -78,7 +77,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The directory's own drop follows; the janitor is for deaths without drops.
+        // The directory's own drop follows; the janitor is for processes that end without drops.
         let _ = self.janitor.kill();
         let _ = self.janitor.wait();
         let _ = Command::new("sh")

@@ -1,6 +1,6 @@
-//! The real plugin of whereabouts v0.9.4, run as a container runtime does, with the flat file that it insists on.
+//! The real plugin of whereabouts v0.9.4, run as a container runtime does, with the flat file that it requires.
 //!
-//! It enters no network namespace: what is looked at is what it gives and what it writes.
+//! It enters no network namespace: tests check what it allocates and writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ impl Whereabouts {
         })
     }
 
-    /// What it may do, for [`crate::Cluster::service_account`].
+    /// Its rights, for [`crate::Cluster::service_account`].
     pub fn rules() -> Value {
         json!([
             { "apiGroups": ["whereabouts.cni.cncf.io"], "resources": ["*"], "verbs": ["*"] },
@@ -66,7 +66,7 @@ impl Whereabouts {
         fed(&mut command, conf.to_string()).context("run whereabouts")
     }
 
-    /// Where the sources are that it is built from, its manifests and installer among them.
+    /// The sources that it is built from, with its manifests and installer.
     pub fn sources() -> Result<PathBuf> {
         let module = concat!(env!("CARGO_MANIFEST_DIR"), "/../parts/go/whereabouts");
         let name = "github.com/k8snetworkplumbingwg/whereabouts";

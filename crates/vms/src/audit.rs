@@ -1,5 +1,5 @@
 //! One structured line per operation, under the target `audit`: what, on which VM, for whom, by
-//! which node, how it ended and how long it took. Promises exactly one line per operation,
+//! which node, how it ended and how long it took. Guarantees exactly one line per operation,
 //! whatever happens; holds no user data and no keys.
 
 use std::net::IpAddr;
@@ -43,7 +43,7 @@ impl Act {
     }
 }
 
-/// An operation under way. Dropping it without an end tells that it was given up.
+/// An operation under way. Dropping it without an end logs that it was cancelled.
 #[derive(Debug)]
 pub(crate) struct Audit {
     act: Act,
@@ -131,7 +131,7 @@ impl Audit {
 impl Drop for Audit {
     fn drop(&mut self) {
         if !self.ended {
-            self.write(false, "given up before it ended");
+            self.write(false, "cancelled before it ended");
         }
     }
 }

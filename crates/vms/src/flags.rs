@@ -5,21 +5,22 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
+use berth_node::BootMarker;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
+use crate::Setup;
 use crate::settings::keys::{KEYS, NODE_NAME, POOLS_CONFIGMAP, VM_POOL_IPS};
 use crate::settings::{Settings, SettingsError};
-use crate::{BootNote, Setup};
 
 const FILE: &str = "vm-settings";
 const FILE_ENV: &str = "VM_SETTINGS";
 const HEADING: &str = "VM pools";
 
-/// What was given on the command line.
+/// The flags of the command line.
 #[derive(Clone, Debug, Default)]
 pub struct VmFlags {
-    given: BTreeMap<&'static str, String>,
+    flags: BTreeMap<&'static str, String>,
     file: Option<PathBuf>,
 }
 
@@ -63,13 +64,13 @@ fn sentence(text: &str) -> String {
 
 impl FromArgMatches for VmFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = |name: &str| matches.get_one::<String>(name).cloned();
+        let flag = |name: &str| matches.get_one::<String>(name).cloned();
         let flags = KEYS
             .iter()
-            .filter_map(|key| Some((key.name, given(key.name)?)));
+            .filter_map(|key| Some((key.name, flag(key.name)?)));
         Ok(Self {
-            given: flags.collect(),
-            file: given(FILE).map(PathBuf::from),
+            flags: flags.collect(),
+            file: flag(FILE).map(PathBuf::from),
         })
     }
 
@@ -90,19 +91,19 @@ impl VmFlags {
         let named = [VM_POOL_IPS, POOLS_CONFIGMAP].iter().any(|name| {
             let env = KEYS.iter().find(|key| key.name == *name).map(|key| key.env);
             let in_env = env.and_then(|env| std::env::var(env).ok());
-            self.given.contains_key(name) || in_env.is_some_and(|value| !value.trim().is_empty())
+            self.flags.contains_key(name) || in_env.is_some_and(|value| !value.trim().is_empty())
         });
         if !named && self.file.is_none() {
             return Ok(None);
         }
         if let Some(node) = node {
-            self.given.entry(NODE_NAME).or_insert_with(|| node.into());
+            self.flags.entry(NODE_NAME).or_insert_with(|| node.into());
         }
         let flags = Arc::new(self);
         let read = {
             let flags = Arc::clone(&flags);
             move || {
-                Settings::from_process(|name| flags.given.get(name).cloned(), flags.file.as_deref())
+                Settings::from_process(|name| flags.flags.get(name).cloned(), flags.file.as_deref())
             }
         };
         let settings = read()?;
@@ -111,7 +112,7 @@ impl VmFlags {
         Ok(Some(Setup {
             settings,
             reload: Arc::new(read),
-            boot: BootNote::at(&boot_file),
+            boot: BootMarker::at(&boot_file),
             cluster: cluster.unwrap_or_default(),
         }))
     }

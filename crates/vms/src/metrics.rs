@@ -1,6 +1,6 @@
-//! What the VM pools count, in Prometheus' form.
+//! The Prometheus metrics of the VM pools.
 //!
-//! | series | what it tells |
+//! | series | meaning |
 //! |---|---|
 //! | `berth_vm_pool_vms{pool,state}` | VMs free, in use, quarantined; and of the free ones, silent |
 //! | `berth_vm_pool_utilization{pool}` | the share of a pool's VMs that is not free |
@@ -8,7 +8,7 @@
 //! | `berth_vm_deallocations_total{pool,outcome}` | success, failure |
 //! | `berth_vm_allocation_seconds` | from the request to the VM that is ready |
 //! | `berth_vm_cleanups_total{pool,outcome}` | success, failure |
-//! | `berth_vm_passed_over_total{pool}` | VMs that did not answer when they were to be given |
+//! | `berth_vm_passed_over_total{pool}` | VMs that failed their check when they were to be allocated |
 //! | `berth_vm_conflicts_total{pool}` | writes that met another writer |
 //! | `berth_vm_foreign_writes_total{pool}` | writes of the state by another program |
 //! | `berth_vm_restored_total{pool}` | allocations of this node that another program erased and that were put back |
@@ -17,7 +17,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use berth_ledger::configmap::Foreign;
+use berth_ledger::configmap::ForeignWrites;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -93,7 +93,7 @@ impl VmMetrics {
         registry.register("allocations", "Requests for a VM", self.allocations.clone());
         registry.register(
             "deallocations",
-            "VMs given back",
+            "VMs deallocated",
             self.deallocations.clone(),
         );
         registry.register(
@@ -103,12 +103,12 @@ impl VmMetrics {
         );
         registry.register(
             "cleanups",
-            "Reboots of VMs that were given back",
+            "Reboots of VMs that were deallocated",
             self.cleanups.clone(),
         );
         registry.register(
             "passed_over",
-            "VMs that did not answer when they were to be given",
+            "VMs that failed their check when they were to be allocated",
             self.passed_over.clone(),
         );
         registry.register(
@@ -205,7 +205,7 @@ impl PoolMeters {
     }
 
     /// The same.
-    pub(crate) fn foreign(&self, so_far: Foreign, unparsed: u64) {
+    pub(crate) fn foreign(&self, so_far: ForeignWrites, unparsed: u64) {
         self.raise(&self.all.foreign_writes, so_far.writes);
         self.raise(&self.all.restored, so_far.restored);
         self.raise(&self.all.unparsed, unparsed);

@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderValue, Method, Request, header};
-use berth_ledger::kube::events::Tone;
+use berth_kube::events::Tone;
 use berth_ledger::{LedgerError, PoolKey, chain};
 use http_body_util::Full;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -20,6 +20,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -137,8 +138,14 @@ impl Scaler {
         }
     }
 
-    /// Reports the pool if its numbers ask for it and nobody did within the cooldown.
-    pub(crate) async fn look(&self, store: &Store, key: &PoolKey, status: &Status, node: &str) {
+    /// Reports the pool if its numbers require it and no agent reported it within the cooldown.
+    pub(crate) async fn report_if_due(
+        &self,
+        store: &Store,
+        key: &PoolKey,
+        status: &Status,
+        node: &str,
+    ) {
         let now = Timestamp::now();
         let Some(report) = report(&self.scaling, status, node, now) else {
             return;
@@ -161,7 +168,7 @@ impl Scaler {
         let (hook, store, key) = (self.scaling.hook.clone(), store.clone(), key.clone());
         // Neither an API server that is slow nor a URL that hangs holds up the pools.
         tokio::spawn(async move {
-            tell(&store, &key, &report, &text).await;
+            record_event(&store, &key, &report, &text).await;
             if let Some(hook) = hook
                 && let Err(why) = call(&hook, &report).await
             {
@@ -188,7 +195,7 @@ impl Scaler {
         match store {
             Store::ConfigMap(ledger) => ledger.annotate(key, REPORTED, decide).await,
             Store::Local(_) => {
-                let mut local = self.local.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut local = self.local.lock();
                 let next = decide(local.get(&key.name).map(String::as_str));
                 let is_ours = next.is_some();
                 local.extend(next.map(|at| (key.name.clone(), at)));
@@ -217,7 +224,7 @@ fn message(report: &Report) -> String {
 }
 
 /// An event on the pool's ConfigMap.
-async fn tell(store: &Store, key: &PoolKey, report: &Report, text: &str) {
+async fn record_event(store: &Store, key: &PoolKey, report: &Report, text: &str) {
     let Store::ConfigMap(ledger) = store else {
         return;
     };
@@ -258,19 +265,19 @@ fn tls(provider: CryptoProvider, roots: RootCertStore) -> Result<ClientConfig, S
 
 /// The certificates of a PEM file, as it is now.
 async fn roots(file: &Path) -> Result<RootCertStore, String> {
-    let told = |why: String| format!("vm-scale-hook-ca-file {}: {why}", file.display());
+    let failed = |why: String| format!("vm-scale-hook-ca-file {}: {why}", file.display());
     let pem = tokio::fs::read(file)
         .await
-        .map_err(|error| told(error.to_string()))?;
+        .map_err(|error| failed(error.to_string()))?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| told(error.to_string()))?;
+        let certificate = certificate.map_err(|error| failed(error.to_string()))?;
         roots
             .add(certificate)
-            .map_err(|error| told(error.to_string()))?;
+            .map_err(|error| failed(error.to_string()))?;
     }
     match roots.is_empty() {
-        true => Err(told("it holds no certificate".into())),
+        true => Err(failed("it holds no certificate".into())),
         false => Ok(roots),
     }
 }

@@ -1,24 +1,24 @@
 //! From settings to a fleet that serves.
 //!
-//! Promises: what is wrong with the settings shows before anything is served; a state that can't be
-//! reached is waited for, not replaced, and holds up nobody who does not need it; the state is repaired, and this node's VMs
-//! of before a reboot are taken back, before the first new one is given.
+//! Guarantees: what is wrong with the settings shows before anything is served; a state that can't be
+//! reached is waited for, not replaced, and delays no other front; the state is repaired, and VMs that this node
+//! had before a reboot are taken back, before the first new one is allocated.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use berth_desk::DeskMetrics;
+use berth_kube::Connect;
 use berth_ledger::configmap::ConfigMapLedger;
-use berth_ledger::kube::Connect;
 use berth_ledger::{LedgerError, SqliteLedger};
+use berth_node::{BootMarker, Since};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
-use crate::boot::{BootNote, Since};
 use crate::http::{TcpError, serve_tcp};
+use crate::reload::{Reload, Sizes};
 use crate::settings::{LedgerChoice, Readiness, RecoverAtStart, Settings};
-use crate::sizing::{Reload, Sizes};
 use crate::vm::{SshVms, VmError};
 use crate::{Fleet, Recovery, Store, VmMetrics};
 
@@ -43,8 +43,8 @@ pub struct Setup {
     pub settings: Settings,
     /// Reads the settings again after an edit of their file.
     pub reload: Reload,
-    /// In which boot the node was when its VMs were last looked after.
-    pub boot: BootNote,
+    /// The boot of the node in which its VMs were last reconciled.
+    pub boot: BootMarker,
     /// The way to the API server. Its namespace is not used: the settings have their own.
     pub cluster: Connect,
 }
@@ -85,7 +85,11 @@ pub async fn start(
     let needs_cluster =
         settings.ledger == LedgerChoice::ConfigMap || settings.pools_configmap.is_some();
     let client = match needs_cluster {
-        true => Some(cluster.open().await.map_err(StartError::Store)?.client),
+        true => {
+            let opened = cluster.open().await;
+            let opened = opened.map_err(|error| StartError::Store(error.into()))?;
+            Some(opened.client)
+        }
         false => None,
     };
     let store = match (&settings.ledger, &client) {
@@ -114,7 +118,13 @@ pub async fn start(
 }
 
 /// Opens the pools, then follows the settings and keeps the fleet until `end`.
-async fn live(fleet: Fleet, sizes: Sizes, reload: Reload, boot: BootNote, end: CancellationToken) {
+async fn live(
+    fleet: Fleet,
+    sizes: Sizes,
+    reload: Reload,
+    boot: BootMarker,
+    end: CancellationToken,
+) {
     let at_start = recovery(sizes.settings().recover_at_start, boot.since());
     fleet.start_with(at_start);
     let opened = end.run_until_cancelled(open(&fleet, &sizes)).await;

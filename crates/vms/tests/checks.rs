@@ -235,7 +235,7 @@ async fn a_check_whose_time_is_over_is_undone_by_others() {
             assert_eq!(got.unwrap().node_name, "other");
         } else {
             for _ in 0..600 {
-                other.tend().await.unwrap();
+                other.maintain().await.unwrap();
                 if other.list(None).await.unwrap().is_empty() {
                     break;
                 }

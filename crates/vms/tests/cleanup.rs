@@ -21,7 +21,7 @@ async fn pool(lab: &Lab, vm: &TestVm, env: &[(&str, &str)]) -> Fleet {
     all.extend(env);
     let mut settings = settings(&all);
     if let Some(cleanup) = &mut settings.cleanup {
-        cleanup.patience.pause = Duration::from_millis(20);
+        cleanup.timing.pause = Duration::from_millis(20);
     }
     let store = Store::Local(Arc::new(MemoryLedger::new()));
     let vms = Arc::new(SshVms::new(lab.access()));

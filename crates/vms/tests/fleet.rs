@@ -340,7 +340,7 @@ async fn berth_15_6_a_cleanup_that_its_node_abandoned_is_taken_over() {
         ];
         let mut settings = settings(&env);
         if let Some(cleanup) = &mut settings.cleanup {
-            cleanup.patience.pause = Duration::from_millis(5);
+            cleanup.timing.pause = Duration::from_millis(5);
         }
         settings
     };

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use berth_vms::vm::{Access, CyclePatience, HostKeyRule, Proof, SshVms, VmError, Vms, see_reboot};
+use berth_vms::vm::{
+    Access, HostKeyRule, Proof, RebootTiming, SshVms, VmError, Vms, wait_for_reboot,
+};
 
 const SSHD: &str = "/usr/sbin/sshd";
 const IP: &str = "127.0.0.77";
@@ -153,12 +155,12 @@ async fn openssh_with_a_chroot_serves_the_whole_life_of_a_vm() {
 
     let used = vms.ready(ip).await.unwrap_err();
     assert!(matches!(used, VmError::HasUserData { .. }), "{used}");
-    vms.ask_reboot(ip, "nonce").await.unwrap();
+    vms.request_reboot(ip, "nonce").await.unwrap();
     let marker = sshd.path("media/cidata/.berth-nonce");
     assert!(marker.exists() && vms.has_marker(ip, "nonce").await.unwrap());
     let file = sshd.path("media/cidata/reboot");
     assert_eq!(std::fs::read(&file).unwrap(), b"reboot");
-    let patience = CyclePatience {
+    let timing = RebootTiming {
         floor: Duration::from_millis(100),
         limit: Duration::from_secs(30),
         pause: Duration::from_millis(50),
@@ -172,7 +174,7 @@ async fn openssh_with_a_chroot_serves_the_whole_life_of_a_vm() {
         tokio::time::sleep(Duration::from_millis(700)).await;
         sshd.start();
     };
-    let (seen, ()) = tokio::join!(see_reboot(&vms, ip, "nonce", &patience), reboot);
+    let (seen, ()) = tokio::join!(wait_for_reboot(&vms, ip, "nonce", &timing), reboot);
     assert_eq!(seen.unwrap(), Proof::MarkerGone);
     vms.wipe(ip, "nonce").await.unwrap();
     vms.ready(ip).await.unwrap();

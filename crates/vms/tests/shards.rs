@@ -259,7 +259,7 @@ async fn berth_15_10_restarts_and_foreign_writes_count_in_every_configmap() {
         .patch(configmap, &params, &patch)
         .await
         .unwrap();
-    fleet.tend().await.unwrap();
+    fleet.maintain().await.unwrap();
     let again = fleet.by_id(None, &erased.allocation_id).await.unwrap();
     assert_eq!(again.ip, erased.ip, "it was restored");
 

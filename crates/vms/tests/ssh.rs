@@ -6,13 +6,13 @@ mod test_vm;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use berth_vms::vm::{CyclePatience, HostKeyRule, Proof, SshVms, VmError, Vms, see_reboot};
+use berth_vms::vm::{HostKeyRule, Proof, RebootTiming, SshVms, VmError, Vms, wait_for_reboot};
 use test_vm::{Lab, OnReboot, mk_key};
 
 const REBOOTS: OnReboot = OnReboot::DownFor(Duration::from_millis(600));
 
-fn patience() -> CyclePatience {
-    CyclePatience {
+fn timing() -> RebootTiming {
+    RebootTiming {
         floor: Duration::from_millis(100),
         limit: Duration::from_secs(30),
         pause: Duration::from_millis(50),
@@ -154,8 +154,8 @@ async fn a_reboot_is_asked_for_and_seen() {
     let lab = Lab::new();
     let vm = lab.start(11, REBOOTS).await;
     let vms = SshVms::new(lab.access());
-    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
-    let proof = see_reboot(&vms, vm.ip, "nonce", &patience()).await;
+    vms.request_reboot(vm.ip, "nonce").await.unwrap();
+    let proof = wait_for_reboot(&vms, vm.ip, "nonce", &timing()).await;
     assert_eq!(proof.unwrap(), Proof::MarkerGone);
     assert_eq!(vm.boots(), 2);
     assert_eq!(vm.file("cidata/reboot"), None);
@@ -166,13 +166,13 @@ async fn a_vm_that_ignores_the_file_was_not_cleaned() {
     let lab = Lab::new();
     let vm = lab.start(12, OnReboot::Ignore).await;
     let vms = SshVms::new(lab.access());
-    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
+    vms.request_reboot(vm.ip, "nonce").await.unwrap();
     assert_eq!(vm.file("cidata/reboot").unwrap(), b"reboot");
-    let short = CyclePatience {
+    let short = RebootTiming {
         limit: Duration::from_millis(400),
-        ..patience()
+        ..timing()
     };
-    let seen = see_reboot(&vms, vm.ip, "nonce", &short).await;
+    let seen = wait_for_reboot(&vms, vm.ip, "nonce", &short).await;
     assert!(matches!(seen, Err(VmError::NotRebooted { .. })), "{seen:?}");
 }
 
@@ -181,12 +181,12 @@ async fn a_vm_that_dies_in_its_reboot_is_not_back() {
     let lab = Lab::new();
     let vm = lab.start(13, OnReboot::Die).await;
     let vms = SshVms::new(lab.access());
-    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
-    let short = CyclePatience {
+    vms.request_reboot(vm.ip, "nonce").await.unwrap();
+    let short = RebootTiming {
         limit: Duration::from_millis(400),
-        ..patience()
+        ..timing()
     };
-    let seen = see_reboot(&vms, vm.ip, "nonce", &short).await;
+    let seen = wait_for_reboot(&vms, vm.ip, "nonce", &short).await;
     assert!(matches!(seen, Err(VmError::NotBack { .. })), "{seen:?}");
 }
 
@@ -198,16 +198,16 @@ async fn berth_15_8_a_network_that_blips_is_no_reboot() {
         .await;
     let vms = SshVms::new(lab.access());
     vms.put_user_data(vm.ip, b"of a pod").await.unwrap();
-    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
+    vms.request_reboot(vm.ip, "nonce").await.unwrap();
     while vms.connects(vm.ip).await.is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let short = CyclePatience {
+    let short = RebootTiming {
         limit: Duration::from_secs(2),
         down_for: None,
-        ..patience()
+        ..timing()
     };
-    let seen = see_reboot(&vms, vm.ip, "nonce", &short).await;
+    let seen = wait_for_reboot(&vms, vm.ip, "nonce", &short).await;
     assert!(matches!(seen, Err(VmError::NotRebooted { .. })), "{seen:?}");
     assert_eq!(
         (vm.boots(), vm.file("cidata/user-data").is_some()),
@@ -224,8 +224,8 @@ async fn where_cidata_outlives_a_reboot_the_time_that_it_was_down_counts() {
     vm.switches.keeps_files.store(true, Ordering::SeqCst);
     let vms = SshVms::new(lab.access());
     vms.put_user_data(vm.ip, b"of a pod").await.unwrap();
-    vms.ask_reboot(vm.ip, "nonce").await.unwrap();
-    let seen = see_reboot(&vms, vm.ip, "nonce", &patience()).await;
+    vms.request_reboot(vm.ip, "nonce").await.unwrap();
+    let seen = wait_for_reboot(&vms, vm.ip, "nonce", &timing()).await;
     assert_eq!((seen.unwrap(), vm.boots()), (Proof::DownForLong, 2));
     // What is left there is the former pod's.
     let error = vms.ready(vm.ip).await.unwrap_err();

@@ -15,7 +15,7 @@ use script::{ScriptedVms, settings};
 
 #[tokio::test]
 async fn states_that_others_wrote_by_hand() {
-    // allocated, available -> after recovery: available, in use, doubled, strays.
+    // allocated, available -> after recovery: available, in use, doubled, unparsed.
     let old = r#"{"allocationID":"old-1","ip":"192.168.1.10","nodeName":"other","podName":"old","allocatedAt":"2026-04-23T09:56:00Z"}"#;
     let pool = "192.168.1.10,192.168.1.11,192.168.1.12";
     let cases = [
@@ -77,7 +77,7 @@ async fn states_that_others_wrote_by_hand() {
             ),
         ),
     ];
-    for (pool, text, (available, in_use, doubled, strays)) in cases {
+    for (pool, text, (available, in_use, doubled, unparsed)) in cases {
         let place = Place::new().await;
         place.write(&text).await;
         let before = Document::decode(&text).unwrap();
@@ -88,8 +88,8 @@ async fn states_that_others_wrote_by_hand() {
         assert_eq!(status.in_use, in_use, "{text}");
         assert_eq!(status.total, available.len() + in_use, "{text}");
         assert_eq!(
-            (status.doubled.len(), status.strays.len()),
-            (doubled, strays),
+            (status.doubled.len(), status.unparsed.len()),
+            (doubled, unparsed),
             "{text}"
         );
         let after = place.document().await;
@@ -204,7 +204,7 @@ async fn berth_15_10_what_another_program_erases_stays_held_and_is_restored() {
 
     // The same while nobody allocates: a look now and then restores it.
     place.overwrite(&stale).await;
-    fleet.tend().await.unwrap();
+    fleet.maintain().await.unwrap();
     assert_eq!(place.document().await.allocated.len(), 3);
 
     assert_eq!(place.counted("berth_vm_foreign_writes_total"), 2);
@@ -239,7 +239,7 @@ async fn what_another_agent_releases_is_not_restored() {
     fleet.allocate(None, applicant("a")).await.unwrap();
     other.deallocate(None, "a", false).await.unwrap();
     until(&other, (3, 0, 0)).await;
-    fleet.tend().await.unwrap();
+    fleet.maintain().await.unwrap();
     assert_eq!(counts(&fleet).await, (3, 0, 0));
     assert_eq!(place.document().await.allocated.len(), 0);
 }
@@ -264,7 +264,7 @@ async fn berth_15_12_a_state_that_breaks_under_a_running_agent_is_repaired_by_th
     let document = place.document().await;
     assert_eq!(document.allocated["mine"].ip, mine.ip.to_string());
     assert_eq!(document.allocated.len(), 3);
-    fleet.tend().await.unwrap();
+    fleet.maintain().await.unwrap();
     assert_eq!(
         place.counted("berth_vm_unparsed_total"),
         2,
@@ -474,7 +474,7 @@ async fn a_restart_takes_no_vm_from_a_running_pod() {
         assert!(vms.reboots(&kept.ip.to_string()) <= taken_back);
         if shown > 0 {
             assert_eq!(status.not_taken_back, [kept.ip]);
-            reborn.tend().await.unwrap();
+            reborn.maintain().await.unwrap();
             assert_eq!(
                 reborn.status(None).await.unwrap()[0].not_taken_back,
                 [kept.ip]
@@ -503,7 +503,7 @@ async fn berth_15_12_a_single_entry_that_is_none_is_counted_and_kept() {
     }
     let error = fleet.allocate(None, applicant("c")).await.unwrap_err();
     assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
-    fleet.tend().await.unwrap();
+    fleet.maintain().await.unwrap();
     assert!(place.counted("berth_vm_unparsed_total") >= 1);
     let data = place.data().await;
     let aside = data.iter().filter(|(key, _)| *key != STATE_KEY);

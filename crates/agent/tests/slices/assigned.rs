@@ -8,7 +8,7 @@ use berth_testkit::{Cluster, Part};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use crate::machine::{Machine, Site, quick, until};
+use crate::test_node::{Machine, Site, quick, until};
 
 fn entry(pod: &str) -> (String, String) {
     (format!("ns/{pod}"), format!("{pod}-container"))

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::call::{bare, fast_cut};
-use crate::given::Given;
-use crate::machine::{Machine, Site, quick, until};
+use crate::allocated::Given;
+use crate::cni_call::{bare, fast_cut};
+use crate::test_node::{Machine, Site, quick, until};
 
 fn cooling(range: &str, size: &str) -> Value {
     let mut ipam = fast_cut(range, size);

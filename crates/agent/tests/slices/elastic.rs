@@ -9,10 +9,10 @@ use futures::future::join_all;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::bare::claim;
-use crate::call::{bare, fast, fast_cut};
-use crate::machine::{Machine, Site, quick, until};
-use crate::world::World;
+use crate::cni_call::{bare, fast, fast_cut};
+use crate::test_cluster::World;
+use crate::test_node::{Machine, Site, quick, until};
+use crate::without_agent::claim;
 
 async fn three(site: &Site) -> Vec<Machine> {
     let mut machines = Vec::new();

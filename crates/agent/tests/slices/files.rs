@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::call::bare;
-use crate::machine::{Machine, Site, quick, until};
+use crate::cni_call::bare;
+use crate::test_node::{Machine, Site, quick, until};
 
 fn assigned(range: &str) -> Value {
     json!({ "range": range, "node_slice_size": "/28", "enable_overlapping_ranges": false })

@@ -9,7 +9,7 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use crate::machine::{Machine, Site, until};
+use crate::test_node::{Machine, Site, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_collects_its_own_slices_and_no_other_does() {

@@ -10,9 +10,9 @@ use berth_slices::SliceSettings;
 use berth_testkit::Fate;
 use serde_json::{Value, json};
 
-use crate::bare::{Bare, amend, answered, claim, pass, want};
-use crate::call::fast_cut;
-use crate::machine::{Site, quick, until};
+use crate::cni_call::fast_cut;
+use crate::test_node::{Site, quick, until};
+use crate::without_agent::{Bare, amend, answered, claim, pass, want};
 
 fn ipam(whole: &str) -> Value {
     fast_cut(whole, "/27")

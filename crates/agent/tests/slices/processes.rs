@@ -1,8 +1,8 @@
 //! A node whose agent is away, or about to come: each call is a process of its own, and all of them have one file.
 
-use crate::call::fast_cut;
-use crate::given::Given;
-use crate::machine::{Machine, Site};
+use crate::allocated::Given;
+use crate::cni_call::fast_cut;
+use crate::test_node::{Machine, Site};
 
 /// Pods that start at once, more than one slice has room for.
 const PODS: usize = 12;

@@ -8,9 +8,9 @@ use futures::future::join_all;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::call::{bare, fast_cut};
-use crate::machine::{Machine, Site, until};
-use crate::world::World;
+use crate::cni_call::{bare, fast_cut};
+use crate::test_cluster::World;
+use crate::test_node::{Machine, Site, until};
 
 /// What the node had was compared with another view of it, which was old and had as many addresses; what was missing there was
 /// given up while pods had it, and given again. Here what is published is a view: the node's own file says who has what.

@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::bare::relay_of;
-use crate::call::{fast, fast_cut};
-use crate::machine::{Machine, Site, quick, until};
-use crate::rebuilt::run_pod;
+use crate::cni_call::{fast, fast_cut};
+use crate::lost_file::run_pod;
+use crate::test_node::{Machine, Site, quick, until};
+use crate::without_agent::relay_of;
 
 async fn creates_nothing(site: &Site, node: &str, ipam: &Value) {
     let machine = Machine::start(site, node).await;

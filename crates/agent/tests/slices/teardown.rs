@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use serde_json::json;
 
-use crate::bare::call_node;
+use crate::allocated::Given;
 use crate::errors;
-use crate::given::Given;
-use crate::machine::{Machine, Site, until};
-use crate::world::World;
+use crate::test_cluster::World;
+use crate::test_node::{Machine, Site, until};
+use crate::without_agent::call_node;
 
 /// Grace periods, and pauses between periodic looks, that no test waits for.
 const LONG: Duration = Duration::from_secs(3600);

@@ -10,10 +10,10 @@ use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::call::{bare, fast_cut};
-use crate::given::Given;
-use crate::machine::{Machine, Site, until};
-use crate::world::World;
+use crate::allocated::Given;
+use crate::cni_call::{bare, fast_cut};
+use crate::test_cluster::World;
+use crate::test_node::{Machine, Site, until};
 
 async fn annotate(site: &Site, lease: &str, key: &str, value: &str) {
     let leases: Api<Lease> = Api::namespaced(

@@ -5,10 +5,10 @@ use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::{Cluster, Part};
 use serde_json::{Value, json};
 
-use crate::call::without_size;
-use crate::given::Given;
-use crate::machine::{Machine, Site};
-use crate::world::World;
+use crate::allocated::Given;
+use crate::cni_call::without_size;
+use crate::test_cluster::World;
+use crate::test_node::{Machine, Site};
 
 fn with_checks(ipam: &Value, on: bool) -> Value {
     let mut ipam = ipam.clone();

@@ -3,7 +3,7 @@
 use berth_testkit::{Attachment, Cluster};
 use serde_json::Value;
 
-use crate::machine::Site;
+use crate::test_node::Site;
 
 pub struct Whereabouts(berth_testkit::Whereabouts);
 

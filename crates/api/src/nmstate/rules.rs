@@ -1,19 +1,19 @@
-//! What the API server itself refuses in a NodeIPPool, as CEL rules of its definition.
+//! What the API server refuses in a NodeIPPool, as CEL rules of its definition.
 //!
-//! Each rule names the field, the value and what would be right. CEL knows addresses and networks but not which of two addresses
-//! is the higher one, and the server refuses rules whose cost it can't bound, as that of any text taken apart. So
-//! order is found by networks: two addresses first differ in one bit, and the one in which it is set is above ([`above`]).
-//! What CEL can't see (other pools, excludes that together leave nothing) is found by the controller.
+//! Each rule names the field, the value and what would be right. CEL has addresses and networks but can't compare two
+//! addresses, and the server refuses rules whose cost it can't bound, such as splitting a string. So order is found by
+//! networks: two addresses first differ in one bit, and the one in which it is set is above ([`above`]). The controller
+//! finds what CEL can't (other pools, excludes that together leave nothing).
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 /// One rule of `x-kubernetes-validations`.
 struct Rule {
-    /// The field under the schema that has the rule.
+    /// The field, relative to the schema that has the rule.
     field: &'static str,
     rule: String,
-    /// A CEL expression that makes the text.
+    /// A CEL expression that returns the message.
     message: String,
     reason: &'static str,
 }
@@ -52,12 +52,12 @@ fn put(schema: &mut Schema, rules: Vec<Rule>) {
     schema.insert("x-kubernetes-validations".to_owned(), rules.into());
 }
 
-/// One line, so that the definition's text does not depend on how this file is laid out.
+/// One line, so that the definition's text does not depend on the layout of this file.
 fn squeezed(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The lengths of networks, each with the next: `{'/0':'/1',..}`.
+/// The lengths of networks, each with its successor: `{'/0':'/1',..}`.
 fn lengths() -> String {
     let pairs: Vec<String> = (0..128)
         .map(|length| format!("'/{length}':'/{}'", length + 1))
@@ -65,8 +65,8 @@ fn lengths() -> String {
     format!("{{{}}}", pairs.join(","))
 }
 
-/// Address `a` is above address `b`; false for two of different families. There is a network that holds both, and half of it, the upper
-/// one, that holds only `a`.
+/// Address `a` is above address `b`; false for two families. There is a network that contains both, and its upper half
+/// contains only `a`.
 fn above(a: &str, b: &str) -> String {
     format!(
         "{lengths}.exists(k, v, isCIDR({a} + v) && cidr({a} + k).containsIP({b}) && !cidr({a} + v).containsIP({b})
@@ -75,7 +75,7 @@ fn above(a: &str, b: &str) -> String {
     )
 }
 
-/// Address `a` is the last one of `cidr`: every bit that the network leaves open is set.
+/// Address `a` is the last one of `cidr`: every host bit is set.
 fn is_last(a: &str, cidr: &str) -> String {
     format!(
         "{lengths}.all(k, v, !isCIDR({a} + v) || cidr({a} + v).prefixLength() <= cidr({cidr}).prefixLength()
@@ -84,7 +84,8 @@ fn is_last(a: &str, cidr: &str) -> String {
     )
 }
 
-/// Binds a name to a text. The server's estimate knows the size of what is bound so, and it is made once and not in each turn of a loop.
+/// Binds a name to an expression. The server's cost estimate then knows its size, and it is evaluated once instead of
+/// in each iteration.
 fn with(name: &str, text: &str, rule: &str) -> String {
     format!("[{text}].exists({name}, {rule})")
 }
@@ -128,7 +129,7 @@ pub(super) fn of_range(schema: &mut Schema) {
     put(schema, rules);
 }
 
-/// An optional address is one, and of the range's network.
+/// An optional address is valid, and in the range's network.
 fn inside(name: &str, field: &'static str) -> [Rule; 2] {
     [
         Rule::invalid(
@@ -174,7 +175,7 @@ fn excludes() -> Vec<Rule> {
     let readable = "(isIP(e) || isCIDR(e))";
     let bounds = "isCIDR(self.cidr) && (!has(self.start) || isIP(self.start)) && (!has(self.end) || isIP(self.end))
         && self.exclude.all(e, isIP(e) || isCIDR(e))";
-    // Disjoint networks; or the entry ends before the start, or begins after the end.
+    // Disjoint networks, or the entry ends before the start, or begins after the end.
     let outside = format!(
         "!(cidr(self.cidr).containsIP(a) || cidr(b).containsIP(cidr(self.cidr).ip()))
         || (has(self.start) && !cidr(b).containsIP(self.start) && {before})
@@ -232,7 +233,7 @@ fn excludes() -> Vec<Rule> {
     ]
 }
 
-/// Range `q` lies after range `r`. A bound that is left out is that of the network, any address of which stands for it.
+/// Range `q` lies after range `r`. A missing bound is that of the network, and any of its addresses stands for it.
 fn after(q: &str, r: &str) -> String {
     let low = format!(
         "(has({q}.start) ? {q}.start : {})",
@@ -249,14 +250,14 @@ fn after(q: &str, r: &str) -> String {
     with("l", &low, &with("h", &high, &rule))
 }
 
-/// A range's texts can be read.
+/// A range's values can be parsed.
 fn sound(r: &str) -> String {
     format!(
         "(isCIDR({r}.cidr) && (!has({r}.start) || isIP({r}.start)) && (!has({r}.end) || isIP({r}.end)))"
     )
 }
 
-/// The rules of a whole spec: what its ranges are to each other, and what an update may change.
+/// The rules of a whole spec: how its ranges relate, and what an update may change.
 pub(super) fn of_spec(schema: &mut Schema) {
     let mut rules = ranges();
     rules.extend(extras());
@@ -312,7 +313,7 @@ fn extras() -> Vec<Rule> {
     };
     let reserved = "self.reservations[n]";
     let wrong = format!("!isIP({reserved}) || !({})", of_pool(reserved));
-    // By value, because an index for each pair would exceed what the server spends on one rule.
+    // By value, because an index for each pair would exceed the server's cost limit of one rule.
     let once = "self.reservations.existsOne(m, w, w == v)";
     vec![
         Rule::invalid(
@@ -351,8 +352,8 @@ fn extras() -> Vec<Rule> {
     ]
 }
 
-/// What an update of a spec may change: a range that is the last one can grow at its end, ranges can be appended, excludes can be
-/// removed. Anything else would renumber the offsets of live addresses, or take addresses away under their holders.
+/// What an update of a spec may change: the last range can grow at its end, ranges can be appended, excludes can be
+/// removed. Anything else would renumber the offsets of live addresses, or remove addresses from their holders.
 fn growth() -> Vec<Rule> {
     let optional = |new: &str, old: &str, field: &str| {
         format!(

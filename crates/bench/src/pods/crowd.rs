@@ -1,4 +1,4 @@
-//! Many at once: the pods of one node, and nodes that know nothing of each other.
+//! Many at once: the pods of one node, and independent nodes.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 use berth_core::Address;
 use indicatif::ProgressBar;
 
-use super::bed::{Bed, check};
 use super::plugin::Plugin;
 use super::quantile;
+use super::testbed::{Testbed, check};
 use crate::figure::{Figure, Target, progress};
 
-/// What a crowd got.
+/// The results of many callers.
 #[derive(Debug, Default)]
 pub struct Run {
     pub given: Vec<(String, Address)>,
@@ -54,7 +54,7 @@ pub fn at_once(callers: Vec<(Plugin, Vec<String>)>, bar: &ProgressBar) -> Result
                             Ok(added) => run.given.push((pod.clone(), added.address)),
                             Err(error) => {
                                 run.failures.push(format!("{error:#}"));
-                                // What a runtime does then; nothing of the call may stay.
+                                // A runtime does that; nothing of the call may stay.
                                 let _ = plugin.del(pod);
                             }
                         }
@@ -76,12 +76,15 @@ pub fn at_once(callers: Vec<(Plugin, Vec<String>)>, bar: &ProgressBar) -> Result
     })
 }
 
-pub async fn pods(bed: &Bed, pods: usize, crowds: usize) -> Result<Vec<Figure>> {
-    let (ours, theirs) = (bed.home().await?, bed.home().await?);
-    let node = bed.node("node-0").await?;
-    let plugins = [bed.berth_in(&node, &ours), bed.whereabouts(&theirs)?];
+pub async fn pods(testbed: &Testbed, pods: usize, crowds: usize) -> Result<Vec<Figure>> {
+    let (ours, theirs) = (testbed.home().await?, testbed.home().await?);
+    let node = testbed.node("node-0").await?;
+    let plugins = [
+        testbed.berth_in(&node, &ours),
+        testbed.whereabouts(&theirs)?,
+    ];
     for plugin in &plugins {
-        // Once in an agent's life it connects and loads; that is not what a crowd waits for.
+        // An agent connects and loads once in its life; that is not measured.
         tokio::task::block_in_place(|| plugin.add("first").and_then(|_| plugin.del("first")))?;
     }
     let mut runs = [Run::default(), Run::default()];
@@ -116,8 +119,8 @@ pub async fn pods(bed: &Bed, pods: usize, crowds: usize) -> Result<Vec<Figure>> 
     Ok(figures)
 }
 
-pub async fn nodes(bed: &Bed, nodes: usize, each: usize) -> Result<Vec<Figure>> {
-    let (ours, theirs) = (bed.home().await?, bed.home().await?);
+pub async fn nodes(testbed: &Testbed, nodes: usize, each: usize) -> Result<Vec<Figure>> {
+    let (ours, theirs) = (testbed.home().await?, testbed.home().await?);
     let total = (nodes * each) as u64;
     let mine = |node: usize| -> Vec<String> {
         (0..each)
@@ -126,19 +129,19 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize) -> Result<Vec<Figure>> 
     };
     let mut agents = Vec::new();
     for node in 0..nodes {
-        agents.push(bed.node(&format!("node-{node}")).await?);
+        agents.push(testbed.node(&format!("node-{node}")).await?);
     }
     let callers = agents
         .iter()
         .enumerate()
-        .map(|(at, agent)| (bed.berth_in(agent, &ours), mine(at)))
+        .map(|(at, agent)| (testbed.berth_in(agent, &ours), mine(at)))
         .collect();
     let bar = progress("nodes at once, berth", total);
     let us = tokio::task::block_in_place(|| at_once(callers, &bar))?;
     bar.finish_and_clear();
     drop(agents);
 
-    let plugin = bed.whereabouts(&theirs)?;
+    let plugin = testbed.whereabouts(&theirs)?;
     let callers = (0..nodes)
         .map(|node| {
             let plugin = plugin.clone().within("NODENAME", format!("node-{node}"));
@@ -173,7 +176,7 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize) -> Result<Vec<Figure>> 
     Ok(figures)
 }
 
-/// Calls that were refused: none of ours may be.
+/// Refused calls: none of Berth's may be.
 pub fn failures(us: &Run, them: &Run) -> Vec<Figure> {
     let what = |run: &Run| {
         run.failures

@@ -1,4 +1,4 @@
-//! One ADD where the pool holds thousands already.
+//! One ADD when the pool already holds thousands.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,35 +8,35 @@ use berth_api::whereabouts::{IPAllocation, IPPool, IPPoolSpec};
 use kube::Api;
 use kube::api::PostParams;
 
-use super::bed::{Bed, Home, RANGE};
 use super::memory::fill;
 use super::one::{Manner, Turn, in_turns};
+use super::testbed::{Home, RANGE, Testbed};
 use super::{median, plugin::container};
 use crate::figure::{Figure, Target};
 
 /// Writes of an object of this size take a second.
 const FEW: usize = 9;
-/// As long as the API server is busy after one: it reads the object twice more for its watchers, and collects garbage.
+/// How long the API server is busy after one: it reads the object twice more for its watchers, and collects garbage.
 const SETTLED: Duration = Duration::from_secs(1);
 
-pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> {
-    let (empty, full) = (bed.node("empty").await?, bed.node("full").await?);
-    fill(&full, &bed.berth(&full), held)?;
+pub async fn full(testbed: &Testbed, held: usize, rounds: usize) -> Result<Vec<Figure>> {
+    let (empty, full) = (testbed.node("empty").await?, testbed.node("full").await?);
+    fill(&full, &testbed.berth(&full), held)?;
     let turns = [
         Turn {
-            plugin: bed.berth(&empty),
+            plugin: testbed.berth(&empty),
             ledger: Some(empty.ledger()?),
         },
         Turn {
-            plugin: bed.berth(&full),
+            plugin: testbed.berth(&full),
             ledger: Some(full.ledger()?),
         },
     ];
-    // The two end with different counts, so what is left is not compared here.
+    // The two end with different counts, so the rest is not compared here.
     let manner = Manner {
         rounds,
         held: None,
-        rest: Duration::ZERO,
+        pause: Duration::ZERO,
     };
     let times = in_turns("ADD, SQLite, empty and full pool", &turns, manner).await?;
     let [of_empty, of_full] = times.as_slice() else {
@@ -44,16 +44,16 @@ pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> 
     };
     let (of_empty, of_full) = (median(of_empty), median(of_full));
 
-    let (ours, theirs) = (bed.home().await?, bed.home().await?);
-    write(bed, &ours, held).await?;
-    write(bed, &theirs, held).await?;
+    let (ours, theirs) = (testbed.home().await?, testbed.home().await?);
+    write(testbed, &ours, held).await?;
+    write(testbed, &theirs, held).await?;
     let turns = [
         Turn {
-            plugin: bed.berth_in(&empty, &ours),
+            plugin: testbed.berth_in(&empty, &ours),
             ledger: Some(ours.ledger.clone()),
         },
         Turn {
-            plugin: bed.whereabouts(&theirs)?,
+            plugin: testbed.whereabouts(&theirs)?,
             ledger: Some(theirs.ledger.clone()),
         },
     ];
@@ -61,7 +61,7 @@ pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> 
     let manner = Manner {
         rounds: rounds.min(FEW),
         held: Some(held),
-        rest: SETTLED,
+        pause: SETTLED,
     };
     let times = in_turns(what, &turns, manner).await?;
     let [us, them] = times.as_slice() else {
@@ -85,7 +85,7 @@ pub async fn full(bed: &Bed, held: usize, rounds: usize) -> Result<Vec<Figure>> 
 }
 
 /// An IPPool object that holds so many, written at once.
-async fn write(bed: &Bed, home: &Home, held: usize) -> Result<()> {
+async fn write(testbed: &Testbed, home: &Home, held: usize) -> Result<()> {
     let allocations: BTreeMap<String, IPAllocation> = (1..=held)
         .map(|offset| {
             let pod = format!("replica-{offset:05}");
@@ -102,9 +102,10 @@ async fn write(bed: &Bed, home: &Home, held: usize) -> Result<()> {
         allocations,
     };
     let mut pool = IPPool::new(&RANGE.replace('/', "-"), spec);
-    // Without them an object of this size fits into etcd; a pool that grew entry by entry had them dropped as well.
+    // Without them an object of this size fits into etcd; a pool that grew entry by entry had them dropped too.
     pool.metadata.managed_fields = Some(vec![Default::default()]);
-    let api: Api<IPPool> = Api::namespaced(bed.cluster.client().await?, &home.account.namespace);
+    let api: Api<IPPool> =
+        Api::namespaced(testbed.cluster.client().await?, &home.account.namespace);
     api.create(&PostParams::default(), &pool)
         .await
         .with_context(|| format!("write a pool of {held}"))?;

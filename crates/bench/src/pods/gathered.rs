@@ -1,5 +1,5 @@
-//! Nodes whose claims meet in the leader's desk, against whereabouts; and what the same would cost at least if they met
-//! in objects of the API.
+//! Nodes whose requests meet in the leader desk, compared with whereabouts; and a lower bound for the cost of meeting
+//! in API objects.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,17 +17,17 @@ use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 use tokio::sync::Barrier;
 
-use super::bed::{Bed, Home, check};
 use super::crowd::{Run, at_once, failures};
 use super::plugin::Plugin;
 use super::quantile;
+use super::testbed::{Home, Testbed, check};
 use crate::figure::{Figure, Target, progress};
 
 const AUDIENCE: &str = "desk.berth.dev";
 const LABEL: &str = "bench.berth.dev/node";
 
-impl Bed {
-    /// `berth controller` with the common desk, when it leads.
+impl Testbed {
+    /// `berth controller` with the leader desk, when it leads.
     async fn leader(&self, home: &Home) -> Result<Process> {
         let mut command = isolated(guarded(&self.berth));
         command
@@ -67,26 +67,31 @@ impl Bed {
     }
 }
 
-/// The range of a turn: a pool that nobody has written yet, for both.
+/// The range of a round: a new pool for both.
 fn range(turn: usize) -> String {
     format!("10.{}.0.0/16", 2 + turn)
 }
 
-pub async fn nodes(bed: &Bed, nodes: usize, each: usize, turns: usize) -> Result<Vec<Figure>> {
+pub async fn nodes(
+    testbed: &Testbed,
+    nodes: usize,
+    each: usize,
+    turns: usize,
+) -> Result<Vec<Figure>> {
     let leads = json!([
         {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
         {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
         {"apiGroups": [""], "resources": ["nodes", "pods", "events", "configmaps"], "verbs": ["*"]},
         {"apiGroups": ["k8s.cni.cncf.io", "berth.dev"], "resources": ["*"], "verbs": ["*"]},
     ]);
-    let (ours, theirs) = (bed.home_with(&leads).await?, bed.home().await?);
+    let (ours, theirs) = (testbed.home_with(&leads).await?, testbed.home().await?);
     let total = (nodes * each) as u64;
     let mine = |node: usize| -> Vec<String> {
         (0..each)
             .map(|pod| format!("workload-{node:02}-{pod:03}"))
             .collect()
     };
-    // As in a cluster: the leader opens its desk for pools that a definition asks for.
+    // As in a cluster: the leader opens desks for pools that a definition names.
     for turn in 0..turns.max(1) {
         let config =
             json!({"type": "macvlan", "ipam": {"type": "whereabouts", "range": range(turn)}});
@@ -95,23 +100,23 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize, turns: usize) -> Result
             "metadata": {"name": format!("turn-{turn}"), "namespace": ours.account.namespace},
             "spec": {"config": config.to_string()},
         });
-        bed.cluster.apply_object(definition).await?;
+        testbed.cluster.apply_object(definition).await?;
     }
-    let leader = bed.leader(&ours).await?;
+    let leader = testbed.leader(&ours).await?;
     let mut agents = Vec::new();
     for node in 0..nodes {
         let name = format!("node-{node}");
-        let token = bed.token(&ours, &name).await?;
-        agents.push(bed.node_with(&name, Some(&token)).await?);
+        let token = testbed.token(&ours, &name).await?;
+        agents.push(testbed.node_with(&name, Some(&token)).await?);
     }
-    // Once in an agent's life it connects and is checked; that is not what a crowd waits for.
+    // An agent connects and is authorized once in its life; that is not measured.
     let warm = |at: usize| vec![format!("first-{at}")];
     let first = agents.iter().enumerate();
-    let first = first.map(|(at, agent)| (bed.berth_in(agent, &ours), warm(at)));
+    let first = first.map(|(at, agent)| (testbed.berth_in(agent, &ours), warm(at)));
     let bar = progress("nodes connect to the leader", nodes as u64);
     let mut given = tokio::task::block_in_place(|| at_once(first.collect(), &bar))?.given;
     bar.finish_and_clear();
-    let plugin = bed.whereabouts(&theirs)?;
+    let plugin = testbed.whereabouts(&theirs)?;
     let run = |what: &str, callers: Vec<(Plugin, Vec<String>)>| -> Result<Run> {
         let bar = progress(what, total);
         let run = tokio::task::block_in_place(|| at_once(callers, &bar))?;
@@ -122,7 +127,7 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize, turns: usize) -> Result
     for turn in 0..turns.max(1) {
         let with_us = || {
             let callers = agents.iter().enumerate().map(|(at, agent)| {
-                let plugin = bed.berth_in(agent, &ours).with("range", range(turn));
+                let plugin = testbed.berth_in(agent, &ours).with("range", range(turn));
                 (plugin, mine(at))
             });
             run(
@@ -166,12 +171,12 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize, turns: usize) -> Result
     let median = (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0;
     let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
 
-    let through_objects = notes(bed, nodes, each).await?;
+    let through_objects = notes(testbed, nodes, each).await?;
     let (rate, their_rate) = (us.rate(), them.rate());
     let mut figures = vec![
         Figure::new(
             format!(
-                "{nodes} nodes x {each} ADDs through the common desk: berth {rate:.0}/s, whereabouts {their_rate:.1}/s; median of {} turns, {least:.1} to {most:.1}",
+                "{nodes} nodes x {each} ADDs through the leader's desk: berth {rate:.0}/s, whereabouts {their_rate:.1}/s; median of {} turns, {least:.1} to {most:.1}",
                 ratios.len()
             ),
             median,
@@ -201,10 +206,10 @@ pub async fn nodes(bed: &Bed, nodes: usize, each: usize, turns: usize) -> Result
     Ok(figures)
 }
 
-/// A floor for meeting in objects: each node creates a note per claim and waits until the leader, who watches, has
-/// deleted it. What the leader would write into the pool comes on top.
-async fn notes(bed: &Bed, nodes: usize, each: usize) -> Result<Run> {
-    let home = bed.home().await?;
+/// A lower bound for meeting in objects: each node creates an object per request and waits until the leader, which
+/// watches, has deleted it. The leader's write to the pool would come on top.
+async fn notes(testbed: &Testbed, nodes: usize, each: usize) -> Result<Run> {
+    let home = testbed.home().await?;
     let client = home.account.client().await?;
     let api: Api<Note> = Api::namespaced(client.clone(), &home.account.namespace);
     let answering = tokio::spawn({

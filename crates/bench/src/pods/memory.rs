@@ -4,12 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use berth_cni::call::Environment;
 use berth_cni::http;
-use berth_cni::wire::Request;
+use berth_testkit::PodCall;
 
-use super::bed::{Bed, Node, recorded};
 use super::plugin::{Plugin, arguments, container};
+use super::testbed::{Node, Testbed, recorded};
 use crate::figure::{Figure, Target, progress};
 
 /// Pods of a node; kubelet's own limit is 110.
@@ -18,10 +17,10 @@ const PODS: usize = 200;
 /// Callers that fill a pool.
 const CALLERS: usize = 32;
 
-pub async fn memory(bed: &Bed) -> Result<Vec<Figure>> {
-    let home = bed.home().await?;
-    let node = bed.node("node-0").await?;
-    let plugin = bed.berth_in(&node, &home);
+pub async fn memory(testbed: &Testbed) -> Result<Vec<Figure>> {
+    let home = testbed.home().await?;
+    let node = testbed.node("node-0").await?;
+    let plugin = testbed.berth_in(&node, &home);
     // Idle as on a node: connected, watching the pool, nothing to do.
     tokio::task::block_in_place(|| plugin.add("first"))?;
     tokio::task::block_in_place(|| plugin.del("first"))?;
@@ -44,7 +43,7 @@ pub async fn memory(bed: &Bed) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Gives addresses to `count` pods through the agent's socket, without a process for each.
+/// Allocates addresses for `count` pods through the agent's socket, without a process for each.
 pub fn fill(node: &Node, plugin: &Plugin, count: usize) -> Result<()> {
     let socket = node.socket();
     let bar = progress("filling a pool", count as u64);
@@ -56,15 +55,10 @@ pub fn fill(node: &Node, plugin: &Plugin, count: usize) -> Result<()> {
                 return Ok(());
             }
             let pod = format!("replica-{at:05}");
-            let environment = Environment {
-                command: "ADD".to_owned(),
-                container_id: container(&pod),
-                netns: "/var/run/netns/none".to_owned(),
-                ifname: "net1".to_owned(),
-                args: arguments(&pod),
-                path: "/opt/cni/bin".to_owned(),
-            };
-            let request = Request::new("berth", environment, plugin.configuration());
+            let request = PodCall::new("berth", "ADD", &pod)
+                .of_container(&container(&pod))
+                .with_args(&arguments(&pod))
+                .request_of(&plugin.configuration());
             let answer = http::call(&socket, &request, Duration::from_secs(60))?;
             if answer.exit != 0 {
                 bail!("ADD of {pod} failed: {}", answer.stdout);

@@ -1,10 +1,9 @@
-//! The pods front against its peers: whereabouts v0.9.4 on the same API server, host-local on the same disk.
+//! The pods front compared with its peers: whereabouts v0.9.4 on the same API server, host-local on the same disk.
 //!
-//! Everything is measured as a runtime sees it, a process per call. Peers take turns, call by call wherever one
-//! does not load the machine for the other, so that a machine that slows down slows all. Every run is checked:
-//! an address that was given twice or is not recorded is an error, not a slow figure.
+//! Everything is measured as a runtime sees it, a process per call. Peers alternate, call by call wherever one does not
+//! load the machine for the other, so that a slow machine slows all. Every run is checked: an address that was
+//! allocated twice or is not recorded is an error, not a slow figure.
 
-pub(crate) mod bed;
 mod crowd;
 mod full;
 mod gathered;
@@ -12,6 +11,7 @@ mod memory;
 mod one;
 pub(crate) mod plugin;
 mod sliced;
+pub(crate) mod testbed;
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::figure::Figure;
-use bed::Bed;
+use testbed::Testbed;
 
 #[derive(Args, Debug)]
 pub struct Pods {
@@ -41,13 +41,13 @@ pub struct Pods {
     /// Pods of each of them.
     #[arg(long, default_value_t = 5)]
     each: usize,
-    /// How many times they work through the leader's desk, and whereabouts by itself: each goes first in turn.
+    /// How many rounds through the leader desk, and of whereabouts by itself, alternating.
     #[arg(long, default_value_t = 4)]
     turns: usize,
-    /// What a full pool holds.
+    /// Entries of a full pool.
     #[arg(long, default_value_t = 10_000)]
     held: usize,
-    /// What the nodes of a sliced network hold.
+    /// Addresses that the nodes of a sliced network hold.
     #[arg(long, default_value_t = 100_000)]
     live: usize,
 }
@@ -62,9 +62,9 @@ enum Subject {
     Crowd,
     /// Many nodes on one range.
     Nodes,
-    /// The same through the leader's desk.
+    /// The same through the leader desk.
     Gathered,
-    /// One ADD from a node's slice; the same where other nodes hold thousands.
+    /// One ADD from a node's slice; the same while other nodes hold thousands.
     Sliced,
     /// One ADD, full pool.
     Full,
@@ -74,30 +74,30 @@ enum Subject {
 
 impl Pods {
     pub async fn run(&self) -> Result<Vec<Figure>> {
-        let bed = Bed::new().await?;
+        let testbed = Testbed::new().await?;
         let mut figures = Vec::new();
         for subject in Subject::value_variants() {
             if !self.only.is_empty() && !self.only.contains(subject) {
                 continue;
             }
             figures.extend(match subject {
-                Subject::Version => one::version(&bed, self.rounds).await?,
-                Subject::One => one::add(&bed, self.rounds).await?,
-                Subject::Crowd => crowd::pods(&bed, self.pods, self.crowds).await?,
-                Subject::Nodes => crowd::nodes(&bed, self.nodes, self.each).await?,
+                Subject::Version => one::version(&testbed, self.rounds).await?,
+                Subject::One => one::add(&testbed, self.rounds).await?,
+                Subject::Crowd => crowd::pods(&testbed, self.pods, self.crowds).await?,
+                Subject::Nodes => crowd::nodes(&testbed, self.nodes, self.each).await?,
                 Subject::Gathered => {
-                    gathered::nodes(&bed, self.nodes, self.each, self.turns).await?
+                    gathered::nodes(&testbed, self.nodes, self.each, self.turns).await?
                 }
-                Subject::Sliced => sliced::add(&bed, self.rounds, self.live).await?,
-                Subject::Full => full::full(&bed, self.held, self.rounds).await?,
-                Subject::Memory => memory::memory(&bed).await?,
+                Subject::Sliced => sliced::add(&testbed, self.rounds, self.live).await?,
+                Subject::Full => full::full(&testbed, self.held, self.rounds).await?,
+                Subject::Memory => memory::memory(&testbed).await?,
             });
         }
         Ok(figures)
     }
 }
 
-/// The time that `part` of the calls took no longer than, in milliseconds.
+/// The time within which `part` of the calls completed, in milliseconds.
 pub(crate) fn quantile(times: &[Duration], part: f64) -> f64 {
     let mut times = times.to_vec();
     times.sort_unstable();

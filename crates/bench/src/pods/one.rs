@@ -6,21 +6,21 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use berth_ledger::SharedLedger;
 
-use super::bed::{Bed, borne_out, recorded};
 use super::median;
 use super::plugin::{Plugin, spawn};
+use super::testbed::{Testbed, borne_out, recorded};
 use crate::figure::{Figure, Target, progress};
 
-pub async fn version(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
-    // A VERSION costs a tenth of anything else here, and is compared with the smallest process there is.
+pub async fn version(testbed: &Testbed, rounds: usize) -> Result<Vec<Figure>> {
+    // A VERSION costs a tenth of anything else here, and is compared with the smallest possible process.
     let rounds = rounds * 10;
-    let node = bed.node("node-0").await?;
-    let home = bed.home().await?;
+    let node = testbed.node("node-0").await?;
+    let home = testbed.home().await?;
     let dir = tempfile::tempdir()?;
     let plugins = [
-        bed.berth(&node),
-        bed.host_local(dir.path()),
-        bed.whereabouts(&home)?,
+        testbed.berth(&node),
+        testbed.host_local(dir.path()),
+        testbed.whereabouts(&home)?,
     ];
     let mut empty = Vec::new();
     let mut times = [const { Vec::new() }; 3];
@@ -55,54 +55,54 @@ pub async fn version(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
     ])
 }
 
-/// A plugin, and where what it answers is recorded for everybody to see.
+/// A plugin, and the ledger in which its answers are recorded.
 pub struct Turn {
     pub plugin: Plugin,
-    /// None: its store is its own, and only its answers are checked.
+    /// `None`: its store is private, and only its answers are checked.
     pub ledger: Option<SharedLedger>,
 }
 
-pub async fn add(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
-    let node = bed.node("node-0").await?;
+pub async fn add(testbed: &Testbed, rounds: usize) -> Result<Vec<Figure>> {
+    let node = testbed.node("node-0").await?;
     let dir = tempfile::tempdir()?;
     let homes = [
-        bed.home().await?,
-        bed.home().await?,
-        bed.home().await?,
-        bed.home().await?,
+        testbed.home().await?,
+        testbed.home().await?,
+        testbed.home().await?,
+        testbed.home().await?,
     ];
     let [ours_on, ours_off, theirs_on, theirs_off] = &homes;
     const OVERLAP: &str = "enable_overlapping_ranges";
     let turns = [
         Turn {
-            plugin: bed.berth(&node),
+            plugin: testbed.berth(&node),
             ledger: Some(node.ledger()?),
         },
         Turn {
-            plugin: bed.host_local(dir.path()),
+            plugin: testbed.host_local(dir.path()),
             ledger: None,
         },
         Turn {
-            plugin: bed.berth_in(&node, ours_on),
+            plugin: testbed.berth_in(&node, ours_on),
             ledger: Some(ours_on.ledger.clone()),
         },
         Turn {
-            plugin: bed.berth_in(&node, ours_off).with(OVERLAP, false),
+            plugin: testbed.berth_in(&node, ours_off).with(OVERLAP, false),
             ledger: Some(ours_off.ledger.clone()),
         },
         Turn {
-            plugin: bed.whereabouts(theirs_on)?,
+            plugin: testbed.whereabouts(theirs_on)?,
             ledger: Some(theirs_on.ledger.clone()),
         },
         Turn {
-            plugin: bed.whereabouts(theirs_off)?.with(OVERLAP, false),
+            plugin: testbed.whereabouts(theirs_off)?.with(OVERLAP, false),
             ledger: Some(theirs_off.ledger.clone()),
         },
     ];
     let manner = Manner {
         rounds,
         held: Some(0),
-        rest: Duration::ZERO,
+        pause: Duration::ZERO,
     };
     let times = in_turns("ADD, empty pool", &turns, manner).await?;
     let [sqlite, host_local, on, off, their_on, their_off] = times.as_slice() else {
@@ -142,22 +142,26 @@ pub async fn add(bed: &Bed, rounds: usize) -> Result<Vec<Figure>> {
     ])
 }
 
-/// How plugins take turns.
+/// How plugins alternate.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
     pub rounds: usize,
-    /// What each pool holds besides, where it is the same in all.
+    /// What each pool holds besides, if it is the same in all.
     pub held: Option<usize>,
-    /// A pause before each call: what the one before has left the API server to do is not charged to this one.
-    pub rest: Duration,
+    /// A pause before each call: work that the previous one left to the API server is not charged to this one.
+    pub pause: Duration,
 }
 
-/// Each plugin gives one address and takes it back, in turns, every other round in reverse; the times of giving.
+/// Each plugin allocates one address and releases it, alternating, every other round in reverse; the times of the ADDs.
 pub async fn in_turns(what: &str, turns: &[Turn], manner: Manner) -> Result<Vec<Vec<Duration>>> {
-    let Manner { rounds, held, rest } = manner;
+    let Manner {
+        rounds,
+        held,
+        pause,
+    } = manner;
     let mut times = vec![Vec::new(); turns.len()];
     let bar = progress(what, rounds as u64);
-    // One round more: the first connects, loads and fills caches, once in an agent's life.
+    // One extra round: the first connects, loads and fills caches, once in an agent's life.
     for round in 0..=rounds {
         let pod = format!("workload-{round:05}");
         let mut order: Vec<(&Turn, &mut Vec<Duration>)> = turns.iter().zip(&mut times).collect();
@@ -166,7 +170,7 @@ pub async fn in_turns(what: &str, turns: &[Turn], manner: Manner) -> Result<Vec<
         }
         for (turn, times) in order {
             let plugin = &turn.plugin;
-            tokio::time::sleep(rest).await;
+            tokio::time::sleep(pause).await;
             let added = tokio::task::block_in_place(|| plugin.add(&pod))?;
             if let Some(ledger) = &turn.ledger {
                 borne_out(ledger, plugin, &pod, &added).await?;

@@ -27,7 +27,7 @@ pub struct Added {
     pub took: Duration,
 }
 
-/// The container of a pod: as long as a runtime's ids are, because they are written into the pool.
+/// The container of a pod: as long as a runtime's ids, because they are written into the pool.
 pub fn container(pod: &str) -> String {
     format!("{pod:0<64}").replace(|c: char| !c.is_ascii_alphanumeric(), "f")
 }

@@ -1,5 +1,5 @@
-//! One ADD from a node's own slice, the whole process: against whereabouts, and where the other nodes of the network
-//! hold thousands of addresses against a network without any.
+//! One ADD from a node's own slice, the whole process: compared with whereabouts, and with and without thousands of
+//! addresses held by other nodes of the network.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
 
-use super::bed::{Bed, Home};
 use super::median;
 use super::one::{Manner, Turn, in_turns};
 use super::plugin::container;
-use crate::crew;
+use super::testbed::{Home, Testbed};
 use crate::figure::{Figure, Target};
+use crate::parallel;
 
 const OVERLAP: &str = "enable_overlapping_ranges";
-/// What a slice of a range of this size has.
+/// Addresses of a slice of such a range.
 const SLICE: usize = 64;
 const SLICE_LENGTH: u8 = 26;
 const FULL: &str = "10.64.0.0/12";
@@ -28,19 +28,20 @@ const EMPTY: &str = "10.80.0.0/12";
 /// Requests at a time while other nodes' objects are made.
 const HANDS: usize = 32;
 
-pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
+pub async fn add(testbed: &Testbed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
     let rules = json!([
         {"apiGroups": ["berth.dev"], "resources": ["*"], "verbs": ["*"]},
         {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]},
     ]);
-    let (ours, theirs) = (bed.home_with(&rules).await?, bed.home().await?);
+    let (ours, theirs) = (testbed.home_with(&rules).await?, testbed.home().await?);
     let name = "node-0";
-    // Slices are claimed under the name of a Node only.
+    // Slices are claimed only under the name of a Node.
     let object = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
-    bed.cluster.apply_object(object).await?;
-    let node = bed.node(name).await?;
+    testbed.cluster.apply_object(object).await?;
+    let node = testbed.node(name).await?;
     let sliced = |network: &str, range: &str| {
-        bed.berth_in(&node, &ours)
+        testbed
+            .berth_in(&node, &ours)
             .with("fast_ipam", true)
             .with(OVERLAP, false)
             .with("network_name", network)
@@ -49,16 +50,16 @@ pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
     let manner = Manner {
         rounds,
         held: None,
-        // One after another, as a node that starts pods: on cores that slept, both are slower or faster for that alone.
-        rest: Duration::ZERO,
+        // Without a pause, like a node that starts pods: idle cores alone would change both times.
+        pause: Duration::ZERO,
     };
     let turns = [
         Turn {
-            plugin: sliced("small", super::bed::RANGE),
+            plugin: sliced("small", super::testbed::RANGE),
             ledger: Some(node.ledger()?),
         },
         Turn {
-            plugin: bed.whereabouts(&theirs)?.with(OVERLAP, false),
+            plugin: testbed.whereabouts(&theirs)?.with(OVERLAP, false),
             ledger: Some(theirs.ledger.clone()),
         },
     ];
@@ -66,7 +67,7 @@ pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
     let (us, them) = (median(&times[0]), median(&times[1]));
 
     let ledger = node.ledger()?;
-    let held = fill(bed, &ours, "full", live).await?;
+    let held = fill(testbed, &ours, "full", live).await?;
     let turns = [("full", FULL), ("empty", EMPTY)].map(|(network, range)| Turn {
         plugin: sliced(network, range),
         ledger: Some(ledger.clone()),
@@ -91,16 +92,16 @@ pub async fn add(bed: &Bed, rounds: usize, live: usize) -> Result<Vec<Figure>> {
     ])
 }
 
-/// The claims and published pools of other nodes whose slices are full: so many addresses, at least.
-async fn fill(bed: &Bed, home: &Home, network: &str, live: usize) -> Result<usize> {
-    let client = bed.cluster.client().await?;
+/// Claims and published pools of other nodes whose slices are full: at least so many addresses.
+async fn fill(testbed: &Testbed, home: &Home, network: &str, live: usize) -> Result<usize> {
+    let client = testbed.cluster.client().await?;
     let namespace = &home.account.namespace;
     let claims: Api<SliceClaim> = Api::namespaced(client.clone(), &claim::namespace(namespace));
     let pools: Api<IPPool> = Api::namespaced(client, namespace);
     let whole: Prefix = FULL.parse().context("a range")?;
     let slices = live.div_ceil(SLICE);
     let what = "other nodes' addresses are made";
-    crew::each(what, slices, HANDS, async |n| {
+    parallel::each(what, slices, HANDS, async |n| {
         let first = whole.network().plus((n * SLICE) as u128);
         let first: Address = first.context("the range is too small")?;
         let slice = Prefix::containing(first, SLICE_LENGTH).context("a slice")?;

@@ -1,5 +1,5 @@
-//! The ADDs of all nodes: some nodes at a time, each pod to all networks one after the other, refused ones again as a
-//! kubelet would.
+//! The ADDs of all nodes: some nodes at a time, each pod to all networks one after the other, with retries as a kubelet
+//! would.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Outcome {
     pub given: Vec<Given>,
     pub times: Vec<Duration>,
     pub elapsed: Duration,
-    /// ADDs that were told to try again, and what the first was told.
+    /// ADDs that had to retry, and the first reason.
     pub again: usize,
     pub first: Option<String>,
 }
@@ -118,7 +118,7 @@ impl Work {
     }
 }
 
-/// Moves the bar; where nobody sees one, says every few seconds how far it is.
+/// Updates the progress bar; without a terminal, prints the progress every few seconds.
 async fn tell(answered: Arc<AtomicUsize>, total: usize, began: Instant, bar: ProgressBar) {
     let mut ticks = 0u32;
     loop {

@@ -1,12 +1,12 @@
-//! Thousands of agents in one process against a real API server: elastic slices, no overlap checks, every answer
+//! Thousands of agents in one process against a real API server: claimed slices, no overlap checks, every answer
 //! checked against the API server's own objects.
 //!
 //! Each node is the engine of `berth agent` ([`node`]); its pods are attached to all networks one after the other, as
-//! Multus does it. What nodes share here and would not in a cluster: two cores, the connections to the API server, and a
-//! file system in memory for their SQLite files, which in a cluster are on as many disks as there are nodes.
+//! Multus does it. Nodes share here what they would not in a cluster: two cores, the connections to the API server, and
+//! a file system in memory for their SQLite files.
 
 mod adds;
-mod bare;
+mod baseline;
 mod node;
 mod peer;
 mod proof;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use berth_api::whereabouts::IPPool;
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
 use berth_slices::SliceSettings;
 use berth_testkit::Cluster;
 use clap::Args;
@@ -31,9 +31,9 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::crew;
 use crate::figure::{Figure, Target};
-use crate::pods::bed::Bed;
+use crate::parallel;
+use crate::pods::testbed::Testbed;
 use adds::{Outcome, PAUSE, TRIES};
 use node::{Machine, Network, Node};
 
@@ -55,7 +55,7 @@ pub struct Simulate {
     /// Nodes that start pods at the same time: a scheduler binds some hundred pods a second.
     #[arg(long, default_value_t = 200)]
     at_once: usize,
-    /// Claims that are made beforehand by a client that does nothing else, to see what the API server bears.
+    /// Claims that a client which does nothing else makes first: the API server's limit.
     #[arg(long, default_value_t = 5_000)]
     bare: usize,
     /// Nodes of whereabouts that do the same afterwards on the same API server.
@@ -64,20 +64,21 @@ pub struct Simulate {
 }
 
 const RATE: &str = "answers a second";
-/// Requests at a time of what is not the engine's.
+/// Concurrent requests of the setup, outside the engine.
 const HANDS: usize = 32;
-/// Two for a SQLite file, one for the watch of its calls.
+/// Two for a SQLite file, one for the watch of its notifications.
 const FILES_A_NODE: u64 = 3;
 
 impl Simulate {
     pub async fn run(&self) -> Result<Vec<Figure>> {
         allow_files(FILES_A_NODE * self.nodes as u64 + 2 * self.at_once as u64 + 1_000)?;
         if self.whereabouts > 0 {
-            let bed = Bed::new().await?;
-            let mut figures = self.simulate(&bed.cluster).await?;
+            let testbed = Testbed::new().await?;
+            let mut figures = self.simulate(&testbed.cluster).await?;
             let rate = figures.iter().find(|figure| figure.what == RATE);
             let rate = rate.map_or(0.0, |figure| figure.value);
-            figures.extend(peer::run(&bed, self.whereabouts, &self.all_networks()?, rate).await?);
+            figures
+                .extend(peer::run(&testbed, self.whereabouts, &self.all_networks()?, rate).await?);
             return Ok(figures);
         }
         let cluster = Cluster::start().await?;
@@ -90,7 +91,7 @@ impl Simulate {
     async fn simulate(&self, cluster: &Cluster) -> Result<Vec<Figure>> {
         let admin = cluster.client().await?;
         self.make_nodes(&admin).await?;
-        let bare = bare::rate(cluster, self.bare, self.at_once).await?;
+        let bare = baseline::rate(cluster, self.bare, self.at_once).await?;
         let namespace = cluster.namespace("sim").await?;
         let rules = json!([
             {"apiGroups": ["whereabouts.cni.cncf.io", "berth.dev"], "resources": ["*"], "verbs": ["*"]},
@@ -164,14 +165,14 @@ impl Simulate {
                 Target::AtMost(0.0),
             ),
             Figure::new(
-                "addresses given twice, by the answers and by the API server's objects",
+                "addresses allocated twice, by the answers and by the API server's objects",
                 verdict.faults() as f64,
                 "",
                 Target::AtMost(0.0),
             ),
             Figure::new(
                 format!(
-                    "ADDs told to try again{}",
+                    "ADDs that had to retry{}",
                     outcome
                         .first
                         .as_ref()
@@ -229,10 +230,10 @@ impl Simulate {
         format!("node-{n:05}")
     }
 
-    /// The nodes' objects: a slice names its node's UID. Each has a pod CIDR, as a controller manager cuts one for every node.
+    /// The nodes' objects: a slice names its node's UID. Each has a pod CIDR, as a controller manager assigns one.
     async fn make_nodes(&self, admin: &Client) -> Result<()> {
         let api: Api<NodeObject> = Api::all(admin.clone());
-        crew::each("nodes are made", self.nodes, HANDS, async |n| {
+        parallel::each("nodes are made", self.nodes, HANDS, async |n| {
             let name = Self::node_name(n);
             let cidr = format!("100.{}.{}.0/24", 64 + n / 256, n % 256);
             let node = json!({ "metadata": { "name": name }, "spec": { "podCIDR": cidr, "podCIDRs": [cidr] } });
@@ -245,18 +246,18 @@ impl Simulate {
     }
 
     async fn start(&self, machine: &Machine, dir: &Path) -> Result<Vec<Arc<Node>>> {
-        crew::each("agents start", self.nodes, HANDS, async |n| {
+        parallel::each("agents start", self.nodes, HANDS, async |n| {
             let node = Node::start(machine, Self::node_name(n), dir).await?;
             Ok(Arc::new(node))
         })
         .await
     }
 
-    /// The keepers publish by themselves; what they have not when their turn must have come is published here.
+    /// Publishers run by themselves; what is unpublished after their time is published here.
     async fn until_published(&self, nodes: &[Arc<Node>]) -> Result<Duration> {
         let began = Instant::now();
         tokio::time::sleep(SliceSettings::default().gather_busy * 2).await;
-        crew::each("nodes have published", nodes.len(), HANDS, async |n| {
+        parallel::each("nodes have published", nodes.len(), HANDS, async |n| {
             let mut tries = 0;
             while let Err(error) = nodes[n].flush().await {
                 tries += 1;
@@ -272,8 +273,8 @@ impl Simulate {
     }
 }
 
-/// Returns when the API server serves IPPools from its cache: it makes that for a kind's first reader, whom it tells to come
-/// back in a second or two, and a cluster has had one long before it has pods.
+/// Returns when the API server serves IPPools from its cache: it creates that for a kind's first reader, which it asks
+/// to retry in a second or two; a real cluster has had one long before.
 async fn served(admin: &Client, namespace: &str) -> Result<()> {
     let pools: Api<IPPool> = Api::namespaced(admin.clone(), namespace);
     let cached = ListParams::default().match_any();
@@ -287,7 +288,7 @@ async fn served(admin: &Client, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// As many nodes, as many disks: here a file system in memory stands for all of them.
+/// A file system in memory stands for the disks of all nodes.
 fn memory_dir() -> Result<TempDir> {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() {
@@ -312,7 +313,7 @@ fn allow_files(wanted: u64) -> Result<()> {
         .with_context(|| format!("{wanted} open files are not allowed: `ulimit -n {wanted}`"))
 }
 
-/// The time that `part` of the calls took no longer than, in milliseconds.
+/// The time within which `part` of the calls completed, in milliseconds.
 fn quantile(times: &[Duration], part: f64) -> f64 {
     crate::pods::quantile(times, part)
 }

@@ -1,26 +1,27 @@
 //! One simulated node: the engine of `berth agent` without its socket. Its own SQLite file, its slices with their
-//! keepers and publishers, its desks and the pods front, which takes a CNI call as the socket would hand it over.
+//! background tasks, its desks and the pods front, which gets a CNI call as the socket would pass it.
 //!
-//! Not here: the collector of garbage (the pods of a simulation are names, and it would find that they are gone).
+//! Without the collector: the pods of a simulation are only names, and it would find that they are gone.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use berth_cni::call::Environment;
-use berth_cni::wire::Request;
 use berth_core::Address;
 use berth_desk::DeskMetrics;
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
 use berth_ledger::{SharedLedger, SqliteLedger};
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, SliceSettings, Slices};
+use berth_testkit::PodCall;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// What the nodes of a simulation share, as they would a machine: the connection, the end.
+use crate::pods::plugin::{arguments, container};
+
+/// What the nodes of a simulation share: the connection and the stop signal.
 #[derive(Clone)]
 pub struct Machine {
     pub connection: Connection,
@@ -61,17 +62,13 @@ impl Node {
         })
     }
 
-    /// An ADD as a runtime would call it; what the plugin would print, if that is no address.
+    /// An ADD as a runtime would call it; what the plugin would print, if that is not an address.
     pub async fn add(&self, pod: &str, network: &Network) -> Result<Address, String> {
-        let environment = Environment {
-            command: "ADD".to_owned(),
-            container_id: crate::pods::plugin::container(pod),
-            netns: "/var/run/netns/none".to_owned(),
-            ifname: network.interface.clone(),
-            args: crate::pods::plugin::arguments(pod),
-            path: "/opt/cni/bin".to_owned(),
-        };
-        let request = Request::new("whereabouts", environment, network.configuration.clone());
+        let request = PodCall::new("whereabouts", "ADD", pod)
+            .of_container(&container(pod))
+            .of_interface(&network.interface)
+            .with_args(&arguments(pod))
+            .request_of(&network.configuration);
         let answer = self.front.answer(&request).await;
         if answer.exit != 0 {
             return Err(answer.stdout);

@@ -1,4 +1,4 @@
-//! whereabouts beside the simulation: fewer nodes, the same networks, the same API server, a process per call.
+//! whereabouts for comparison: fewer nodes, the same networks, the same API server, a process per call.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -7,11 +7,16 @@ use anyhow::{Context, Result};
 
 use super::node::Network;
 use crate::figure::{Figure, Target, progress};
-use crate::pods::bed::{Bed, check};
+use crate::pods::testbed::{Testbed, check};
 
-pub async fn run(bed: &Bed, nodes: usize, networks: &[Network], rate: f64) -> Result<Vec<Figure>> {
-    let home = bed.home().await?;
-    let plugin = bed
+pub async fn run(
+    testbed: &Testbed,
+    nodes: usize,
+    networks: &[Network],
+    rate: f64,
+) -> Result<Vec<Figure>> {
+    let home = testbed.home().await?;
+    let plugin = testbed
         .whereabouts(&home)?
         .with("enable_overlapping_ranges", false);
     let bar = progress("the same by whereabouts", (nodes * networks.len()) as u64);

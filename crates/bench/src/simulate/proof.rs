@@ -1,4 +1,4 @@
-//! Whether what was answered is true, from the objects of the API server alone: no code of the engine reads them.
+//! Checks the answers against the objects of the API server, without any code of the engine.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,18 +19,18 @@ pub struct Given {
     pub address: Address,
 }
 
-/// What the objects say of the answers.
+/// What the objects say about the answers.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Answers whose address another answer of the network has too.
+    /// Answers whose address another answer of the network also has.
     pub twice: usize,
     /// Answers whose address no claim of that node covers.
     pub unclaimed: usize,
-    /// Claims of a network that overlap, though nobody has lent anything.
+    /// Overlapping claims of a network, although nothing is lent.
     pub overlapping: usize,
-    /// Answers that no pool of the API server has, or has for somebody else.
+    /// Answers that no pool of the API server shows, or shows for another owner.
     pub unpublished: usize,
-    /// Published entries that nobody was answered.
+    /// Published entries that belong to no answer.
     pub unasked: usize,
     pub claims: usize,
 }
@@ -76,7 +76,7 @@ pub async fn examine(client: &Client, namespace: &str, given: &[Given]) -> Resul
         before = Some(holder);
     }
     for one in given {
-        // Claims are apart: the last that begins at or before the address is the one that may cover it.
+        // Claims are disjoint: the last one that begins at or before the address is the one that may cover it.
         let whole = Prefix::containing(one.address, one.address.family().bits());
         let whole = whole.context("an address as a range")?;
         let at = holders

@@ -1,4 +1,4 @@
-//! What the API server says of itself: how many requests changed something.
+//! The API server's own count of requests that change something.
 
 use anyhow::Result;
 use kube::Client;
@@ -14,7 +14,7 @@ const WRITES: [&str; 6] = [
     "DELETECOLLECTION",
 ];
 
-/// Writes of every kind since the server's start, refused ones too, whoever sent them.
+/// Writes of every kind since the server's start, including refused ones and those of other clients.
 pub async fn writes(client: &Client) -> Result<f64> {
     let request = Request::new("/metrics").list(&ListParams::default())?;
     Ok(count(&client.request_text(request).await?))

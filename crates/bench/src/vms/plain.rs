@@ -1,5 +1,5 @@
-//! The peer: read the ConfigMap, change the state, write it under the version that was read, and on a
-//! conflict wait and begin anew. 500 ms, times 1.5, with jitter, five tries: the design document's.
+//! The peer: read the ConfigMap, change the state, write it under the version that was read, and on a conflict wait and
+//! start again. 500 ms, times 1.5, with jitter, five tries: the design document's numbers.
 
 use std::time::Duration;
 

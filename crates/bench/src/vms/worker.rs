@@ -1,4 +1,4 @@
-//! One process of the comparison: pods that come and go without a pause.
+//! One process of the comparison: pods that start and stop without a pause.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use berth_kube::Connect;
 use berth_ledger::configmap::{Allocation, ConfigMapLedger, Document, STATE_KEY};
-use berth_ledger::kube::Connect;
 use berth_vms::settings::Settings;
 use berth_vms::vm::SshVms;
 use berth_vms::{Applicant, Fleet, Store};
@@ -61,7 +61,7 @@ fn ip(n: usize) -> String {
     format!("10.{}.{}.{}", n / 62_500, n / 250 % 250, n % 250 + 1)
 }
 
-/// A state with half of the VMs in use, so that it has the size of a pool that works.
+/// A state with half of the VMs in use, so that it has the size of a real pool.
 pub async fn prepare(api: &Api<ConfigMap>, name: &str, vms: usize) -> Result<()> {
     let mut state = Document {
         last_updated: Some("2026-04-23T09:56:00Z".parse()?),
@@ -96,7 +96,7 @@ pub async fn prepare(api: &Api<ConfigMap>, name: &str, vms: usize) -> Result<()>
     Ok(())
 }
 
-/// Either way to change the state.
+/// Both ways to change the state.
 #[derive(Clone)]
 enum Way {
     Plain(Box<Api<ConfigMap>>),
@@ -139,7 +139,7 @@ impl VmsWorker {
                 "VM_POOL_IPS" => &ips,
                 "POOL_CONFIGMAP_NAME" => &self.name,
                 "NODE_NAME" => &self.node,
-                // There are no VMs: what is measured is the state.
+                // There are no VMs: only the state is measured.
                 "VM_READINESS" => "off",
                 "VM_CLEANUP" => "false",
                 _ => return None,
@@ -156,7 +156,7 @@ impl VmsWorker {
         Ok(fleet)
     }
 
-    /// One pod after another, until the end; what was begun is finished, so that nothing stays.
+    /// One pod after another, until the end; operations in progress are completed, so that nothing stays.
     async fn come_and_go(
         self,
         way: Way,
@@ -175,8 +175,8 @@ impl VmsWorker {
                     tally.repeats += 1;
                 }
                 let millis = begun.elapsed().as_secs_f64() * 1e3;
-                // By when it ended: one that began in the run-in and took long is the slow one's own
-                // fault, and leaving it out would flatter the rate of the other.
+                // Counted by its end: an operation that began in the run-in and took long must count, or the slower
+                // program would look faster.
                 let ended = Instant::now();
                 if ended < counted.start {
                     tally.first_millis.push(millis);

@@ -1,4 +1,5 @@
-//! `berth gcp check`: IPPools against alias ranges against pods; limits; local routes of the machine that this runs on.
+//! `berth gcp check`: compares IPPools, alias ranges and pods; reports limits that are nearly reached, and local routes
+//! of this machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use berth_gcp::check::{self, Observed, ObservedPool, Problem, Severity};
 use berth_gcp::pool;
+use berth_gcp::pool::pages::page_of;
 use berth_gcp::provision::SubnetPath;
 use berth_gcp::provision::executor::PoolsError;
 use clap::Args;
@@ -26,10 +28,10 @@ const MAX_TRIE: u64 = 64 << 20;
 
 #[derive(Debug, Args)]
 pub struct Check {
-    /// This IPPool only; several times for several.
+    /// Only this IPPool; can be repeated.
     #[arg(long, value_name = "NAME")]
     pool: Vec<String>,
-    /// Where the kernel shows the routes of the host.
+    /// The kernel's file with the routes of the host.
     #[arg(
         long,
         value_name = "FILE",
@@ -84,7 +86,7 @@ impl Check {
             local: local_addresses(&self.routes)?,
             ..Observed::default()
         };
-        // Read again: what changed meanwhile is under way, and nothing to report.
+        // Read again: what changed meanwhile is in progress, and not reported.
         let after = self.pools(&objects).await?;
         let changed = changed(&before, &after);
         observed.pools = self.with_subnets(after).await?;
@@ -110,13 +112,15 @@ impl Check {
         }
     }
 
-    /// The IPPools that are meant, by name, as objects.
+    /// The selected IPPools, by name, as objects.
     async fn pools(&self, objects: &PoolObjects) -> anyhow::Result<BTreeMap<String, Value>> {
         let listed = objects.list().await.map_err(unread)?;
         let mut found = BTreeMap::new();
         for object in listed {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            if self.pool.is_empty() || self.pool.iter().any(|wanted| wanted == name) {
+            let page_of = page_of(&object).ok().flatten();
+            let pool = page_of.map_or_else(|| name.to_owned(), |page_of| page_of.pool);
+            if self.pool.is_empty() || self.pool.contains(&pool) {
                 found.insert(name.to_owned(), object);
             }
         }
@@ -131,10 +135,26 @@ impl Check {
         objects: BTreeMap<String, Value>,
     ) -> anyhow::Result<Vec<ObservedPool>> {
         let mut pools = Vec::new();
+        let mut decoded = BTreeMap::new();
         for (name, object) in objects {
-            let decoded = pool::decode(&object);
-            let decoded =
-                decoded.map_err(|error| Negative::Broken(format!("IPPool {name}: {error}")))?;
+            let read = pool::decode(&object);
+            let read = read.map_err(|error| Negative::Broken(format!("IPPool {name}: {error}")))?;
+            decoded.insert(name, (object, read));
+        }
+        // A page's allocations are its pool's.
+        let (parts, whole): (BTreeMap<_, _>, BTreeMap<_, _>) = decoded
+            .into_iter()
+            .partition(|(_, (_, read))| read.page_of.is_some());
+        for (name, (object, mut decoded)) in whole {
+            for (_, page) in parts.values() {
+                let of = page.page_of.as_ref().map(|page_of| page_of.pool.as_str());
+                if of == Some(name.as_str()) {
+                    decoded.findings.extend(page.findings.iter().cloned());
+                    for (address, record) in page.pool.records() {
+                        decoded.pool.restore(address, record.clone());
+                    }
+                }
+            }
             let subnet = match decoded.subnet.parse::<SubnetPath>() {
                 Ok(path) => {
                     let client = self.cloud.client(&path.project)?;
@@ -197,7 +217,7 @@ fn changed(
     found
 }
 
-/// Addresses that this host keeps for itself; none where the kernel shows no trie.
+/// Addresses that this host treats as its own; none if the kernel shows no trie.
 fn local_addresses(trie: &Path) -> anyhow::Result<BTreeSet<Ipv4Addr>> {
     let file = match std::fs::File::open(trie) {
         Ok(file) => file,

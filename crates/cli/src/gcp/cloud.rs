@@ -1,4 +1,4 @@
-//! How Google's APIs are reached: endpoints, token, and which VM this is.
+//! How to reach Google's APIs: endpoints, token, and which VM this is.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::exit::Negative;
 
 #[derive(Debug, Args)]
 pub struct CloudArgs {
-    /// Another Compute API than Google's.
+    /// Use another Compute API than Google's.
     #[arg(long, env = "BERTH_COMPUTE_ENDPOINT", value_name = "URL")]
     compute_endpoint: Option<String>,
-    /// Another Network Connectivity API than Google's.
+    /// Use another Network Connectivity API than Google's.
     #[arg(long, env = "BERTH_NETWORKCONNECTIVITY_ENDPOINT", value_name = "URL")]
     networkconnectivity_endpoint: Option<String>,
     /// A service account's key [default: the token of the VM's service account].
@@ -23,7 +23,7 @@ pub struct CloudArgs {
     /// The metadata server [default: metadata.google.internal].
     #[arg(long, env = "GCE_METADATA_HOST", value_name = "HOST")]
     metadata_host: Option<String>,
-    /// How long an operation may take before it counts as lost.
+    /// Seconds until an operation counts as lost.
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
     operation_timeout: u64,
 }
@@ -51,7 +51,7 @@ impl CloudArgs {
         Ok(Cloud::new(project, endpoints, source, self.timeout()))
     }
 
-    /// Which VM this is; `instead` says what would make the question unnecessary.
+    /// Which VM this is; `instead` names the flag that would make the question unnecessary.
     pub async fn this_vm(&self, instead: &str) -> anyhow::Result<Whereabouts> {
         let found = self.metadata().whereabouts().await;
         found.with_context(|| format!("find this VM; outside Google Cloud {instead}"))

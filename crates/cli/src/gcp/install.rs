@@ -1,4 +1,4 @@
-//! `berth gcp install`: the plugin on a node, and the node's pod network switched to it for as long as this runs.
+//! `berth gcp install`: installs the plugin on a node, and switches the node's pod network to it while this runs.
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +15,13 @@ use crate::output::{self, Format, Row};
 
 #[derive(Debug, Args)]
 pub struct Install {
-    /// Switch the configurations that are there and exit, instead of staying to follow their writers.
+    /// Switch the existing configurations and exit, instead of following later changes.
     #[arg(long, conflicts_with = "revert")]
     once: bool,
-    /// Switch the configurations back to host-local and exit. The programs stay: a call may be under way.
+    /// Switch the configurations back to host-local and exit. The programs stay: a call may be in progress.
     #[arg(long)]
     revert: bool,
-    /// The node's CNI plugins.
+    /// The directory of the node's CNI plugins.
     #[arg(
         long,
         env = "CNI_BIN_DIR",
@@ -29,7 +29,7 @@ pub struct Install {
         default_value = "/home/kubernetes/bin"
     )]
     cni_bin_dir: PathBuf,
-    /// The node's CNI configurations.
+    /// The directory of the node's CNI configurations.
     #[arg(
         long,
         env = "CNI_CONF_DIR",
@@ -37,7 +37,7 @@ pub struct Install {
         default_value = "/etc/cni/net.d"
     )]
     cni_conf_dir: PathBuf,
-    /// The plugin.
+    /// The plugin to install.
     #[arg(
         long,
         env = "BERTH_PLUGIN",
@@ -45,7 +45,7 @@ pub struct Install {
         default_value = "/app/gcp-ipam"
     )]
     plugin: PathBuf,
-    /// What the plugin runs where no agent listens [default: this program].
+    /// The engine that the plugin runs when no agent listens [default: this program].
     #[arg(long, env = "BERTH_ENGINE", value_name = "FILE")]
     engine: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
@@ -58,8 +58,8 @@ impl Install {
         if self.revert {
             return switched(&self.cni_conf_dir, HOST_LOCAL, output);
         }
-        // Before the first file is written: a stop that comes early must find what is to be reverted.
-        let stop = daemon::told()?;
+        // Before the first file is written: an early signal must still revert everything.
+        let stop = daemon::stop_signal()?;
         let programs = self.programs()?;
         for (source, target) in &programs.0 {
             let placed = place_binary(source, target).map_err(failed)?;
@@ -78,7 +78,7 @@ impl Install {
             None => std::env::current_exe().context("find this program's own file")?,
         };
         let target = |name: &str| self.cni_bin_dir.join(name);
-        // The engine first: the plugin looks for it beside itself.
+        // The engine first: the plugin searches it next to itself.
         Ok(Programs(vec![
             (engine, target("berth-full")),
             (self.plugin.clone(), target(GCP_IPAM)),
@@ -125,7 +125,7 @@ impl Row for Conflist {
     }
 }
 
-/// Every configuration once; each is tried, whatever the others say.
+/// Every configuration once; an error of one does not stop the others.
 fn switched(dir: &Path, wanted: &str, output: Format) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     let mut left = Vec::new();

@@ -15,11 +15,12 @@ use crate::store::StoreArgs;
 
 #[derive(Debug, Subcommand)]
 pub enum Gcp {
-    /// Reserve the addresses of the cluster's subnet and create its IPPool, or undo that. Run it again to resume it.
+    /// Reserve the addresses of the cluster's subnet and create its IPPool, or undo that. Run it again to resume.
     Provision(provision::Provision),
-    /// Put the plugin on this node and switch the node's pod network to it; back to host-local when told to stop.
+    /// Install the plugin on this node and switch the node's pod network to it; back to host-local on SIGTERM.
     Install(install::Install),
-    /// Compare IPPools, alias ranges and pods, and look for limits that are near. Exits with 6 if there are errors.
+    /// Compare IPPools, alias ranges and pods, and report limits that are nearly reached. Exits with 6 if there are
+    /// errors.
     Check(check::Check),
 }
 

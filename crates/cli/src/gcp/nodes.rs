@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::cloud::CloudArgs;
 use super::objects::Lists;
 
-/// Reads of instances under way at once: a cluster of 1,000 nodes stays below the project's rate of 1,500 a minute.
+/// Concurrent reads of instances: a cluster of 1,000 nodes stays below the project's rate of 1,500 a minute.
 const AT_ONCE: usize = 4;
 const NIC: &str = "nic0";
 
@@ -21,7 +21,7 @@ fn place(provider_id: &str) -> Option<(&str, &str, &str)> {
     parts.next().is_none().then_some(place)
 }
 
-/// Every node on Google Cloud with the aliases of its first NIC. Others have none and are left out.
+/// Every node on Google Cloud with the aliases of its first NIC. Other nodes are skipped.
 pub async fn observe(
     lists: &Lists,
     cloud: &CloudArgs,

@@ -1,6 +1,6 @@
-//! The objects of a cluster that the commands read and write: IPPools (`ipam.gcp-cni.cast.ai`), nodes and pods.
+//! The cluster's objects that the commands read and write: IPPools (`ipam.gcp-cni.cast.ai`), nodes and pods.
 //!
-//! A write names the version that was read. An object that is not there is told from a definition that is not there: the
+//! A write names the version that was read. A missing object is distinguished from a missing definition: the
 //! provisioner reserves nothing for an IPPool that could not be created.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use berth_gcp::check::ObservedPod;
 use berth_gcp::pool;
 use berth_gcp::provision::executor::{Pools, PoolsError};
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams,
     Preconditions,
@@ -48,7 +48,7 @@ impl PoolObjects {
     }
 }
 
-/// Lists that are reduced page by page: a large cluster's pods are not held whole.
+/// Lists that are reduced page by page: a large cluster's pods are never all in memory.
 #[derive(Clone)]
 pub struct Lists {
     client: Client,
@@ -76,7 +76,7 @@ impl Lists {
         Ok(found)
     }
 
-    /// Every pod with a network of its own that has not ended, by UID.
+    /// Every pod with its own network that has not ended, by UID.
     pub async fn pods(&self) -> Result<BTreeMap<String, ObservedPod>, PoolsError> {
         let mut found = BTreeMap::new();
         let api = self.core("Pod", "pods");
@@ -191,7 +191,7 @@ impl Pools for PoolObjects {
     }
 }
 
-/// Where the definition is missing the server answers 404 too, and names no object.
+/// A missing definition is also a 404, which names no object.
 fn is_absent(status: &kube::core::Status, name: &str) -> bool {
     let details = status.details.as_ref();
     status.code == 404 && details.is_some_and(|details| details.name == name)
@@ -209,7 +209,7 @@ fn failed(error: Error) -> PoolsError {
     }
 }
 
-/// An error with its causes: the outermost one alone says "client error".
+/// An error with its causes: the outermost alone says "client error".
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -33,7 +33,7 @@ pub struct Provision {
     /// Where the addresses come from.
     #[arg(long, value_enum, default_value_t = MethodName::Secondary)]
     method: MethodName,
-    /// Show the steps that are left and change nothing.
+    /// Show the remaining steps and change nothing.
     #[arg(long)]
     dry_run: bool,
     /// Delete the IPPool, remove the secondary range and release the internal range. Refused while pods hold addresses.
@@ -42,16 +42,16 @@ pub struct Provision {
     /// The name of the secondary range and of its internal range.
     #[arg(long, value_name = "NAME", default_value = pool::DEFAULT_RANGE, value_parser = resource_name)]
     range_name: String,
-    /// The size of the range.
+    /// The prefix length of the range.
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = clap::value_parser!(u8).range(8..=29))]
     prefix_length: u8,
-    /// Where Google may choose the range from; several times for several.
+    /// The CIDR from which Google may choose the range; can be repeated.
     #[arg(long, value_name = "CIDR", default_value = "10.0.0.0/8")]
     target_cidr: Vec<Ipv4Net>,
-    /// What the range must not overlap; several times for several.
+    /// A CIDR that the range must not overlap; can be repeated.
     #[arg(long, value_name = "CIDR")]
     exclude_cidr: Vec<Ipv4Net>,
-    /// With --method static: the part of the primary range that pods get [default: all of it].
+    /// With --method static: the part of the primary range for pods [default: all of it].
     #[arg(long, value_name = "CIDR")]
     cidr: Option<Ipv4Net>,
     /// The IPPool [default: ippool-SUBNET].
@@ -60,7 +60,7 @@ pub struct Provision {
     /// The subnet, projects/PROJECT/regions/REGION/subnetworks/NAME [default: that of this VM's NIC].
     #[arg(long, value_name = "PATH")]
     subnet: Option<SubnetPath>,
-    /// The NIC of this VM whose subnet is meant.
+    /// The NIC of this VM whose subnet to use.
     #[arg(long, value_name = "NAME", default_value = "nic0")]
     nic: String,
     #[command(flatten)]
@@ -105,7 +105,7 @@ impl Provision {
         output::print(output, &rows)
     }
 
-    /// What no cluster is needed to refuse.
+    /// Checks that need no cluster.
     fn check(&self) -> anyhow::Result<()> {
         let usage = |text: String| Err(Negative::Usage(text).into());
         if self.method == MethodName::Secondary && self.cidr.is_some() {
@@ -127,7 +127,8 @@ impl Provision {
         }
     }
 
-    /// Google would refuse to remove the range after the IPPool is deleted: nothing is left half done.
+    /// Google would refuse to remove the range after the IPPool is deleted: check first, so that nothing is left half
+    /// done.
     async fn check_detached(&self, lists: &Lists) -> anyhow::Result<()> {
         if self.method == MethodName::Static {
             return Ok(());
@@ -147,7 +148,7 @@ impl Provision {
         Ok(())
     }
 
-    /// The subnet that was named, or that of this VM's NIC: its instance knows, the metadata server does not.
+    /// The named subnet, or that of this VM's NIC: the instance has it, the metadata server does not.
     async fn subnet(&self) -> anyhow::Result<SubnetPath> {
         if let Some(subnet) = &self.subnet {
             return Ok(subnet.clone());
@@ -203,7 +204,7 @@ impl Provision {
     }
 }
 
-/// As Google names ranges: RFC 1035.
+/// Google's naming rule for ranges: RFC 1035.
 fn resource_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let begins = text.starts_with(|c: char| c.is_ascii_lowercase());
@@ -213,7 +214,7 @@ fn resource_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// As Kubernetes names objects: a DNS subdomain.
+/// Kubernetes' naming rule for objects: a DNS subdomain.
 fn object_name(text: &str) -> Result<String, String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let label = |label: &str| {

@@ -15,7 +15,7 @@ pub struct Plugin {
     path: PathBuf,
 }
 
-/// What a runtime tells a plugin about one interface of one container.
+/// What a runtime passes to a plugin about one interface of one container.
 #[derive(Debug)]
 pub struct Attachment {
     /// namespace/name.
@@ -25,11 +25,11 @@ pub struct Attachment {
 }
 
 impl Plugin {
-    /// The binary that was named, or lies beside this program; in a checkout it is built.
+    /// The named binary, or the one next to this program; in a checkout it is built.
     pub fn find(named: Option<&Path>) -> anyhow::Result<Self> {
         if let Some(path) = named {
             if !path.is_file() {
-                bail!("--plugin: `{}` is no file", path.display());
+                bail!("--plugin: `{}` is not a file", path.display());
             }
             return Ok(Self {
                 path: path.to_owned(),
@@ -53,7 +53,7 @@ impl Plugin {
         }
     }
 
-    /// `cargo run` builds one program; the plugin is another, with a profile of its own.
+    /// `cargo run` builds one program; the plugin is another, with its own profile.
     #[allow(clippy::print_stderr)]
     fn build(cargo: &Path, package: &Path) -> anyhow::Result<Self> {
         eprintln!("building the CNI plugin (once)");
@@ -70,7 +70,7 @@ impl Plugin {
                 output.status
             );
         }
-        // Cargo says where it put the binary: the target directory may be anywhere.
+        // Cargo reports the path of the binary: the target directory may be anywhere.
         let built = String::from_utf8_lossy(&output.stdout)
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -94,7 +94,7 @@ impl Plugin {
         let mut child = Command::new(&self.path)
             .env("CNI_COMMAND", "ADD")
             .env("CNI_CONTAINERID", &attachment.container)
-            // Pretended pods have no namespace: nothing there says that they run.
+            // Simulated pods have no network namespace.
             .env("CNI_NETNS", socket.with_file_name("no-netns"))
             .env("CNI_IFNAME", &attachment.interface)
             .env("CNI_PATH", self.path.parent().unwrap_or(Path::new("/")))
@@ -115,7 +115,7 @@ impl Plugin {
         }
         let output = child.wait_with_output().await.context("the plugin")?;
         let result: Value =
-            serde_json::from_slice(&output.stdout).context("the plugin's answer is no JSON")?;
+            serde_json::from_slice(&output.stdout).context("the plugin's answer is not JSON")?;
         if !output.status.success() {
             let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
             bail!("{} {}", text("msg"), text("details"));
@@ -131,7 +131,7 @@ impl Plugin {
     }
 }
 
-/// Every address that is allocated, with its network's prefix length, as results show it.
+/// Every allocated address, with its network's prefix length, as in results.
 pub async fn held(ledger: &SqliteLedger) -> anyhow::Result<BTreeSet<String>> {
     let mut held = BTreeSet::new();
     for key in ledger.pools().await? {

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_cni::wire::Answer;
-use berth_testkit::{Account, Agent, Cluster, PodCall, Process, fed, given, guarded, isolated};
+use berth_testkit::{
+    Account, Agent, Cluster, PodCall, Process, answered_addresses, fed, guarded, isolated,
+};
 use k8s_openapi::api::core::v1::Event;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
@@ -173,7 +175,7 @@ fn call(verb: &str, pod: &str) -> PodCall {
 }
 
 fn ask(agent: &Agent, verb: &str, pod: &str, ipam: &Value) -> Result<Vec<String>, (u64, String)> {
-    given(&call(verb, pod).ask(&agent.socket, ipam).unwrap())
+    answered_addresses(&call(verb, pod).ask(&agent.socket, ipam).unwrap())
 }
 
 /// `berth cni`, with nothing in its environment but what a runtime and the administrator put there.
@@ -197,7 +199,7 @@ fn cni(
         stdout: String::from_utf8(output.stdout).unwrap(),
         delegate: None,
     };
-    given(&answer)
+    answered_addresses(&answer)
 }
 
 /// The plugin's own engine, as root, ran the program that a definition's kubeconfig named.
@@ -344,7 +346,7 @@ async fn berth_16_1_a_bad_definition_costs_its_own_pods_alone() {
     request.stdin.clone_from(&long);
     for _ in 0..8 {
         let answer = berth_cni::http::call(&agent.socket, &request, PATIENCE).unwrap();
-        let (code, words) = given(&answer).unwrap_err();
+        let (code, words) = answered_addresses(&answer).unwrap_err();
         assert_eq!(code, 6, "{words}");
     }
     // Of what no ADD is served of, there is nothing to release.
@@ -395,7 +397,7 @@ fn berth_16_1_a_del_leaves_out_requested_addresses_that_can_not_be_read() {
         let mut request = call(verb, pod).request(&ipam);
         request.environment.args.push_str(args);
         let answer = berth_cni::http::call(&agent.socket, &request, PATIENCE).unwrap();
-        given(&answer)
+        answered_addresses(&answer)
     };
     let many = format!(";IP={}", "10.0.0.57/24,".repeat(385));
     assert!(many.len() > 5_000);
@@ -456,7 +458,7 @@ async fn berth_16_1_foreign_ranges_are_used_by_those_whom_the_policy_allows() {
     let agent = site.agent(&[]);
     let add = |namespace: &str, pod: &str, ipam: &Value| {
         let call = call("ADD", pod).in_namespace(namespace, pod);
-        given(&call.ask(&agent.socket, ipam).unwrap())
+        answered_addresses(&call.ask(&agent.socket, ipam).unwrap())
     };
     assert_eq!(add("shop", "a", &victim).unwrap(), ["10.5.0.1/24"]);
     let (code, words) = add("tenant", "b", &victim).unwrap_err();
@@ -495,7 +497,8 @@ fn berth_16_1_names_are_bounded_before_anything_is_stored() {
             call(verb, "a").in_namespace("ns", &"a".repeat(254)),
         ];
         for refused in calls {
-            let (code, words) = given(&refused.ask(&agent.socket, &plain).unwrap()).unwrap_err();
+            let (code, words) =
+                answered_addresses(&refused.ask(&agent.socket, &plain).unwrap()).unwrap_err();
             assert_eq!(code, 4, "{words}");
             assert!(words.len() < 400, "{}", words.len());
         }
@@ -503,17 +506,18 @@ fn berth_16_1_names_are_bounded_before_anything_is_stored() {
     let del = call("DEL", "a")
         .of_container(&long)
         .in_namespace("ns", "Not A Name");
-    given(&del.ask(&agent.socket, &plain).unwrap()).unwrap();
+    answered_addresses(&del.ask(&agent.socket, &plain).unwrap()).unwrap();
     // Nothing can be stored under a name that is none.
     for nothing in [
         call("DEL", "a").of_container("../c"),
         call("DEL", "a").of_interface("a/b"),
     ] {
-        given(&nothing.ask(&agent.socket, &plain).unwrap()).unwrap();
+        answered_addresses(&nothing.ask(&agent.socket, &plain).unwrap()).unwrap();
     }
     for (verb, nothing) in [("ADD", "../c"), ("DEL", "")] {
         let refused = call(verb, "a").of_container(nothing);
-        let (code, words) = given(&refused.ask(&agent.socket, &plain).unwrap()).unwrap_err();
+        let (code, words) =
+            answered_addresses(&refused.ask(&agent.socket, &plain).unwrap()).unwrap_err();
         assert_eq!(code, 4, "{words}");
     }
     assert_eq!(ask(&agent, "ADD", "b", &plain).unwrap(), ["10.0.0.1/28"]);

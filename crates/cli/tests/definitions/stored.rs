@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use berth_api::whereabouts::IPPool;
 use berth_core::{Change, Handle, Owner, Record};
 use berth_ledger::{Ledger, PoolKey, SqliteLedger};
-use berth_testkit::{Agent, Process, given, guarded, isolated};
+use berth_testkit::{Agent, Process, answered_addresses, guarded, isolated};
 use kube::api::Api;
 use serde_json::json;
 
@@ -21,7 +21,7 @@ async fn berth_16_1_an_id_that_is_too_long_today_is_released() {
         let ledger = SqliteLedger::open(dir.path().join("berth.db")).unwrap();
         let pool = PoolKey::of_network("10.0.0.0-28", "10.0.0.0/28".parse().unwrap());
         let owner = Owner::new("ns/old", "net1");
-        let claim = Change::Claim {
+        let claim = Change::Allocate {
             address: "10.0.0.1".parse().unwrap(),
             record: Record::new(owner, Handle::new(&long)),
         };
@@ -32,7 +32,7 @@ async fn berth_16_1_an_id_that_is_too_long_today_is_released() {
     let plain = json!({ "range": "10.0.0.0/28" });
     assert_eq!(ask(&agent, "ADD", "a", &plain).unwrap(), ["10.0.0.2/28"]);
     let del = call("DEL", "old").of_container(&long);
-    given(&del.ask(&agent.socket, &plain).unwrap()).unwrap();
+    answered_addresses(&del.ask(&agent.socket, &plain).unwrap()).unwrap();
     assert_eq!(ask(&agent, "ADD", "b", &plain).unwrap(), ["10.0.0.1/28"]);
 }
 

@@ -322,6 +322,50 @@ fn the_probe_component_adds_one_capability_to_the_agent() {
     }
 }
 
+/// For host interfaces the agent gets what its host program needs, by component, and the other containers get nothing.
+#[test]
+fn the_components_for_host_interfaces_have_what_the_host_program_needs() {
+    let place = tempfile::tempdir().unwrap();
+    for (name, added) in [
+        ("nodes/kernel", json!(["NET_ADMIN", "NET_RAW"])),
+        ("nodes/network-manager", json!(["NET_RAW"])),
+    ] {
+        let component = relative(place.path(), &deploy(name));
+        for base in ["agent", "k3s"] {
+            let objects = build(base, &format!("components: [{component}]"));
+            let pod = &find(&objects, "DaemonSet")["spec"]["template"]["spec"];
+            let (agent, others): (Vec<&Value>, Vec<&Value>) = containers(pod)
+                .into_iter()
+                .partition(|one| one["name"] == "agent");
+            for other in others {
+                let security = &other["securityContext"]["capabilities"];
+                assert!(security["add"].is_null());
+            }
+            let agent = agent[0];
+            assert_eq!(agent["securityContext"]["capabilities"]["add"], added);
+            let env = agent["env"].as_array().unwrap();
+            let value = |name: &str| {
+                let found = env.iter().find(|one| one["name"] == name);
+                found.map(|one| one["value"].as_str().unwrap_or_default())
+            };
+            assert_eq!(value("BERTH_NODES"), Some("true"));
+            assert_eq!(value("BERTH_HOST_PROGRAM"), Some("/berth-host"));
+            // What was there before is there still.
+            assert!(value("BERTH_DESK_TOKEN_FILE").is_some(), "{name}");
+            let mounts = agent["volumeMounts"].as_array().unwrap();
+            let mounted = |path: &str| mounts.iter().any(|one| one["mountPath"] == path);
+            assert!(mounted("/tmp") && mounted("/run/berth"));
+            let by_bus = name.ends_with("network-manager");
+            assert_eq!(mounted("/run/dbus"), by_bus);
+            assert_eq!(value("BERTH_HOST_KERNEL").is_some(), !by_bus);
+            // The bus is where the host program looks for it.
+            if let Some(bus) = value("DBUS_SYSTEM_BUS_ADDRESS") {
+                assert_eq!(bus, "unix:path=/run/dbus/system_bus_socket");
+            }
+        }
+    }
+}
+
 /// The file that names the node's boot outlives the pod: a pod that is replaced must know in which boot the last one was.
 #[test]
 fn berth_15_7_the_boot_is_noted_on_the_node() {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use berth_api::claim::SliceClaim;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::{
-    Account, Agent, Agents, Cluster, Part, PodCall, Process, given, guarded, isolated,
+    Account, Agent, Agents, Cluster, Part, PodCall, Process, answered_addresses, guarded, isolated,
 };
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
@@ -239,7 +239,7 @@ impl Load {
         }
     }
 
-    fn given(&self) -> usize {
+    fn allocated(&self) -> usize {
         self.given.load(Ordering::Relaxed)
     }
 
@@ -258,7 +258,7 @@ fn call(socket: &std::path::Path, verb: &str, pod: &str, ipam: &Value) -> berth_
 
 /// The address, or none where the node is told to come again.
 fn add(socket: &std::path::Path, pod: &str, ipam: &Value) -> Option<String> {
-    match given(&call(socket, "ADD", pod, ipam)) {
+    match answered_addresses(&call(socket, "ADD", pod, ipam)) {
         Ok(given) => Some(given[0].split('/').next().unwrap().to_owned()),
         Err((code, why)) => {
             assert_eq!(code, 11, "{why}");
@@ -269,9 +269,9 @@ fn add(socket: &std::path::Path, pod: &str, ipam: &Value) -> Option<String> {
 
 /// Every node has given more than it had.
 async fn goes_on(what: &str, loads: &[Load]) {
-    let before: Vec<usize> = loads.iter().map(Load::given).collect();
+    let before: Vec<usize> = loads.iter().map(Load::allocated).collect();
     until(what, async || {
-        let now: Vec<usize> = loads.iter().map(Load::given).collect();
+        let now: Vec<usize> = loads.iter().map(Load::allocated).collect();
         let more = now
             .iter()
             .zip(&before)

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use berth_cni::http::ClientError;
-use berth_cni::wire::{CALL_PATH, PROTOCOL, PROTOCOL_HEADER, Request};
+use berth_cni::wire::{CALL_PATH, PROTOCOL, PROTOCOL_HEADER};
 use serde_json::json;
 
-use super::{Agent, Machine, addresses, answers, conf, environment};
+use super::{Agent, Machine, addresses, answers, call, conf};
 
 impl Machine {
     /// What the agent answers on its socket, head and body.
@@ -83,7 +83,7 @@ fn an_agent_that_is_told_to_stop_finishes_and_removes_its_socket() {
 fn a_call_of_a_later_protocol_is_refused_and_nothing_is_given() {
     let machine = Machine::new();
     let _agent = machine.agent();
-    let body = Request::new("berth", environment("ADD", "a"), conf().to_string());
+    let body = call("ADD", "a").request_of(&conf().to_string());
     let body = String::from_utf8(body.encode().unwrap()).unwrap();
     let call = |protocol: u32| {
         machine.exchange(&format!(

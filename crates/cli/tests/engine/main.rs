@@ -17,10 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use berth_cni::Environment;
 use berth_cni::http::{self, ClientError};
-use berth_cni::wire::{Answer, Request};
-use berth_testkit::{fed, isolated};
+use berth_cni::wire::Answer;
+use berth_testkit::{PodCall, fed, isolated};
 use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -44,29 +43,13 @@ fn conf() -> Value {
         "ipam": {"type": "berth", "range": "10.0.0.0/16"}})
 }
 
-fn environment(verb: &str, pod: &str) -> Environment {
-    Environment {
-        command: verb.into(),
-        container_id: format!("{pod}-container"),
-        netns: "/var/run/netns/none".into(),
-        ifname: "eth0".into(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-        path: "/opt/cni/bin".into(),
-    }
+fn call(verb: &str, pod: &str) -> PodCall {
+    PodCall::new("berth", verb, pod).of_interface("eth0")
 }
 
 /// A program with nothing in its environment but what a runtime puts there.
 fn asked(program: impl AsRef<OsStr>, verb: &str, pod: &str) -> Command {
-    let environment = environment(verb, pod);
-    let mut command = isolated(Command::new(program));
-    command
-        .env("CNI_COMMAND", environment.command)
-        .env("CNI_CONTAINERID", environment.container_id)
-        .env("CNI_NETNS", environment.netns)
-        .env("CNI_IFNAME", environment.ifname)
-        .env("CNI_ARGS", environment.args)
-        .env("CNI_PATH", environment.path);
-    command
+    call(verb, pod).command(program)
 }
 
 fn addresses(answer: &Answer) -> Vec<String> {
@@ -139,7 +122,7 @@ impl Machine {
 
     /// One call to the agent, as the plugin makes it.
     fn ask(&self, verb: &str, pod: &str) -> Result<Answer, ClientError> {
-        let request = Request::new("berth", environment(verb, pod), conf().to_string());
+        let request = call(verb, pod).request_of(&conf().to_string());
         http::call(&self.socket(), &request, Duration::from_secs(30))
     }
 

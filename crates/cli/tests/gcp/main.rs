@@ -7,6 +7,9 @@
     clippy::indexing_slicing
 )]
 
+mod connection;
+mod killed;
+mod leader;
 mod namespaces;
 mod site;
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::site::{Host, Site, directory};
 
-fn cnitool(
+pub fn cnitool(
     site: &Site,
     host: &Host,
     machine: &Machine,

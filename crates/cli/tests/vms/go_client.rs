@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use berth_testkit::{Cluster, Sheet};
+use berth_testkit::{Cluster, TestConfigMap};
 use serde_json::json;
 
 use crate::manager::Manager;
@@ -53,7 +53,7 @@ fn the_go_client_is_formatted_vetted_and_needs_the_standard_library_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_12_the_go_client_does_not_answer_with_a_vm_that_is_being_checked() {
     let cluster = Cluster::shared().await;
-    let sheet = Sheet::new(cluster, "byom", STATE).await.unwrap();
+    let sheet = TestConfigMap::new(cluster, "byom", STATE).await.unwrap();
     let lab = Lab::new();
     let ip = lab.ip(55).to_string();
     let hung = tokio::net::TcpListener::bind((lab.ip(55), lab.port));
@@ -89,7 +89,7 @@ async fn berth_15_12_the_go_client_does_not_answer_with_a_vm_that_is_being_check
 
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_12_the_go_client_manages_a_live_pool_through_the_agent() {
-    let sheet = Sheet::new(Cluster::shared().await, "byom", STATE)
+    let sheet = TestConfigMap::new(Cluster::shared().await, "byom", STATE)
         .await
         .unwrap();
     let lab = Lab::new();

@@ -67,10 +67,17 @@ async fn allocate(manager: &Manager, pool: &str, id: &str) -> String {
     let wish =
         serde_json::json!({ "allocationID": id, "podName": "nginx", "podNamespace": "default" });
     let path = format!("/allocations?pool={pool}");
-    let (status, answer) = manager
-        .call("POST", &path, &wish.to_string())
-        .await
-        .unwrap();
-    assert_eq!(status, 200, "{answer}");
-    answer["ip"].as_str().unwrap().to_string()
+    let begun = Instant::now();
+    loop {
+        let (status, answer) = manager
+            .call("POST", &path, &wish.to_string())
+            .await
+            .unwrap();
+        // A pool that was just added is shown before its state was read.
+        if answer["code"] != "starting" || begun.elapsed() > Duration::from_secs(30) {
+            assert_eq!(status, 200, "{answer}");
+            return answer["ip"].as_str().unwrap().to_string();
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }

@@ -4,7 +4,7 @@ use berth_api::slices::EPOCHS;
 use berth_controller::networks::reason;
 use serde_json::{Value, json};
 
-use crate::world::World;
+use crate::test_cluster::World;
 
 fn ipam(range: &str, size: &str) -> Value {
     json!({ "range": range, "node_slice_size": size, "network_name": "blue" })

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use berth_testkit::{Asked, Fate, Relay};
+use berth_testkit::{Asked, Fate, FaultProxy};
 use serde_json::json;
 
+use crate::test_cluster::World;
 use crate::test_controller;
-use crate::world::World;
 
 /// Nodes had the same CIDR: an operator that took over gave again what the one before it had just given, for each had what was
 /// given in its memory (#21482 has the course of it). Here it is in one object, and a write holds only for exactly what was
@@ -17,7 +17,7 @@ async fn cilium_17277_a_leader_that_was_overtaken_gives_nothing() {
     let ipam = json!({ "range": "10.0.0.0/24", "node_slice_size": "/26", "network_name": "blue" });
     world.network("net", ipam).await;
     world.node("z").await;
-    let relay = Relay::new(world.cluster).await.unwrap();
+    let relay = FaultProxy::new(world.cluster).await.unwrap();
     let config = test_controller::config(relay.kubeconfig(), &world.namespace);
     let old = test_controller::start(config);
     let row = async |n: usize| world.rows("blue").await.get(n).cloned();

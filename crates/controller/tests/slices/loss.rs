@@ -2,13 +2,13 @@
 
 use berth_api::slices::{EPOCHS, RECALLED};
 use berth_controller::networks::reason;
-use berth_testkit::Served;
+use berth_testkit::InProcess;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::time::sleep;
 
+use crate::test_cluster::World;
 use crate::test_controller::{self, GRACE};
-use crate::world::World;
 
 const IPAM: &str =
     r#"{ "range": "10.0.0.0/24", "node_slice_size": "/25", "network_name": "blue" }"#;
@@ -25,7 +25,7 @@ async fn sliced(name: &str) -> World {
 const BOTH: [&str; 2] = ["10.0.0.0/25 a", "10.0.0.128/25 b"];
 
 /// The same, when each node has its slice.
-async fn assigned(name: &str) -> (World, Served) {
+async fn assigned(name: &str) -> (World, InProcess) {
     let world = sliced(name).await;
     let running = world.controller();
     world.until_rows("blue", &BOTH).await;

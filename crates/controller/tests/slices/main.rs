@@ -9,17 +9,17 @@
 mod change;
 mod leaders;
 mod loss;
-mod mass;
+mod many_nodes;
 mod peer;
 mod size;
+mod test_cluster;
 #[path = "../test_controller/mod.rs"]
 mod test_controller;
-mod world;
 
 use berth_controller::networks::reason;
 use serde_json::json;
 
-use world::{World, conf};
+use test_cluster::{World, conf};
 
 /// Case 21 of the known cases.
 #[tokio::test(flavor = "multi_thread")]

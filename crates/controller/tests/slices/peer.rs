@@ -7,7 +7,7 @@ use berth_parts::Parts;
 use berth_testkit::{Attachment, Process, Whereabouts, guarded};
 use serde_json::{Value, json};
 
-use crate::world::{World, flat_file};
+use crate::test_cluster::{World, flat_file};
 
 /// A kubeconfig of an administrator whose context names the world's namespace: whereabouts keeps its objects there.
 fn kubeconfig(world: &World, dir: &Path) -> std::path::PathBuf {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::test_cluster::World;
 use crate::test_controller;
-use crate::world::World;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn four_thousand_slices_are_one_object_and_many_nodes_are_one_write() {

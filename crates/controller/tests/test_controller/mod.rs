@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_controller::{Controller, ControllerConfig, SliceTask, SliceTaskSettings};
-use berth_ledger::kube::Connect;
-use berth_testkit::Served;
+use berth_kube::Connect;
+use berth_testkit::InProcess;
 use kube::api::{ApiResource, GroupVersionKind};
 
 /// Two looks lie this far apart.
@@ -42,8 +42,8 @@ pub fn config(kubeconfig: PathBuf, namespace: &str) -> Config {
     Config { controller, slices }
 }
 
-pub fn start(config: Config) -> Served {
-    Served::start(|told| async {
+pub fn start(config: Config) -> InProcess {
+    InProcess::start(|told| async {
         let controller = Controller::open(config.controller).await.unwrap();
         let (connection, leadership) = (controller.connection(), controller.leadership());
         let slices = SliceTask::new(&connection, &leadership, config.slices);

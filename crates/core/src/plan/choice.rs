@@ -1,16 +1,16 @@
 //! The search for a free address.
 //!
-//! It jumps over runs of held addresses and over holes of the space, so its cost is the number of
-//! runs it meets and never the number of addresses:
+//! It skips runs of held addresses and holes of the space, so its cost is the number of runs it meets, never the number
+//! of addresses:
 //!
 //! ```text
 //!   space  [.1 ................ .99]      [.120 ... .254]
 //!   held    ######   ####   #              #####
-//!   jumps   ----->^ lowest free            (the n-th free one counts gaps, not addresses)
+//!   skips   ----->^ lowest free            (the n-th free one counts gaps, not addresses)
 //! ```
 
 use crate::order::{Rendezvous, hash_index};
-use crate::plan::{Refusal, Want};
+use crate::plan::{AddressRequest, Refusal};
 use crate::{Address, Block, Moment, Order, Owner, Pool, Space};
 
 /// The most addresses that one choice ranks: far above any list of machines.
@@ -18,7 +18,7 @@ const MOST_RANKED: u128 = 65_536;
 
 pub(super) fn choose(
     pool: &Pool,
-    (place, want): (usize, &Want),
+    (place, want): (usize, &AddressRequest),
     chosen: &[Address],
     owner: &Owner,
     now: Moment,
@@ -33,8 +33,8 @@ pub(super) fn choose(
     if let Some(address) = want.exact {
         return search.exact(address);
     }
-    // Coming back within the rest, the last owner finds its own address first.
-    let found = search.rested_for_owner().or_else(|| match want.order {
+    // During the cooldown, the last owner gets its own address first.
+    let found = search.cooled_for_owner().or_else(|| match want.order {
         Order::Lowest => search.lowest(),
         Order::HashIndex => search.hashed(),
         Order::Rendezvous => search.rendezvous(),
@@ -50,8 +50,8 @@ pub(super) fn choose(
 
 struct Search<'a> {
     pool: &'a Pool,
-    want: &'a Want,
-    /// What earlier wants of the same claim are going to take.
+    want: &'a AddressRequest,
+    /// What earlier wants of the same claim will take.
     chosen: &'a [Address],
     owner: &'a Owner,
     now: Moment,
@@ -74,32 +74,32 @@ impl Search<'_> {
         if self.avoided().any(|avoid| avoid == address) {
             return Err(Refusal::Avoided { address });
         }
-        match self.pool.rest(address) {
-            Some(rest) if self.rests_for_another(address) => Err(Refusal::Resting {
+        match self.pool.cooldown(address) {
+            Some(cooldown) if self.cools_for_another(address) => Err(Refusal::CoolingDown {
                 address,
-                owner: rest.owner.clone(),
-                until: rest.until,
+                owner: cooldown.owner.clone(),
+                until: cooldown.until,
             }),
             _ => Ok(address),
         }
     }
 
-    fn rests_for_another(&self, address: Address) -> bool {
-        let rest = self.pool.rest(address);
-        rest.is_some_and(|rest| rest.until > self.now && rest.owner != *self.owner)
+    fn cools_for_another(&self, address: Address) -> bool {
+        let cooldown = self.pool.cooldown(address);
+        cooldown.is_some_and(|cooldown| cooldown.until > self.now && cooldown.owner != *self.owner)
     }
 
     fn open(&self, address: Address) -> bool {
-        !self.rests_for_another(address) && !self.avoided().any(|avoid| avoid == address)
+        !self.cools_for_another(address) && !self.avoided().any(|avoid| avoid == address)
     }
 
     fn avoided(&self) -> impl Iterator<Item = Address> {
         self.want.avoid.iter().chain(self.chosen).copied()
     }
 
-    fn rested_for_owner(&self) -> Option<Address> {
-        let mine = self.pool.rests_of(self.owner);
-        mine.filter(|(_, rest)| rest.until > self.now)
+    fn cooled_for_owner(&self) -> Option<Address> {
+        let mine = self.pool.cooldowns_of(self.owner);
+        mine.filter(|(_, cooldown)| cooldown.until > self.now)
             .map(|(address, _)| address)
             .find(|address| {
                 self.want.space.contains(*address)
@@ -108,7 +108,7 @@ impl Search<'_> {
             })
     }
 
-    /// The lowest address from `from` on that is neither held nor resting for another.
+    /// The lowest address from `from` on that is neither held nor cooling down for another owner.
     fn free_from(&self, from: Address) -> Option<Address> {
         let mut candidate = self.want.space.at_or_after(from)?;
         loop {
@@ -141,12 +141,12 @@ impl Search<'_> {
             return listed
                 .find(|address| self.want.space.contains(*address) && self.open(*address));
         }
-        self.nth_unrested(0).or_else(|| self.rested().next())
+        self.nth_never_released(0)
+            .or_else(|| self.released_before().next())
     }
 
-    /// The place in the free list that the owner's hash points at. The list is the store's own, or
-    /// the space in its order followed by what was released, oldest first: what a store that keeps a
-    /// list would hold.
+    /// The position in the free list that the owner's hash selects. The list is the store's own, or the space in its
+    /// order followed by released addresses, oldest first: what a store with a list would contain.
     fn hashed(&self) -> Option<Address> {
         if let Some(listing) = self.pool.listing() {
             let free: Vec<Address> = listing
@@ -160,17 +160,17 @@ impl Search<'_> {
         let untouched: u128 = self
             .gaps()
             .fold(0, |sum, gap| sum.saturating_add(gap.count()));
-        let rested: Vec<Address> = self.rested().collect();
-        let count = untouched.saturating_add(rested.len() as u128);
+        let released_before: Vec<Address> = self.released_before().collect();
+        let count = untouched.saturating_add(released_before.len() as u128);
         let index = hash_index(&self.owner.subject, count);
         match index.checked_sub(untouched) {
-            None => self.nth_unrested(index),
-            Some(place) => rested.get(usize::try_from(place).ok()?).copied(),
+            None => self.nth_never_released(index),
+            Some(place) => released_before.get(usize::try_from(place).ok()?).copied(),
         }
     }
 
-    /// The winner among all free addresses. Each is looked at, so a space that is no list of machines takes the
-    /// hashed place instead.
+    /// The highest-ranked free address. Each address is scored, so a space that is larger than any list of machines
+    /// uses the hash instead.
     fn rendezvous(&self) -> Option<Address> {
         let rank = Rendezvous::new(&self.owner.subject);
         if let Some(listing) = self.pool.listing() {
@@ -187,10 +187,10 @@ impl Search<'_> {
         }))
     }
 
-    /// Free addresses that were released before and may be given again, the longest rested first.
-    fn rested(&self) -> impl Iterator<Item = Address> {
+    /// Free addresses that were released before, the longest released first.
+    fn released_before(&self) -> impl Iterator<Item = Address> {
         self.pool
-            .rests_by_age()
+            .cooldowns_by_age()
             .map(|(address, _)| address)
             .filter(|address| {
                 self.want.space.contains(*address)
@@ -199,7 +199,7 @@ impl Search<'_> {
             })
     }
 
-    fn nth_unrested(&self, n: u128) -> Option<Address> {
+    fn nth_never_released(&self, n: u128) -> Option<Address> {
         let mut left = n;
         for gap in self.gaps() {
             match left.checked_sub(gap.count()) {
@@ -210,7 +210,7 @@ impl Search<'_> {
         None
     }
 
-    /// What is free and was never released, in the listing's order.
+    /// Addresses that are free and were never released, in the listing's order.
     fn gaps(&self) -> impl Iterator<Item = Space> {
         self.want.space.listed().flat_map(|part| {
             let whole = part.blocks().first().copied();
@@ -227,9 +227,9 @@ impl Search<'_> {
             .pool
             .held_runs(block.first(), block.last())
             .map(|(a, b)| Block::new(a, b));
-        let rests = self.pool.rests_within(block).map(Block::single);
+        let cooldowns = self.pool.cooldowns_within(block).map(Block::single);
         let avoid = self.avoided().map(Block::single);
-        held.chain(rests).chain(avoid).collect()
+        held.chain(cooldowns).chain(avoid).collect()
     }
 }
 

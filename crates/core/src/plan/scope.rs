@@ -1,4 +1,4 @@
-//! Whose entries a request of one node would change: for a desk that serves the requests of many.
+//! Which entries a request of one node may change, for a desk that serves many nodes.
 
 use super::{Request, Selector};
 use crate::record::NODE;
@@ -8,18 +8,19 @@ use crate::{Address, Pool, Record};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub node: String,
-    /// Also entries that name no node: somebody has seen that their pod is on no other.
+    /// Also entries that name no node: the caller has verified that their pod is on no other node.
     pub unnamed: bool,
-    /// Also take over entries of another node: somebody has seen that their pod is on this one now. Never release them.
+    /// May also take over entries of another node: the caller has verified that their pod is on this node now. Never
+    /// releases them.
     pub transfers: bool,
 }
 
 impl Scope {
-    /// The entry of another node that the request would change, if it would change one.
+    /// The entry of another node that the request would change, if any.
     pub fn breach<'a>(&self, pool: &'a Pool, request: &Request) -> Option<(Address, &'a Record)> {
         let (touched, transfer): (Vec<(Address, &Record)>, bool) = match request {
             Request::Release(release) => (released(pool, &release.selector), false),
-            Request::Reown {
+            Request::Transfer {
                 address, expected, ..
             } => {
                 let held = pool.holders(*address);
@@ -33,8 +34,8 @@ impl Scope {
                 let held = held.filter(|held| held.same_holder(expected));
                 (held.map(|held| (*address, held)).collect(), false)
             }
-            // The holder comes back under another handle: its entry would be rewritten.
-            Request::Claim(claim) => {
+            // The holder returns under another handle: its entry would be rewritten.
+            Request::Allocate(claim) => {
                 let owner = &claim.record.owner;
                 let held = pool
                     .held_by(owner)
@@ -72,7 +73,7 @@ fn released<'a>(pool: &'a Pool, selector: &Selector) -> Vec<(Address, &'a Record
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Claim, Release};
+    use super::super::{Allocate, Release};
     use super::*;
     use crate::{Handle, Owner};
 
@@ -126,7 +127,7 @@ mod tests {
         let release = |selector| {
             Request::Release(Release {
                 selector,
-                rest: Duration::ZERO,
+                cooldown: Duration::ZERO,
             })
         };
         selectors.map(release).to_vec()
@@ -159,18 +160,18 @@ mod tests {
     #[test]
     fn an_entry_is_taken_over_from_another_node_only_where_that_was_allowed() {
         let claim = |pod: &str| {
-            Request::Claim(Claim {
+            Request::Allocate(Allocate {
                 record: Record::new(Owner::new(pod, "net1"), Handle::new("new")),
                 wants: Vec::new(),
             })
         };
-        let reown = Request::Reown {
+        let transfer = Request::Transfer {
             address: "10.0.0.2".parse().unwrap(),
             expected: record("ns/b", ""),
             record: record("ns/c", "node-a"),
         };
-        assert!(breached(&claim("ns/b"), false) && breached(&reown, false));
-        assert!(!breached(&claim("ns/b"), true) && !breached(&reown, true));
+        assert!(breached(&claim("ns/b"), false) && breached(&transfer, false));
+        assert!(!breached(&claim("ns/b"), true) && !breached(&transfer, true));
         assert!(!breached(&claim("ns/a"), false) && !breached(&claim("ns/w"), false));
         assert!(!breached(&claim("ns/new"), false));
     }

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// The mark of a plain pool that is closed to claims without reservations, or to all ([`super::ways::Bar`]).
+/// The mark of a plain pool that is closed to claims without reservations, or to all ([`super::ways::Exclusion`]).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Closed {
     /// The tables of assignments (NodeSlicePools) that slices of the range come from.

@@ -8,7 +8,7 @@
 //! Each way says first what it does and looks at the others' word after that, in one state of the pool:
 //!
 //! ```text
-//!   assigned:  closes the pool (Bar)     -> looks for the mark of claims -> takes in the pool's entries -> gives
+//!   assigned:  closes the pool (Exclusion)     -> looks for the mark of claims -> takes in the pool's entries -> gives
 //!   claimed:   makes claim and mark      -> looks whether it is closed, takes in the pool's entries     -> gives
 //!   plain:     claims in the pool, in one write that tests that nothing bars it
 //! ```
@@ -29,43 +29,43 @@ pub struct PlainMarks {
 
 /// How a pool is closed to other ways while slices of its range are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Bar {
+pub enum Exclusion {
     /// To those that make no reservations.
     Assigned,
     /// To all: what slices gave has none.
     Unreserved,
 }
 
-impl Bar {
+impl Exclusion {
     /// What a network has to close before it gives from slices that are assigned.
-    pub const fn closed_by(checked: bool) -> &'static [Bar] {
+    pub const fn closed_by(checked: bool) -> &'static [Exclusion] {
         match checked {
-            true => &[Bar::Assigned],
+            true => &[Exclusion::Assigned],
             // The first one too: it is what a Berth of before knows.
-            false => &[Bar::Assigned, Bar::Unreserved],
+            false => &[Exclusion::Assigned, Exclusion::Unreserved],
         }
     }
 
     /// What keeps a network out that gives in another way.
-    pub const fn before(checked: bool) -> &'static [Bar] {
+    pub const fn before(checked: bool) -> &'static [Exclusion] {
         match checked {
-            true => &[Bar::Unreserved],
-            false => &[Bar::Assigned, Bar::Unreserved],
+            true => &[Exclusion::Unreserved],
+            false => &[Exclusion::Assigned, Exclusion::Unreserved],
         }
     }
 }
 
 impl PlainMarks {
-    pub fn has(&self, bar: Bar) -> bool {
+    pub fn has(&self, bar: Exclusion) -> bool {
         match bar {
-            Bar::Assigned => self.assigned,
-            Bar::Unreserved => self.unreserved,
+            Exclusion::Assigned => self.assigned,
+            Exclusion::Unreserved => self.unreserved,
         }
     }
 
     /// Whether assigned slices keep a network out that gives in another way.
     pub fn bars(&self, checked: bool) -> bool {
-        Bar::before(checked).iter().any(|bar| self.has(*bar))
+        Exclusion::before(checked).iter().any(|bar| self.has(*bar))
     }
 
     /// Whether slices that nodes have claimed must go back to the plain pool before assigned ones are given from.

@@ -89,9 +89,9 @@ impl Ways {
             0 if early && world.entry.is_some() => DONE,
             0 => 1,
             step @ (1 | 2) => {
-                match Bar::closed_by(checked).get(usize::from(step) - 1) {
-                    Some(Bar::Assigned) => next.marks.assigned = true,
-                    Some(Bar::Unreserved) => next.marks.unreserved = true,
+                match Exclusion::closed_by(checked).get(usize::from(step) - 1) {
+                    Some(Exclusion::Assigned) => next.marks.assigned = true,
+                    Some(Exclusion::Unreserved) => next.marks.unreserved = true,
                     None => {}
                 }
                 step + 1

@@ -1,7 +1,7 @@
-//! A space as it goes from one process to another.
+//! The serialised form of a space.
 //!
-//! Promises that what is read back is what was written, and that no text whatever makes a space whose blocks
-//! overlap, are of two families or number more than the text is long.
+//! Guarantees: what is parsed equals what was written, and no input yields a space whose blocks overlap, mix families
+//! or outnumber the input's length.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -44,7 +44,9 @@ impl<'de> Deserialize<'de> for Space {
         let mut listing = Vec::with_capacity(form.blocks.len());
         for (first, last) in form.blocks {
             if first.family() != last.family() || last < first {
-                return fail(format!("blocks: {first}-{last} is no block of addresses"));
+                return fail(format!(
+                    "blocks: {first}-{last} is not a block of addresses"
+                ));
             }
             listing.push(Block::new(first, last));
         }
@@ -69,7 +71,7 @@ impl<'de> Deserialize<'de> for Space {
     }
 }
 
-/// For spaces that several requests share: each copy is written out, since who reads it shares nothing with us.
+/// For spaces that several requests share: each copy is written out, because the reader shares nothing with the writer.
 pub(crate) mod shared {
     use std::sync::Arc;
 
@@ -135,7 +137,7 @@ mod tests {
         let good = serde_json::to_value(&space).unwrap();
         for (blocks, why) in [
             (r#"[["10.0.0.3","10.0.0.1"]]"#, "10.0.0.3-10.0.0.1"),
-            (r#"[["10.0.0.1","fd00::1"]]"#, "no block"),
+            (r#"[["10.0.0.1","fd00::1"]]"#, "not a block"),
             (
                 r#"[["10.0.0.1","10.0.0.3"],["10.0.0.2","10.0.0.5"]]"#,
                 "overlap",

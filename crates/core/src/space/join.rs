@@ -1,10 +1,10 @@
-//! Spaces of one range beside each other: what several networks, or several ranges of one, give of it.
+//! Set operations on spaces of one range: what several networks, or several ranges of one network, may allocate.
 
 use super::Space;
 use crate::Block;
 
 impl Space {
-    /// Whether every address of `other` is in this one too.
+    /// Whether every address of `other` is also in this space.
     pub fn covers(&self, other: &Self) -> bool {
         let is_in = |block: &Block| {
             let around = self.block_at_or_after(block.first());
@@ -15,7 +15,7 @@ impl Space {
         (other.octet_ends_withheld || !self.octet_ends_withheld) && other.blocks.iter().all(is_in)
     }
 
-    /// What is in one of the two, ascending; by the rules of the first where they differ.
+    /// The union of the two, ascending; with the rules of the first where they differ.
     #[must_use]
     pub fn joined(&self, other: &Self) -> Self {
         let mut all = [self.blocks.as_slice(), &other.blocks].concat();

@@ -1,7 +1,7 @@
 //! One try: the copy read, all tickets planned on it, one commit.
 //!
-//! Promises: nobody is answered before what he is told is durable (I2), nor with an address beside one that his owner was
-//! given elsewhere meanwhile (I3).
+//! Guarantees: a ticket is answered when its answer is durable (I2), and never with an address beside one that the same
+//! owner got elsewhere meanwhile (I3).
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,8 +10,8 @@ use berth_ledger::LedgerError;
 
 use super::Worker;
 use crate::batch::{Planned, is_doubled, plan_tickets};
-use crate::crowd::meeting;
-use crate::{Asker, DeskError, Ticket};
+use crate::contention_backoff::meeting;
+use crate::{DeskError, Origin, Ticket};
 
 impl Worker {
     /// Loads the pool if there is no copy; with `stale` makes sure that the copy is of now.
@@ -39,7 +39,7 @@ impl Worker {
         let Some((copy, read_at)) = &mut self.copy else {
             return Ok(tickets);
         };
-        let mut changes = berth_core::plan(&mut copy.pool, self.debts.due(), now()).changes;
+        let mut changes = berth_core::plan(&mut copy.pool, self.undo.pending(), now()).changes;
         let planned = plan_tickets(&mut copy.pool, tickets, *read_at, conflicts, now());
         let Planned {
             changes: asked,
@@ -54,7 +54,7 @@ impl Worker {
                 address,
                 held: Box::new(held),
             };
-            let _ = ticket.reply.send(Err(refused));
+            ticket.refuse(refused);
         }
         changes.extend(asked);
         let base = copy.version.clone();
@@ -63,14 +63,15 @@ impl Worker {
             self.metrics.commits.inc();
             let began = Instant::now();
             let committed = self.ledger.commit(&self.pool, &base, &changes).await;
-            if self.settings.apart
+            self.committed = Some(Instant::now());
+            if self.settings.hold_back
                 && let Some(meeting) = meeting(&committed)
             {
-                self.crowd.learn(meeting, began.elapsed());
+                self.backoff.learn(meeting, began.elapsed());
             }
             match committed {
                 Ok(version) if version.is_merged() => {
-                    self.debts.paid(&changes);
+                    self.undo.done(&changes);
                     let again = self.after_others(pending).await;
                     for (ticket, answer) in settled {
                         self.answer(ticket, answer);
@@ -87,9 +88,9 @@ impl Worker {
                     let delay = delay.map(|known| known.max_commit_delay(&self.pool));
                     let until = Instant::now() + delay.unwrap_or_default();
                     kept.extend(pending.into_iter().map(|(ticket, answer)| {
-                        if uncertain && ticket.asker == Asker::Here {
-                            tracing::debug!(pool = %self.pool, %error, ?answer, "it may come yet");
-                            self.debts.doubt(&ticket.request, &answer, until);
+                        if uncertain && ticket.origin == Origin::ThisProcess {
+                            tracing::debug!(pool = %self.pool, %error, ?answer, "its outcome is unknown");
+                            self.undo.doubt(&ticket.request, &answer, until);
                         }
                         ticket
                     }));
@@ -98,26 +99,26 @@ impl Worker {
                 }
             }
         }
-        self.debts.paid(&changes);
+        self.undo.done(&changes);
         for (ticket, answer) in settled.into_iter().chain(pending) {
             self.answer(ticket, answer);
         }
         Ok(doubtful)
     }
 
-    /// Others wrote between the read and the commit: the copy lacks that. A commit tests the address, not the
-    /// owner, so one of them may have served the same owner elsewhere (I3): what was given here is then taken
-    /// back, and the ticket planned again, which finds what the owner has. Answers the others.
+    /// Others wrote between the read and the commit: the copy lacks that. A commit tests the address, not the owner, so one
+    /// of them may have served the same owner elsewhere (I3): what was allocated here is then undone, and the ticket planned
+    /// again, which finds what the owner has. Answers the others.
     async fn after_others(&mut self, pending: Vec<(Ticket, Answer)>) -> Vec<Ticket> {
         self.copy = None;
         if let Err(error) = self.read(false).await {
-            tracing::debug!(pool = %self.pool, %error, "what others wrote can't be seen");
+            tracing::debug!(pool = %self.pool, %error, "what others wrote can't be read");
         }
         let mut again = Vec::new();
         for (ticket, answer) in pending {
             let pool = self.copy.as_ref().map(|(copy, _)| &copy.pool);
             if pool.is_some_and(|pool| is_doubled(pool, &ticket.request, &answer)) {
-                self.debts.owe(&ticket.request, &answer);
+                self.undo.undo(&ticket.request, &answer);
                 again.push(ticket);
             } else {
                 self.answer(ticket, answer);

@@ -1,22 +1,23 @@
-//! Tickets served to their end: through the common desk, else here, again and again until their time is up.
+//! Tickets served to their end: through the leader's desk, else here, again and again until their time is up.
 //!
-//! Promises: every ticket gets an answer or a reason; an answer that nobody hears any more is taken back.
+//! Guarantees: every ticket gets an answer or a reason; a grant that its caller does not receive is undone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use berth_core::Answer;
+use berth_core::plan::Selector;
+use berth_core::{Answer, Handle, Release, Request};
 use berth_ledger::{Backoff, LedgerError, Rejection};
 
 use super::Worker;
-use crate::{Asker, DeskError, Ticket};
+use crate::{DeskError, Origin, Reply, Route, Ticket};
 
 impl Worker {
-    /// Serves tickets to their end: through the common desk, and here what that did not answer.
+    /// Serves tickets to their end: through the leader's desk, and here what that did not answer.
     pub(super) async fn serve(&mut self, tickets: Vec<Ticket>) {
-        let left = self.put_to_common(tickets).await;
-        if !left.is_empty() || self.debts.is_due() {
+        let left = self.put_to_leader(tickets).await;
+        if !left.is_empty() || self.undo.has_pending() {
             self.serve_here(left).await;
         }
     }
@@ -24,7 +25,7 @@ impl Worker {
     /// A batch that the ledger refuses is halved, so that one request
     /// that can't be kept does not fail the others.
     async fn serve_here(&mut self, tickets: Vec<Ticket>) {
-        if self.settings.common.is_some() {
+        if self.settings.leader.is_some() {
             self.turn().await;
         }
         let mut batches = VecDeque::from([tickets]);
@@ -37,64 +38,96 @@ impl Worker {
                 } else {
                     let error = Arc::new(error);
                     for ticket in tickets {
-                        let _ = ticket
-                            .reply
-                            .send(Err(DeskError::Ledger(Arc::clone(&error))));
+                        ticket.refuse(DeskError::Ledger(Arc::clone(&error)));
                     }
                 }
             }
         }
     }
 
-    /// Asks the common desk, returns first: an owner's own repeat must not find what is about to be taken away.
-    /// Gives back the tickets that it did not answer.
-    async fn put_to_common(&mut self, tickets: Vec<Ticket>) -> Vec<Ticket> {
-        let Some(common) = self.settings.common.clone() else {
+    /// Answers finds, all from one read.
+    pub(super) async fn answer_finds(&mut self, finds: Vec<Ticket>) {
+        let finds = self.drop_expired(finds, None);
+        if finds.is_empty() {
+            return;
+        }
+        if let Err(error) = self.read(true).await {
+            self.copy = None;
+            let error = Arc::new(error);
+            for ticket in finds {
+                ticket.refuse(DeskError::Ledger(Arc::clone(&error)));
+            }
+            return;
+        }
+        let pool = self.copy.as_ref().map(|(copy, _)| &copy.pool);
+        for ticket in finds {
+            let (Reply::Found(reply), Some(handle)) = (ticket.reply, handle(&ticket.request))
+            else {
+                continue;
+            };
+            let held = pool.into_iter().flat_map(|pool| pool.held_under(handle));
+            let held = held.map(|(address, record)| (address, record.clone()));
+            let _ = reply.send(Ok(held.collect()));
+        }
+    }
+
+    /// Asks the leader's desk, for what is to be undone first: an owner's own repeat must not find it.
+    /// Returns the tickets that it did not answer.
+    async fn put_to_leader(&mut self, tickets: Vec<Ticket>) -> Vec<Ticket> {
+        let Some(leader) = self.settings.leader.clone() else {
             return tickets;
         };
         let tickets = self.drop_expired(tickets, None);
+        let (tickets, mut left_here): (Vec<_>, Vec<_>) = tickets
+            .into_iter()
+            .partition(|ticket| ticket.route == Route::LeaderFirst);
         let soonest = tickets.iter().map(|ticket| ticket.deadline).min();
         let left = soonest.map(|end| end.saturating_duration_since(Instant::now()));
-        let limit = left.map_or(self.settings.common_patience, |left| {
-            left.min(self.settings.common_patience)
+        let limit = left.map_or(self.settings.leader_timeout, |left| {
+            left.min(self.settings.leader_timeout)
         });
-        let mut requests = self.debts.due().to_vec();
+        let mut requests = self.undo.pending().to_vec();
         requests.extend(tickets.iter().map(|ticket| ticket.request.clone()));
         if requests.is_empty() {
-            return tickets;
+            return left_here;
         }
-        // Whatever comes of it, others write this pool: a copy of before is worth nothing.
+        // Others write this pool in any case: an older copy is of no use.
         self.copy = None;
-        let answers = match common.put(&self.pool, &requests, limit).await {
+        let answers = match leader.put(&self.pool, &requests, limit).await {
             Ok(answers) if answers.len() == requests.len() => answers,
             Ok(answers) => {
                 let (got, put) = (answers.len(), requests.len());
-                tracing::warn!(pool = %self.pool, got, put, "the common desk answered another question");
-                return tickets;
+                tracing::warn!(pool = %self.pool, got, put, "the leader's desk sent another number of answers");
+                left_here.extend(tickets);
+                return left_here;
             }
             Err(away) => {
                 self.metrics.alone.inc_by(tickets.len() as u64);
                 tracing::debug!(pool = %self.pool, %away, "served here");
-                return tickets;
+                left_here.extend(tickets);
+                return left_here;
             }
         };
         let mut answers = answers.into_iter();
-        let due = self.debts.due().iter().zip(answers.by_ref());
-        let unpaid = due.filter(|(_, answer)| answer.is_none());
-        let unpaid = unpaid.map(|(request, _)| request.clone()).collect();
-        self.debts.leave(unpaid);
-        let mut unanswered = Vec::new();
+        let undone = self.undo.pending().iter().zip(answers.by_ref());
+        let pending = undone.filter(|(_, answer)| answer.is_none());
+        let pending = pending.map(|(request, _)| request.clone()).collect();
+        self.undo.keep(pending);
+        let mut unanswered = 0;
         for (ticket, answer) in tickets.into_iter().zip(answers) {
             match answer {
                 Some(answer) => {
-                    self.metrics.common.inc();
+                    self.metrics.by_leader.inc();
                     self.answer(ticket, answer);
                 }
-                None => unanswered.push(ticket),
+                None => {
+                    unanswered += 1;
+                    left_here.push(ticket);
+                }
             }
         }
-        self.metrics.alone.inc_by(unanswered.len() as u64);
-        unanswered
+        self.metrics.alone.inc_by(unanswered);
+        left_here
     }
 
     async fn serve_batch(
@@ -109,13 +142,13 @@ impl Worker {
         let mut last: Option<Arc<LedgerError>> = None;
         loop {
             tickets = self.drop_expired(tickets, last.as_ref());
-            if tickets.is_empty() && (!self.debts.is_due() || last.is_some()) {
+            if tickets.is_empty() && (!self.undo.has_pending() || last.is_some()) {
                 return Ok(());
             }
             if last.is_some() {
                 self.turn().await;
             }
-            let step = match self.read(stale || self.debts.is_due()).await {
+            let step = match self.read(stale || self.undo.has_pending()).await {
                 Ok(()) => self.plan_and_commit(tickets, conflicts).await,
                 Err(error) => Err((tickets, error)),
             };
@@ -130,7 +163,7 @@ impl Worker {
                     // What the plan did to the copy was not committed.
                     self.copy = None;
                     if !error.needs_reload() && !error.is_passing() {
-                        self.abandon_returns(&error);
+                        self.drop_undo(&error);
                         return Err((tickets, error));
                     }
                     if matches!(error, LedgerError::Conflict { .. }) {
@@ -150,13 +183,12 @@ impl Worker {
         }
     }
 
-    /// Answers with the error. What of it may be carried out yet is taken back.
+    /// Answers with the error. What of it may be carried out yet is undone.
     fn refuse(&mut self, tickets: Vec<Ticket>, error: LedgerError) {
         let error = Arc::new(error);
         for ticket in tickets {
-            self.debts.give_up(&ticket.request);
-            let refused = DeskError::Ledger(Arc::clone(&error));
-            let _ = ticket.reply.send(Err(refused));
+            self.undo.abandon(&ticket.request);
+            ticket.refuse(DeskError::Ledger(Arc::clone(&error)));
         }
     }
 
@@ -170,23 +202,26 @@ impl Worker {
         let pause = backoff
             .pause(retry_after)
             .unwrap_or(self.settings.retry.max)
-            .max(self.crowd.draw());
+            .max(self.backoff.draw());
         let latest = tickets.iter().map(|ticket| ticket.deadline).max();
         let left = latest.map(|end| end.saturating_duration_since(Instant::now()));
         tokio::time::sleep(pause.min(left.unwrap_or_default())).await;
     }
 
     pub(super) fn answer(&mut self, ticket: Ticket, answer: Answer) {
-        if ticket.asker == Asker::Elsewhere {
-            let _ = ticket.reply.send(Ok(answer));
+        let Reply::Answer(reply) = ticket.reply else {
+            return;
+        };
+        if ticket.origin == Origin::OtherProcess {
+            let _ = reply.send(Ok(answer));
             return;
         }
-        let told = answer.clone();
-        match ticket.reply.send(Ok(answer)) {
-            Ok(()) => self.debts.settle(&ticket.request, &told),
+        let sent = answer.clone();
+        match reply.send(Ok(answer)) {
+            Ok(()) => self.undo.confirm(&ticket.request, &sent),
             Err(_) => {
-                tracing::debug!(pool = %self.pool, answer = ?told, "nobody heard it: it is taken back");
-                self.debts.owe(&ticket.request, &told);
+                tracing::debug!(pool = %self.pool, answer = ?sent, "its caller has gone: it is undone");
+                self.undo.undo(&ticket.request, &sent);
             }
         }
     }
@@ -200,11 +235,11 @@ impl Worker {
         let now = Instant::now();
         let mut kept = Vec::with_capacity(tickets.len());
         for ticket in tickets {
-            if ticket.deadline > now && !ticket.reply.is_closed() {
+            if !ticket.is_over(now) {
                 kept.push(ticket);
                 continue;
             }
-            self.debts.give_up(&ticket.request);
+            self.undo.abandon(&ticket.request);
             let limit = ticket.deadline.duration_since(ticket.arrived);
             let pool = self.pool.name.clone();
             let late = DeskError::Deadline {
@@ -212,17 +247,28 @@ impl Worker {
                 limit,
                 last: last.cloned(),
             };
-            let _ = ticket.reply.send(Err(late));
+            ticket.refuse(late);
         }
         kept
     }
 
     /// A ledger that refuses for good keeps the addresses until garbage collection has proof.
-    fn abandon_returns(&mut self, error: &LedgerError) {
-        let count = self.debts.write_off();
+    fn drop_undo(&mut self, error: &LedgerError) {
+        let count = self.undo.drop_pending();
         if count > 0 {
-            tracing::warn!(pool = %self.pool, %error, count, "addresses of cancelled requests stay held");
+            tracing::warn!(pool = %self.pool, %error, count, "addresses of cancelled requests stay held until their pods are gone");
         }
+    }
+}
+
+/// The handle that a release names.
+const fn handle(request: &Request) -> Option<&Handle> {
+    match request {
+        Request::Release(Release {
+            selector: Selector::Handle { handle, .. },
+            ..
+        }) => Some(handle),
+        _ => None,
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Contention, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Turn, Version};
+use berth_ledger::{
+    Contention, Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Turn, Version,
+};
 use tokio::sync::Mutex;
 
 /// What happens to one commit.
@@ -75,11 +77,12 @@ impl Layer for FaultyLedger {
         &*self.inner
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         self.commits.fetch_add(1, Ordering::SeqCst);
         let fault = {
@@ -94,7 +97,7 @@ impl Layer for FaultyLedger {
         let held = self.inner.load(pool).await?.pool.len();
         let claims = changes
             .iter()
-            .filter(|c| matches!(c, Change::Claim { .. }))
+            .filter(|c| matches!(c, Change::Allocate { .. }))
             .count();
         if claims > 0 && held + claims > self.room {
             return Err(LedgerError::Full {
@@ -110,14 +113,16 @@ impl Layer for FaultyLedger {
             why: "connection reset".into(),
         };
         match fault {
-            Fault::None => self.inner.commit(pool, base, changes).await,
+            Fault::None => self.inner.commit_guarded(pool, base, changes, guard).await,
             Fault::Unavailable => Err(LedgerError::Unavailable {
                 target: pool.to_string(),
                 why: "refused".into(),
                 retry_after: None,
             }),
             Fault::LostReply => {
-                self.inner.commit(pool, base, changes).await?;
+                self.inner
+                    .commit_guarded(pool, base, changes, guard)
+                    .await?;
                 Err(unknown())
             }
             Fault::LostRequest => Err(unknown()),

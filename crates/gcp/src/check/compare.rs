@@ -3,19 +3,17 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use berth_core::{NODE, Record, STAGE};
+use berth_core::{NODE, Record};
 use ipnet::Ipv4Net;
 
 use super::problem::Problem;
 use super::{MAX_ALIASES, Observed, ObservedPool};
 use crate::cloud::AliasRange;
+use crate::pool::attributes::UNDER_WAY;
 use crate::pool::{capacity, gateway};
 
 /// A NIC is nearly full from here on: the last tenth.
 const MANY_ALIASES: usize = MAX_ALIASES - MAX_ALIASES / 10;
-/// What an allocation carries while an agent or the controller works on it: it moves, is kept for a move, or is attached
-/// before a pod asks for it.
-const UNDER_WAY: [&str; 4] = [STAGE, "move", "keptAt", "warm"];
 /// etcd takes 1.5 MiB.
 const LARGE_OBJECT: usize = 1_200_000;
 
@@ -57,7 +55,10 @@ pub fn problems(observed: &Observed) -> Vec<(String, Problem)> {
 fn of_object(pool: &ObservedPool) -> Vec<Problem> {
     let mut found = Vec::new();
     let findings = pool.pool.findings.iter();
-    found.extend(findings.map(|finding| Problem::Entry(finding.to_string())));
+    found.extend(findings.map(|finding| match finding.stops_writes() {
+        true => Problem::AllocationStopped(finding.to_string()),
+        false => Problem::Entry(finding.to_string()),
+    }));
     let capacity = capacity(pool.pool.cidr);
     let allocated = u64::try_from(pool.pool.pool.len()).unwrap_or(u64::MAX);
     let available = capacity.saturating_sub(allocated);

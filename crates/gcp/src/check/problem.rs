@@ -41,7 +41,7 @@ pub enum Problem {
         pod: String,
         node: String,
     },
-    #[error("pod {pod} has {address}, which is allocated to nobody: another pod may get it")]
+    #[error("pod {pod} has {address}, which is not allocated: another pod may get it")]
     NotAllocated { address: Ipv4Addr, pod: String },
     #[error("pod {pod} has {address}, which is allocated to {holder}")]
     AllocatedToAnother {
@@ -74,6 +74,9 @@ pub enum Problem {
     /// What the object itself says.
     #[error("{0}")]
     Entry(String),
+    /// The same, where nothing is allocated because of it.
+    #[error("{0}")]
+    AllocationStopped(String),
 }
 
 impl Problem {
@@ -88,7 +91,8 @@ impl Problem {
             | Problem::NodeUnreadable { .. }
             | Problem::SubnetUnreadable(_)
             | Problem::RangeGone(_)
-            | Problem::OtherCidr { .. } => Severity::Error,
+            | Problem::OtherCidr { .. }
+            | Problem::AllocationStopped(_) => Severity::Error,
             Problem::NicNearlyFull { count, .. } if *count >= MAX_ALIASES => Severity::Error,
             // The withheld gateway is counted: one left is none.
             Problem::PoolNearlyFull { available, .. } if *available <= 1 => Severity::Error,
@@ -122,6 +126,7 @@ impl Problem {
             Problem::PoolNearlyFull { .. } => "pool-nearly-full",
             Problem::ObjectNearlyFull(_) => "object-nearly-full",
             Problem::Entry(_) => "entry",
+            Problem::AllocationStopped(_) => "allocation-stopped",
         }
     }
 
@@ -158,8 +163,9 @@ impl Problem {
             Problem::PoolNearlyFull { .. } => {
                 "provision a larger range under another name, and a pool of it"
             }
-            Problem::ObjectNearlyFull(_) => "provision a second pool",
+            Problem::ObjectNearlyFull(_) => "a page is made when it is full",
             Problem::Entry(_) => "the entry is kept as it is",
+            Problem::AllocationStopped(_) => "correct what it names; docs/gcp.md, pages",
         }
     }
 

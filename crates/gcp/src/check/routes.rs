@@ -1,7 +1,7 @@
 //! The host's own addresses, from the kernel's routing trie (`/proc/net/fib_trie`).
 //!
 //! Google's guest agent makes a local route for each alias range, on images other than GKE's. The host then takes the pod's
-//! packets for its own. The trie names local routes whoever made them, which is what matters here.
+//! packets for its own. The trie names local routes of every origin, which is what matters here.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;

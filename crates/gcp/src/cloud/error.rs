@@ -22,7 +22,7 @@ pub enum CloudError {
     /// The address is attached elsewhere.
     #[error("the address is in use: {0}")]
     InUse(String),
-    /// A quota of the project is used up; somebody has to raise it or free something.
+    /// A quota of the project is used up; it has to be raised, or resources freed.
     #[error("quota exceeded: {0}")]
     Quota(String),
     /// The NIC has as many alias ranges as it can have.

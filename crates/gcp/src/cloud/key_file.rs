@@ -33,7 +33,7 @@ struct KeyFile {
     token_uri: Option<String>,
 }
 
-/// Reads the file anew each time, so that a rotated key is used at the next renewal.
+/// Reads the file each time, so that a rotated key is used at the next renewal.
 pub async fn token(http: &Http, file: &Path) -> Result<Issued, CloudError> {
     let named =
         |text: String| CloudError::Unauthenticated(format!("key file {}: {text}", file.display()));

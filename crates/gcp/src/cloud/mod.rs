@@ -13,6 +13,7 @@ mod http;
 mod instances;
 mod key_file;
 mod metadata;
+mod metrics;
 mod operations;
 mod ranges;
 mod request_id;
@@ -24,6 +25,7 @@ pub use endpoint::{Endpoints, InvalidEndpoint};
 pub use error::CloudError;
 pub use instances::{AliasRange, Instance, Nic};
 pub use metadata::{Metadata, Whereabouts};
+pub use metrics::CloudMetrics;
 pub use operations::{Operation, OperationScope};
 pub use ranges::{InternalRange, RangeRequest};
 pub use request_id::RequestId;
@@ -42,6 +44,7 @@ pub struct Cloud {
     project: String,
     /// How long an operation may take before it counts as lost.
     operation_timeout: Duration,
+    metrics: CloudMetrics,
 }
 
 impl Cloud {
@@ -58,7 +61,14 @@ impl Cloud {
             endpoints,
             project: project.to_owned(),
             operation_timeout,
+            metrics: CloudMetrics::default(),
         }
+    }
+
+    /// The same client, counting there.
+    #[must_use]
+    pub fn counted(self, metrics: CloudMetrics) -> Cloud {
+        Cloud { metrics, ..self }
     }
 
     pub fn project(&self) -> &str {

@@ -61,7 +61,9 @@ impl Cloud {
                 body: body.map(|body| ("application/json", body.to_string().into_bytes())),
                 timeout,
             };
-            match self.http.exchange(outgoing).await {
+            let ended = self.http.exchange(outgoing).await;
+            self.metrics.requested(&method, url, &ended);
+            match ended {
                 Ok((_, bytes)) => return parse(&bytes),
                 Err(CloudError::Unauthenticated(text)) => {
                     self.tokens.refused(&token).await;
@@ -123,7 +125,8 @@ impl Cloud {
             escaped(&operation.name)
         );
         let url = self.endpoints.compute(&path);
-        let deadline = Instant::now() + self.operation_timeout;
+        let asked = Instant::now();
+        let deadline = asked + self.operation_timeout;
         loop {
             let begun = Instant::now();
             let left = deadline.saturating_duration_since(begun);
@@ -131,7 +134,10 @@ impl Cloud {
                 return Err(CloudError::OperationTimeout(operation.name.clone()));
             }
             match self.call(Method::POST, &url, None, WAIT.min(left)).await {
-                Ok(answer) if answer["status"] == "DONE" => return outcome(&answer),
+                Ok(answer) if answer["status"] == "DONE" => {
+                    self.metrics.operated(asked.elapsed());
+                    return outcome(&answer);
+                }
                 Ok(_) => {}
                 // The operation runs on: the next wait finds it.
                 Err(CloudError::Unavailable(_) | CloudError::RateLimited { .. }) => {}

@@ -1,6 +1,6 @@
 //! ADD: an address of the pool for a pod, attached to this VM.
 //!
-//! Guarantees: the answer is given when the allocation is durable and the alias is attached (I2); a repeat gets the same
+//! Guarantees: the answer follows when the allocation is durable and the alias is attached (I2); a repeat gets the same
 //! address (I3); what was allocated for a call that failed is detached and released.
 
 use std::net::Ipv4Addr;
@@ -11,21 +11,23 @@ use berth_attachment::Refusal as AttachRefusal;
 use berth_cni::call::Target;
 use berth_cni::result::{IpConfig, IpamResult, Route};
 use berth_cni::{CniError, Code};
-use berth_core::{Answer, Claim, Handle, NODE, Owner, Record, Request, Want};
+use berth_core::{AddressRequest, Allocate, Answer, Handle, NODE, Owner, Record, Request};
 use ipnet::{IpNet, Ipv4Net};
 use tokio::time::Instant;
 
 use super::cluster::PodFacts;
 use super::config::{IpamConf, invalid, later};
-use super::engine::{Engine, INSTANCE, METHOD, Nic, STATIC, ZONE, unrecorded};
-use super::journal::POOL;
-use super::moves::{CONTROLLER, is_moving};
+use super::engine::{Engine, Nic, unrecorded};
+use super::events::PodEvent;
+use super::journal::{FoundRow, POOL, State, holder};
+use super::moves::is_moving;
 use super::pools::{PoolInfo, at, unallocated, unread, v4};
 use super::settings::Select;
 use super::site::{Site, refused};
 use crate::cloud::CloudError;
 use crate::migrate;
 use crate::nic::NicError;
+use crate::pool::attributes::{ALLOCATED_AT, CONTROLLER, INSTANCE, METHOD, STATIC, ZONE};
 
 /// The label that selects a pod, or the pods of a namespace.
 pub const LABEL: &str = "berth.dev/live-ip";
@@ -63,12 +65,26 @@ impl Engine {
         if !self.is_selected(&pod, conf).await? {
             return Ok(Added::Delegated);
         }
+        let added = self.add_selected(target, &pod, conf, deadline).await;
+        if let Err(error) = &added {
+            self.tell(PodEvent::refused(owner(&pod), error)).await;
+        }
+        Ok(Added::Address(Box::new(added?)))
+    }
+
+    async fn add_selected(
+        self: &Arc<Self>,
+        target: &Target,
+        pod: &PodFacts,
+        conf: &IpamConf,
+        deadline: Instant,
+    ) -> Result<IpamResult, CniError> {
         let site = self.site().await?;
         let info = self.pool(conf, site).await?;
         self.start_background().await;
         let nic = self.nic(&info).await?;
         let call = Call {
-            pod: &pod,
+            pod,
             container: target.container_id.as_str(),
             info: &info,
             site,
@@ -82,8 +98,8 @@ impl Engine {
             self.forget_pool(&info.name);
         }
         let address = served?;
-        tracing::info!(%address, pod = %owner(&pod), container = call.container, pool = info.name, "ADD");
-        Ok(Added::Address(Box::new(result(&info, address)?)))
+        tracing::info!(%address, pod = %owner(pod), container = call.container, pool = info.name, "ADD");
+        result(&info, address)
     }
 
     async fn pod_of(&self, target: &Target) -> Result<PodFacts, CniError> {
@@ -134,11 +150,11 @@ impl Engine {
                 (true, _) => self.moved_in(call).await?,
                 (false, None) => match self.take_warm(call, nic).await? {
                     Some(address) => address,
-                    None => self.allocate(call, nic).await?,
+                    None => self.allocate(call).await?,
                 },
                 (false, Some(rejected)) => {
                     let address = self.exchange(call, rejected).await?;
-                    let dropped = nic.journal.drop_rows(&[rejected]).await;
+                    let dropped = nic.journal.drop_row_of(&owner(call.pod), &rejected).await;
                     dropped.map_err(unrecorded)?;
                     address
                 }
@@ -173,12 +189,12 @@ impl Engine {
     }
 
     /// The pod's address: the one that it has, or a free one.
-    async fn allocate(&self, call: &Call<'_>, nic: &Nic) -> Result<Ipv4Addr, CniError> {
-        let rows = nic.journal.rows().await.map_err(unrecorded)?;
+    async fn allocate(&self, call: &Call<'_>) -> Result<Ipv4Addr, CniError> {
         let owner = owner(call.pod);
+        let own = self.held_here(&owner, &call.info.name).await?;
         // A pod whose address is moving away can't start a new sandbox with it: its record is the move's.
-        if rows.values().any(|row| row.holder.owner == owner) {
-            let pool = self.load(call.info).await?.pool;
+        if own.is_some() {
+            let pool = self.load(call.info).await?;
             let moving = pool
                 .held_by(&owner)
                 .find(|held| pool.get(*held).is_some_and(is_moving));
@@ -189,8 +205,29 @@ impl Engine {
                 ));
             }
         }
-        let claim = self.claim(call, Want::any(Arc::clone(&call.info.space)));
-        self.granted(call, Request::Claim(claim)).await
+        let claim = |want| Request::Allocate(self.claim(call, want));
+        let answer = match own {
+            // Where the pod has an address already, its object says so.
+            Some(address) => {
+                let (_, space) = call.info.part_of(address);
+                let want = AddressRequest::any(Arc::clone(space));
+                self.ask(call.info, address, claim(want)).await?
+            }
+            None => self.ask_any(call.info, &owner, claim).await?,
+        };
+        granted(call, answer)
+    }
+
+    /// The address of a pool that this node's file has for an owner.
+    pub(super) async fn held_here(
+        &self,
+        owner: &Owner,
+        pool: &str,
+    ) -> Result<Option<Ipv4Addr>, CniError> {
+        let held = self.attachments()?.held_by(owner).await;
+        let held: Vec<FoundRow<Ipv4Addr>> = held.map_err(unrecorded)?;
+        let of_pool = |found: &&FoundRow<Ipv4Addr>| found.row.holder.attribute(POOL) == Some(pool);
+        Ok(held.iter().find(of_pool).map(|found| found.item))
     }
 
     /// Another address in the place of one that can't be attached.
@@ -198,9 +235,12 @@ impl Engine {
         let request = Request::Exchange {
             address: at(rejected),
             expected: self.record(call),
-            claim: self.claim(call, Want::any(Arc::clone(&call.info.space))),
+            claim: self.claim(
+                call,
+                AddressRequest::any(Arc::clone(call.info.part_of(rejected).1)),
+            ),
         };
-        self.granted(call, request).await
+        granted(call, self.ask(call.info, rejected, request).await?)
     }
 
     /// Exactly this address, if it is free or the pod's own.
@@ -209,36 +249,21 @@ impl Engine {
         call: &Call<'_>,
         address: Ipv4Addr,
     ) -> Result<Ipv4Addr, CniError> {
-        let want = Want::exactly(Arc::clone(&call.info.space), at(address));
-        self.granted(call, Request::Claim(self.claim(call, want)))
-            .await
+        let (_, space) = call.info.part_of(address);
+        let want = AddressRequest::exactly(Arc::clone(space), at(address));
+        let request = Request::Allocate(self.claim(call, want));
+        granted(call, self.ask(call.info, address, request).await?)
     }
 
-    fn claim(&self, call: &Call<'_>, mut want: Want) -> Claim {
+    fn claim(&self, call: &Call<'_>, mut want: AddressRequest) -> Allocate {
         if want.exact.is_none() {
             let mut in_use = self.in_use.lock();
             in_use.retain(|_, since| since.elapsed() < AVOIDED);
             want.avoid = in_use.keys().map(|address| at(*address)).collect();
         }
-        Claim {
+        Allocate {
             record: self.record(call),
             wants: vec![want],
-        }
-    }
-
-    async fn granted(&self, call: &Call<'_>, request: Request) -> Result<Ipv4Addr, CniError> {
-        match self.ask(call.info, request).await? {
-            Answer::Granted(granted) => {
-                let address = granted.first().and_then(|granted| v4(granted.address));
-                address.ok_or_else(|| {
-                    CniError::new(Code::Internal, "the pool granted no IPv4 address")
-                })
-            }
-            Answer::Refused(refusal) => Err(unallocated(call.info, &refusal)),
-            other => Err(CniError::new(
-                Code::Internal,
-                format!("the pool answered {other:?}"),
-            )),
         }
     }
 
@@ -247,7 +272,7 @@ impl Engine {
         let mut record = Record::new(owner(call.pod), Handle::new(call.container))
             .with(NODE, &self.node)
             .with(
-                "allocatedAt",
+                ALLOCATED_AT,
                 jiff::Timestamp::now()
                     .strftime("%Y-%m-%dT%H:%M:%SZ")
                     .to_string(),
@@ -270,8 +295,23 @@ impl Engine {
         address: Ipv4Addr,
     ) -> Result<(), AttachRefusal<NicError>> {
         let failed = |error: CniError| AttachRefusal::Failed(NicError::Journal(error.msg));
-        let holder = self.record(call).with(POOL, &call.info.name);
-        let held = nic.journal.hold(address, &holder).await;
+        let holder = holder(&self.record(call), &call.info.name);
+        let row = nic.journal.row(&address).await;
+        let row = row.map_err(|error| failed(unrecorded(error)))?;
+        let other =
+            row.filter(|row| row.state == State::Present && row.holder.owner != holder.owner);
+        // An IPPool that was deleted and made again has forgotten it.
+        if let Some(other) = other.filter(|_| call.pod.annotation(migrate::IP).is_none()) {
+            let text = format!(
+                "by pod {} of this node, as the node's own file says",
+                other.holder.owner
+            );
+            return Err(AttachRefusal::Failed(NicError::Cloud {
+                what: format!("attach {address}"),
+                error: CloudError::InUse(text),
+            }));
+        }
+        let held = nic.journal.hold(&address, &holder).await;
         held.map_err(|error| failed(unrecorded(error)))?;
         if call.info.range.is_none() {
             self.reserve(call, address).await.map_err(|error| {
@@ -287,6 +327,20 @@ impl Engine {
         if let Err(error) = nic.reconciler.detach(address).await {
             tracing::warn!(%address, %error, "the failed ADD's address stays allocated until its pod ends");
         }
+    }
+}
+
+fn granted(call: &Call<'_>, answer: Answer) -> Result<Ipv4Addr, CniError> {
+    match answer {
+        Answer::Granted(granted) => {
+            let address = granted.first().and_then(|granted| v4(granted.address));
+            address.ok_or_else(|| CniError::new(Code::Internal, "the pool granted no IPv4 address"))
+        }
+        Answer::Refused(refusal) => Err(unallocated(call.info, &refusal)),
+        other => Err(CniError::new(
+            Code::Internal,
+            format!("the pool answered {other:?}"),
+        )),
     }
 }
 

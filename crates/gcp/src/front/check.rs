@@ -23,7 +23,7 @@ pub(super) enum Checked {
 }
 
 impl Engine {
-    /// The record, the answer that was given, and the alias on the VM must agree.
+    /// The record, the earlier answer and the alias on the VM must agree.
     pub(super) async fn check(
         self: &Arc<Self>,
         target: &Target,
@@ -32,7 +32,7 @@ impl Engine {
     ) -> Result<Checked, CniError> {
         let site = self.site().await?;
         let info = self.pool(conf, site).await?;
-        let pool = self.load(&info).await?.pool;
+        let pool = self.load(&info).await?;
         let container = Handle::new(target.container_id.as_str());
         let held: Vec<_> = pool.held_under(&container).collect();
         let Some((address, record)) = held.first() else {

@@ -1,26 +1,47 @@
 //! What the front reads of the cluster: pods, namespaces, nodes and the IPPool's settings. Every read is a quorum read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use berth_ledger::kube::Connection;
+use berth_core::Owner;
+use berth_kube::{Connection, RetryPolicy};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
-use kube::{Client, Resource};
+use kube::api::{
+    Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PartialObjectMeta, PostParams,
+};
+use kube::{Client, Resource, ResourceExt};
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::pool::pages::PAGE_OF;
 use crate::pool::{GROUP, KIND, PLURAL, VERSION};
 
-/// Why nothing was read; it is read again later.
+/// A read that the API server refuses because it is busy is made again, within the time of a call.
+const BUSY: RetryPolicy = RetryPolicy {
+    timeout: Duration::from_secs(30),
+    retries: 50,
+    base: Duration::from_millis(100),
+    factor: 1.5,
+    max: Duration::from_secs(2),
+};
+const TOO_MANY_REQUESTS: u16 = 429;
+
+/// Why there is no answer; it is asked again later.
 #[derive(Clone, Debug, Error)]
-#[error("{what} can't be read: {why}")]
+#[error("{what} can't be read or written: {why}")]
 pub struct ReadError {
     what: String,
     why: String,
+    /// The API server's; 0 where it did not answer.
+    code: u16,
+}
+
+impl ReadError {
     /// The account lacks the right.
-    pub forbidden: bool,
+    pub fn is_forbidden(&self) -> bool {
+        self.code == 403
+    }
 }
 
 /// What matters of a pod.
@@ -88,6 +109,20 @@ impl Cluster {
         Ok(found.await?.map(PodFacts::of))
     }
 
+    /// Every pod that is bound to a node, as the owner of an allocation. Only metadata is read.
+    pub async fn pods_of(&self, node: &str) -> Result<BTreeSet<Owner>, ReadError> {
+        let api: Api<Pod> = Api::all(self.client.clone());
+        let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let what = || format!("the pods of node {node}");
+        let listed = self.answered(api.list_metadata(&of_node), what).await?;
+        let owner = |pod: PartialObjectMeta<Pod>| {
+            let namespace = pod.namespace().unwrap_or_default();
+            let subject = format!("{namespace}/{}", pod.name_any());
+            Owner::new(subject, pod.uid().unwrap_or_default())
+        };
+        Ok(listed.items.into_iter().map(owner).collect())
+    }
+
     /// The labels of a namespace; none if there is no such namespace.
     pub async fn labels_of(&self, namespace: &str) -> Result<BTreeMap<String, String>, ReadError> {
         let api: Api<Namespace> = Api::all(self.client.clone());
@@ -108,9 +143,7 @@ impl Cluster {
 
     /// The IPPool as the API server has it.
     pub async fn pool(&self, name: &str) -> Result<Option<Value>, ReadError> {
-        let kind = GroupVersionKind::gvk(GROUP, VERSION, KIND);
-        let resource = ApiResource::from_gvk_with_plural(&kind, PLURAL);
-        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        let api = self.pools();
         let found = self.get(&api, name, || format!("IPPool {name}")).await?;
         let value = found
             .map(|object| serde_json::to_value(&object))
@@ -118,7 +151,63 @@ impl Cluster {
         value.map_err(|error| ReadError {
             what: format!("IPPool {name}"),
             why: error.to_string(),
-            forbidden: false,
+            code: 0,
+        })
+    }
+
+    /// The UID of a page's object, which another process may have created before.
+    pub async fn create_page(&self, object: &Value) -> Result<String, ReadError> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let what = || format!("page {name}");
+        let api = self.pools();
+        let page: DynamicObject = self.typed(object, what)?;
+        let params = PostParams::default();
+        let created = self.answered(api.create(&params, &page), what).await;
+        let uid = match created {
+            Ok(created) => created.metadata.uid,
+            Err(error) if error.code == 409 => {
+                let found = self.get(&api, name, what).await?;
+                let found = found.filter(|found| {
+                    let theirs = found.annotations().get(PAGE_OF).map(String::as_str);
+                    theirs == object["metadata"]["annotations"][PAGE_OF].as_str()
+                });
+                found.and_then(|found| found.metadata.uid)
+            }
+            Err(error) => return Err(error),
+        };
+        uid.ok_or_else(|| ReadError {
+            what: what(),
+            why: format!(
+                "an IPPool of that name is there, and its annotation {PAGE_OF} says another pool"
+            ),
+            code: 0,
+        })
+    }
+
+    /// Replaces the version of an IPPool that was read; false if it has another one by now.
+    pub async fn replace_pool(&self, object: &Value) -> Result<bool, ReadError> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let what = || format!("IPPool {name}");
+        let pool: DynamicObject = self.typed(object, what)?;
+        let (api, params) = (self.pools(), PostParams::default());
+        match self.answered(api.replace(name, &params, &pool), what).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.code == 409 => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn pools(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk(GROUP, VERSION, KIND);
+        let resource = ApiResource::from_gvk_with_plural(&kind, PLURAL);
+        Api::all_with(self.client.clone(), &resource)
+    }
+
+    fn typed(&self, object: &Value, what: impl Fn() -> String) -> Result<DynamicObject, ReadError> {
+        serde_json::from_value(object.clone()).map_err(|error| ReadError {
+            what: what(),
+            why: error.to_string(),
+            code: 0,
         })
     }
 
@@ -131,20 +220,41 @@ impl Cluster {
     where
         K: Resource + Clone + fmt::Debug + serde::de::DeserializeOwned,
     {
-        let failed = |why: String, forbidden| ReadError {
+        let mut backoff = BUSY.start();
+        loop {
+            let error = match self.answered(api.get_opt(name), &what).await {
+                Err(error) if error.code == TOO_MANY_REQUESTS => error,
+                done => return done,
+            };
+            match backoff.pause(None) {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => return Err(error),
+            }
+        }
+    }
+
+    async fn answered<T>(
+        &self,
+        call: impl Future<Output = Result<T, kube::Error>>,
+        what: impl Fn() -> String,
+    ) -> Result<T, ReadError> {
+        let failed = |why: String, code| ReadError {
             what: what(),
             why,
-            forbidden,
+            code,
         };
-        match tokio::time::timeout(self.timeout, api.get_opt(name)).await {
-            Ok(Ok(found)) => Ok(found),
+        match tokio::time::timeout(self.timeout, call).await {
+            Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
-                let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
-                Err(failed(error.to_string(), forbidden))
+                let code = match &error {
+                    kube::Error::Api(status) => status.code,
+                    _ => 0,
+                };
+                Err(failed(error.to_string(), code))
             }
             Err(_) => Err(failed(
                 format!("no answer within {} s", self.timeout.as_secs()),
-                false,
+                0,
             )),
         }
     }

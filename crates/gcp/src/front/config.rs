@@ -14,7 +14,7 @@ pub const PREDECESSOR: &str = "host-local";
 const OWN: [&str; 3] = ["ipPoolName", "method", "pods"];
 
 /// How an address becomes a VM's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Method {
     /// A /32 alias of the subnet's secondary range.
     #[default]

@@ -11,14 +11,18 @@ use berth_cni::CniError;
 use berth_cni::call::Target;
 use berth_cni::conf::Attachment;
 use berth_core::{Handle, NODE, Record};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::config::{IpamConf, later};
 use super::engine::{Engine, Nic, method_of, now, unrecorded};
-use super::journal::{NicJournal, POOL, PREFIX, State};
-use super::moves::{KEPT_AT, MOVE_OUT, is_moving};
-use super::pools::{PoolInfo, at, unread, v4};
+use super::journal::{FoundRow, POOL, State, holder};
+use super::moves::is_moving;
+use super::pools::{PoolInfo, unloaded, unread, v4};
 use crate::migrate::MOVE_OUT_IP;
+use crate::pool::attributes::{KEPT_AT, MOVE_OUT};
+use crate::pool::default_name;
+use crate::pool::pages::page_of;
 
 /// What a DEL did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,28 +71,21 @@ impl Engine {
         deadline: Instant,
     ) -> Result<usize, CniError> {
         let mut gone = 0;
-        for (journal, address, row) in self.rows().await? {
-            let container = row.handle.as_str();
-            if valid.iter().any(|valid| valid.container_id == container) {
+        for FoundRow { item, row, .. } in self.all_rows().await? {
+            let container = row.holder.handle.as_str();
+            let lives = valid.iter().any(|valid| valid.container_id == container);
+            if lives || row.state == State::Absent {
                 continue;
             }
-            let Some(found) = self.found(address, row).await? else {
+            let Some(found) = self.found(item, row.holder).await? else {
                 continue;
             };
-            if journal
-                .row(address)
-                .await
-                .map_err(unrecorded)?
-                .is_none_or(|row| row.state == State::Absent)
-            {
-                continue;
-            }
             if self.marker(&found).await?.is_some() {
                 continue;
             }
             let nic = self.nic(&found.info).await?;
             self.detach(&nic, &found).await?;
-            self.finish_detach(&nic, address, deadline).await?;
+            self.finish_detach(&nic, found.address, deadline).await?;
             gone += 1;
         }
         Ok(gone)
@@ -101,43 +98,67 @@ impl Engine {
         conf: &IpamConf,
     ) -> Result<Vec<Found>, CniError> {
         let mut all = Vec::new();
-        for (_, address, holder) in self.rows().await? {
-            if holder.handle == *container
-                && let Some(found) = self.found(address, holder).await?
-            {
-                all.push(found);
-            }
+        let held = self.attachments()?.held_under(container).await;
+        for FoundRow { item, row, .. } in held.map_err(unrecorded)? {
+            all.extend(self.found(item, row.holder).await?);
         }
         if !all.is_empty() {
             return Ok(all);
         }
-        let Some(info) = self.pool_of_del(conf).await? else {
-            return Ok(Vec::new());
-        };
-        let pool = self.load(&info).await?.pool;
         let here = |record: &Record| record.attribute(NODE) == Some(&self.node);
-        for (address, record) in pool.held_under(container) {
-            if let Some(address) = v4(address).filter(|_| here(record)) {
-                all.push(Found {
-                    info: Arc::clone(&info),
-                    address,
-                    holder: record.clone().with(POOL, &info.name),
-                });
+        let is_named = self.names_pool(conf);
+        for info in self.pools_of_del(conf).await? {
+            let pool = match self.load(&info).await {
+                Ok(pool) => pool,
+                Err(error) if is_named => return Err(error),
+                Err(error) => {
+                    unsearched(&info.name, &error);
+                    continue;
+                }
+            };
+            for (address, record) in pool.held_under(container) {
+                if let Some(address) = v4(address).filter(|_| here(record)) {
+                    all.push(Found {
+                        info: Arc::clone(&info),
+                        address,
+                        holder: holder(record, &info.name),
+                    });
+                }
             }
         }
         Ok(all)
     }
 
-    /// The pool that a container of this network would have an address of; none where that can't be: no pool was ever made.
-    async fn pool_of_del(&self, conf: &IpamConf) -> Result<Option<Arc<PoolInfo>>, CniError> {
-        let name = match &conf.pool {
-            Some(name) => name.clone(),
-            None => crate::pool::default_name(&self.site().await?.subnet),
+    /// Whether the network, or this VM's subnet, names the pool. Any other pool is searched only in case: where it can't be
+    /// read, the DEL of another network's pod goes on, and the collector frees what the pod may have had there.
+    fn names_pool(&self, conf: &IpamConf) -> bool {
+        conf.pool.is_some() || self.known_site().is_some()
+    }
+
+    /// The pools that a container of this network could have an address of; none where no pool was ever made.
+    async fn pools_of_del(&self, conf: &IpamConf) -> Result<Vec<Arc<PoolInfo>>, CniError> {
+        let names = match (&conf.pool, self.known_site()) {
+            (Some(name), _) => vec![name.clone()],
+            (None, Some(site)) => vec![default_name(&site.subnet)],
+            // Which subnet this VM is in would be a call of the cloud, for a node that may have no such pods.
+            (None, None) => {
+                let keys = self.desks.ledger().pools().await.map_err(unloaded)?;
+                keys.into_iter().map(|key| key.name).collect()
+            }
         };
-        match self.cluster.pool(&name).await.map_err(unread)? {
-            None => Ok(None),
-            Some(_) => self.pool_named(&name, conf.method).await.map(Some),
+        let mut infos = Vec::new();
+        for name in names {
+            let object = self.cluster.pool(&name).await.map_err(unread)?;
+            let is_pool = |object: &Value| !matches!(page_of(object), Ok(Some(_)));
+            if object.as_ref().is_some_and(is_pool) {
+                match self.pool_named(&name, conf.method).await {
+                    Ok(info) => infos.push(info),
+                    Err(error) if self.names_pool(conf) => return Err(error),
+                    Err(error) => unsearched(&name, &error),
+                }
+            }
         }
+        Ok(infos)
     }
 
     async fn found(&self, address: Ipv4Addr, holder: Record) -> Result<Option<Found>, CniError> {
@@ -152,20 +173,9 @@ impl Engine {
         }))
     }
 
-    /// Every address in the node's file, with its journal.
-    pub(super) async fn rows(&self) -> Result<Vec<(Arc<NicJournal>, Ipv4Addr, Record)>, CniError> {
-        let mut all = Vec::new();
-        for key in self.local.pools().await.map_err(unrecorded)? {
-            if !key.name.starts_with(PREFIX) {
-                continue;
-            }
-            let local = Arc::clone(&self.local);
-            let journal = Arc::new(NicJournal::of_key(local, key));
-            for (address, row) in journal.rows().await.map_err(unrecorded)? {
-                all.push((Arc::clone(&journal), address, row.holder));
-            }
-        }
-        Ok(all)
+    /// Every address in the node's file.
+    pub(super) async fn all_rows(&self) -> Result<Vec<FoundRow<Ipv4Addr>>, CniError> {
+        self.attachments()?.all().await.map_err(unrecorded)
     }
 
     /// The marker of the container's pod: as its object says, else as the node or the allocation has recorded it.
@@ -179,21 +189,18 @@ impl Engine {
         if let Some(recorded) = found.holder.attribute(MOVE_OUT) {
             return Ok(Some(recorded.to_owned()));
         }
-        let pool = self.load(&found.info).await?.pool;
-        let record = pool.get(at(found.address));
+        let record = self.holder(&found.info, found.address).await?;
         let record = record.filter(|record| record.owner == *owner);
-        Ok(record
-            .and_then(|record| record.attribute(MOVE_OUT))
-            .map(str::to_owned))
+        Ok(record.and_then(|record| record.attribute(MOVE_OUT).map(str::to_owned)))
     }
 
     /// Records the detach. The address is released when its alias is gone.
     async fn detach(&self, nic: &Nic, found: &Found) -> Result<(), CniError> {
         let (address, holder) = (found.address, &found.holder);
-        let row = nic.journal.row(address).await.map_err(unrecorded)?;
+        let row = nic.journal.row(&address).await.map_err(unrecorded)?;
         if row.is_none_or(|row| row.holder.handle != holder.handle) {
             nic.journal
-                .hold(address, holder)
+                .hold(&address, holder)
                 .await
                 .map_err(unrecorded)?;
         }
@@ -207,29 +214,31 @@ impl Engine {
     async fn keep(&self, nic: &Nic, found: &Found, marker: &str) -> Result<(), CniError> {
         let address = found.address;
         loop {
-            let pool = self.load(&found.info).await?.pool;
-            let Some(record) = pool.get(at(address)) else {
+            let Some(record) = self.holder(&found.info, address).await? else {
                 return self.detach(nic, found).await;
             };
             if record.owner != found.holder.owner {
                 // The move was committed: the alias is elsewhere, and nothing is left to do here but to forget it.
                 return self.detach(nic, found).await;
             }
-            if is_moving(record) || record.attribute(KEPT_AT).is_some() {
+            if is_moving(&record) || record.attribute(KEPT_AT).is_some() {
                 return Ok(());
             }
             let next = record
                 .clone()
                 .with(MOVE_OUT, marker)
                 .with(KEPT_AT, now().to_string());
-            if self.transfer(&found.info, address, (record, &next)).await? {
+            if self
+                .transfer(&found.info, address, (&record, &next))
+                .await?
+            {
                 tracing::info!(%address, owner = %record.owner, "DEL: kept, the address moves to another pod");
                 return Ok(());
             }
         }
     }
 
-    /// Without an agent nobody carries the detach out later: this process does.
+    /// Without an agent this process carries the detach out before it answers.
     pub(super) async fn finish_detach(
         &self,
         nic: &Nic,
@@ -252,4 +261,12 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+fn unsearched(pool: &str, error: &CniError) {
+    tracing::warn!(
+        pool,
+        error = error.msg,
+        "not searched for the address of a pod that ends"
+    );
 }

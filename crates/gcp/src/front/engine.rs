@@ -1,18 +1,19 @@
 //! What every call and background task of the front shares, and the NICs that it keeps.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use berth_attachment::Reconciler;
-use berth_cni::CniError;
+use berth_cni::{CniError, Code};
 use berth_core::plan::Selector;
 use berth_core::{Answer, Handle, NODE, Record, Refusal, Release as ReleaseRequest, Request};
-use berth_desk::{DeskMetrics, DeskSettings, Desks};
-use berth_ledger::kube::Connection;
-use berth_ledger::{LedgerError, SharedLedger};
+use berth_desk::Desks;
+use berth_kube::Connection;
+use berth_ledger::{LedgerError, Version};
+use berth_node::Attachments;
 use parking_lot::Mutex;
 use rand::RngExt;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OnceCell};
@@ -21,34 +22,39 @@ use tokio_util::task::TaskTracker;
 
 use super::cluster::Cluster;
 use super::config::{Method, later};
-use super::journal::{NicJournal, POOL, State};
+use super::events::{PodEvent, PodEvents};
+use super::journal::{NicJournal, POOL, State, target_of};
+use super::metrics::GcpMetrics;
 use super::moves::Known;
-use super::pools::{PoolInfo, at, undone};
+use super::pools::{PoolInfo, at};
 use super::settings::Settings;
 use super::site::Site;
 use crate::migrate::batch::Updates;
 use crate::migrate::executor::Vm;
 use crate::nic::{NicPlace, NicReconciler, NicTarget, NodeLock, Release};
+use crate::pool::attributes::{INSTANCE, METHOD, STATIC, ZONE};
 
-/// Of an allocation: which VM has its alias, so that it is found when its Node is gone.
-pub const ZONE: &str = "zone";
-pub const INSTANCE: &str = "instance";
-/// Of an allocation in the primary range: its address is reserved.
-pub const METHOD: &str = "method";
-pub const STATIC: &str = "static";
+/// Whose allocations a process looks after.
+#[derive(Clone, Debug)]
+pub enum Duty {
+    /// Those of its own node, whose file records what is attached to its NICs.
+    Node(Attachments),
+    /// Those of nodes that are gone, and moves that stand still: the leader's.
+    Cluster,
+}
 
 /// What the front needs of its process.
 pub struct Setup {
-    /// The node's name in its cluster.
+    pub duty: Duty,
+    /// The node's name in its cluster; the leader's own name.
     pub node: String,
     pub connection: Connection,
     /// The desks of the IPPools, which ask the leader's first where there is one.
     pub desks: Desks,
-    /// The node's own file.
-    pub local: SharedLedger,
     pub settings: Settings,
     /// None: a process that serves one call.
     pub daemon: Option<Daemon>,
+    pub metrics: GcpMetrics,
 }
 
 impl fmt::Debug for Setup {
@@ -74,18 +80,25 @@ pub struct Nic {
     pub journal: Arc<NicJournal>,
 }
 
+/// Pools by name and method, and when each was read.
+type Infos = HashMap<(String, Method), (Arc<PoolInfo>, Instant)>;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Engine {
+    pub(super) duty: Duty,
     pub(super) node: String,
     pub(super) cluster: Cluster,
+    pub(super) events: PodEvents,
+    pub(super) metrics: GcpMetrics,
     pub(super) desks: Desks,
-    /// For records of other nodes, which the leader's desk takes from their own node alone: moves, and nodes that are gone.
-    pub(super) direct: Desks,
-    pub(super) local: SharedLedger,
     pub(super) settings: Settings,
     pub(super) daemon: Option<Daemon>,
-    pub(super) infos: Mutex<HashMap<String, (Arc<PoolInfo>, Instant)>>,
+    pub(super) infos: Mutex<Infos>,
+    /// One call reads a pool's settings for all that wait.
+    pub(super) reading: AsyncMutex<()>,
+    /// The versions of pools with pages that were read as Berth wrote them.
+    pub(super) sound: Mutex<HashMap<String, Version>>,
     /// Moves that this process carries out.
     pub(super) running: Mutex<BTreeMap<Ipv4Addr, Known>>,
     pub(super) updates: Arc<Updates>,
@@ -95,35 +108,33 @@ pub struct Engine {
     /// Opened one at a time.
     nics: AsyncMutex<BTreeMap<NicPlace, Nic>>,
     pub(super) background: OnceCell<()>,
-    /// Who takes or removes a warm address.
-    pub(super) warm: AsyncMutex<()>,
+    /// Warm addresses that a call takes or detaches just now.
+    pub(super) taking: Mutex<BTreeSet<Ipv4Addr>>,
     /// A warm address was taken: another is attached.
     pub(super) taken: Notify,
 }
 
 impl Engine {
     pub fn new(setup: Setup) -> Arc<Engine> {
-        let alone = DeskSettings {
-            apart: true,
-            ..DeskSettings::default()
-        };
-        let ledger = SharedLedger::clone(setup.desks.ledger());
         Arc::new(Engine {
+            duty: setup.duty,
             cluster: Cluster::new(&setup.connection),
-            direct: Desks::new(ledger, alone, DeskMetrics::default()),
+            events: PodEvents::new(&setup.connection, &setup.node),
+            metrics: setup.metrics,
             desks: setup.desks,
             node: setup.node,
-            local: setup.local,
             settings: setup.settings,
             daemon: setup.daemon,
             infos: Mutex::default(),
+            reading: AsyncMutex::default(),
+            sound: Mutex::default(),
             running: Mutex::default(),
             updates: Arc::default(),
             in_use: Mutex::default(),
             site: OnceCell::new(),
             nics: AsyncMutex::default(),
             background: OnceCell::new(),
-            warm: AsyncMutex::default(),
+            taking: Mutex::default(),
             taken: Notify::new(),
         })
     }
@@ -131,8 +142,30 @@ impl Engine {
     /// This VM; read from the cloud once.
     pub(super) async fn site(&self) -> Result<&Site, CniError> {
         self.site
-            .get_or_try_init(|| Site::find(&self.settings))
+            .get_or_try_init(|| async {
+                let cloud = self.metrics.cloud();
+                match &self.duty {
+                    Duty::Node(_) => Site::find(&self.settings, cloud).await,
+                    Duty::Cluster => Site::of_project(&self.settings, cloud).await,
+                }
+            })
             .await
+    }
+
+    /// The same where a pod has asked for it already: costs no call.
+    pub(super) fn known_site(&self) -> Option<&Site> {
+        self.site.get()
+    }
+
+    /// What the node's file says about its NICs.
+    pub(super) fn attachments(&self) -> Result<&Attachments, CniError> {
+        match &self.duty {
+            Duty::Node(attachments) => Ok(attachments),
+            Duty::Cluster => Err(CniError::new(
+                Code::Internal,
+                "the leader attaches nothing to its own VM",
+            )),
+        }
     }
 
     pub(super) fn lock(&self) -> NodeLock {
@@ -147,7 +180,7 @@ impl Engine {
         if let Some(nic) = nics.get(&place) {
             return Ok(nic.clone());
         }
-        let journal = Arc::new(NicJournal::new(SharedLedger::clone(&self.local), &place));
+        let journal: Arc<NicJournal> = Arc::new(self.attachments()?.of(target_of(&place)));
         let lock = self.lock();
         // A call that runs without the agent ends before its journal is read. Such a call has the lock itself.
         let held = match self.daemon {
@@ -196,7 +229,7 @@ impl Engine {
             };
             if !pools.contains_key(name) {
                 let info = self.pool_named(name, method_of(&row.holder)).await?;
-                pools.insert(name.to_owned(), self.load(&info).await?.pool);
+                pools.insert(name.to_owned(), self.load(&info).await?);
             }
             let held = pools.get(name).and_then(|pool| pool.get(at(*address)));
             let ours = held.is_some_and(|held| {
@@ -221,7 +254,7 @@ impl Engine {
         journal: &NicJournal,
         address: Ipv4Addr,
     ) -> Result<(), CniError> {
-        let Some(row) = journal.row(address).await.map_err(unrecorded)? else {
+        let Some(row) = journal.row(&address).await.map_err(unrecorded)? else {
             return Ok(());
         };
         let Some(name) = row.holder.attribute(POOL) else {
@@ -229,7 +262,7 @@ impl Engine {
         };
         let info = self.pool_named(name, method_of(&row.holder)).await?;
         self.free(&info, address, &row.holder).await?;
-        journal.note_released(address, &row.holder);
+        journal.note_released(&address, &row.holder);
         Ok(())
     }
 
@@ -243,10 +276,6 @@ impl Engine {
         if method_of(holder) == Method::Static {
             self.unreserve(info, address).await?;
         }
-        let desk = match holder.attribute(NODE) == Some(&self.node) {
-            true => self.desks.of(&info.key),
-            false => self.direct.of(&info.key),
-        };
         let unknown = Record {
             handle: Handle::new(""),
             ..holder.clone()
@@ -258,9 +287,9 @@ impl Engine {
                     address: at(address),
                     holder: holder.clone(),
                 },
-                rest: self.settings.cooldown,
+                cooldown: self.settings.cooldown,
             });
-            match desk.submit(request).await.map_err(undone)? {
+            match self.ask(info, address, request).await? {
                 Answer::Refused(Refusal::Held { by, .. }) if by == holder.owner => {}
                 Answer::Refused(Refusal::Held { by, .. }) => {
                     tracing::info!(%address, pool = info.name, %by, "not released: another pod holds it by now");
@@ -274,6 +303,17 @@ impl Engine {
         }
         tracing::info!(%address, pool = info.name, owner = %holder.owner, "not released: its pod has a new sandbox, or it moves");
         Ok(())
+    }
+
+    /// Writes an event on a pod; a call does not wait for it, where there is a process to write it later.
+    pub(super) async fn tell(self: &Arc<Self>, event: PodEvent) {
+        match self.daemon {
+            Some(_) => {
+                let engine = Arc::clone(self);
+                self.spawn(async move { engine.events.write(event).await });
+            }
+            None => self.events.write(event).await,
+        }
     }
 
     /// Runs a task until the front stops; a process that serves one call runs none.
@@ -327,9 +367,13 @@ pub(super) fn method_of(record: &Record) -> Method {
     }
 }
 
-pub(super) fn unrecorded(error: LedgerError) -> CniError {
+pub(super) fn unrecorded(error: impl Into<Arc<LedgerError>>) -> CniError {
+    let error: Arc<LedgerError> = error.into();
     later(
-        format!("the node's own file: {}", berth_ledger::chain(&error)),
+        format!(
+            "the node's own file: {}",
+            berth_ledger::chain(error.as_ref())
+        ),
         "check the disk that holds the agent's database",
     )
 }

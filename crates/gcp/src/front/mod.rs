@@ -13,12 +13,15 @@ mod cluster;
 mod config;
 mod del;
 mod engine;
+mod events;
 mod flags;
 mod journal;
-mod keyed_lock;
+mod leader;
+mod metrics;
 mod moved_in;
 mod moves;
 mod node;
+mod pages;
 mod pools;
 mod settings;
 mod site;
@@ -36,13 +39,16 @@ use berth_cni::ids::shown;
 use berth_cni::version::version_answer;
 use berth_cni::wire::{Answer, Request};
 use berth_cni::{CniError, Code, Version};
+use berth_node::KeyedLock;
 use serde_json::Value;
 use tokio::time::Instant;
 
 pub use add::LABEL;
 pub use config::{PLUGIN, PREDECESSOR};
-pub use engine::{Daemon, Engine, Setup};
-pub use flags::{GcpArgs, InvalidFlag};
+pub use engine::{Daemon, Duty, Engine, Setup};
+pub use flags::{GcpArgs, GcpLeaderArgs, InvalidFlag};
+pub use leader::GcpTask;
+pub use metrics::GcpMetrics;
 pub use node::{GcpFront, IP_POOL_KIND, PLUGINS};
 pub use settings::{LOCK, Select, Settings};
 
@@ -51,7 +57,7 @@ use check::Checked;
 use config::{IpamConf, predecessor};
 use del::Deleted;
 use engine::unlocked;
-use keyed_lock::KeyedLock;
+use metrics::Ended;
 
 /// Shorter than what the plugin waits for, so that the reason reaches the user.
 const ADD_LIMIT: Duration = Duration::from_secs(105);
@@ -61,7 +67,7 @@ const DEL_LIMIT: Duration = Duration::from_secs(50);
 #[derive(Debug)]
 pub struct Front {
     engine: Arc<Engine>,
-    containers: KeyedLock,
+    containers: KeyedLock<String>,
 }
 
 /// How a call was served.
@@ -89,7 +95,16 @@ impl Front {
         let document = conf::document(&request.stdin);
         let version = document.as_ref().ok().and_then(NetConf::version_in);
         let legacy = document.as_ref().ok().and_then(predecessor);
-        match self.serve(request, document).await {
+        let begun = Instant::now();
+        let served = self.serve(request, document).await;
+        let ended = match &served {
+            Ok(Outcome::Stdout(_)) => Ended::Done,
+            Ok(Outcome::Delegated) => Ended::Delegated,
+            Err(error) => Ended::Failed(error),
+        };
+        let verb = known(&request.environment.command);
+        self.engine.metrics.called(verb, &ended, begun.elapsed());
+        match served {
             Ok(Outcome::Stdout(stdout)) => Answer::success(stdout),
             Ok(Outcome::Delegated) => delegated(request, legacy, version),
             Err(error) => {
@@ -126,7 +141,7 @@ impl Front {
         let deadline = Instant::now() + limit;
         let _turn = match &call {
             Call::Add(target) | Call::Del(target) => {
-                Some(self.containers.hold(target.container_id.as_str()).await)
+                Some(self.containers.hold(target.container_id.to_string()).await)
             }
             _ => None,
         };
@@ -183,7 +198,16 @@ impl Front {
     }
 }
 
-/// The call goes to the IPAM plugin that stood there before. Without its keys there was none: a DEL of what nobody knows
+/// The verb as a label: not whatever a caller says.
+fn known(verb: &str) -> &'static str {
+    let verbs = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"];
+    verbs
+        .into_iter()
+        .find(|known| *known == verb)
+        .unwrap_or("other")
+}
+
+/// The call goes to the IPAM plugin that stood there before. Without its keys there was none: a DEL of what is unknown
 /// succeeds, everything else is refused.
 fn delegated(request: &Request, legacy: Option<String>, version: Option<Version>) -> Answer {
     let verb = request.environment.command.as_str();
@@ -204,7 +228,8 @@ fn delegated(request: &Request, legacy: Option<String>, version: Option<Version>
                     "container {} has no address of a pool",
                     shown(&request.environment.container_id)
                 ),
-            );
+            )
+            .details("the container has to be started again");
             Answer::failure(error.render(version))
         }
         None => {

@@ -12,12 +12,14 @@ use super::add::{Call, owner};
 use super::cluster::PodFacts;
 use super::config::{invalid, later};
 use super::engine::{Engine, now, vm_of};
-use super::moves::{CONTROLLER, MOVE_OUT, MoveNote, Place, finished, of_record, reserved};
-use super::pools::{at, unread};
+use super::events::PodEvent;
+use super::moves::{MoveNote, Place, finished, of_record, reserved};
+use super::pools::unread;
 use crate::migrate::executor::Vm;
 use crate::migrate::machine::Winner;
 use crate::migrate::rules::{Applicant, Denied, Holder, Verdict, address_of, judge};
 use crate::migrate::{IP, MOVE_OUT_IP, ORIGINAL_INSTANCE};
+use crate::pool::attributes::{CONTROLLER, MOVE_OUT};
 
 /// The allocation changes under the reader this many times at most.
 const TRIES: usize = 16;
@@ -29,8 +31,7 @@ impl Engine {
         let address = address_of(text, call.info.cidr).map_err(denied)?;
         let mut rolled_back = None;
         for _ in 0..TRIES {
-            let pool = self.load(call.info).await?.pool;
-            let Some(record) = pool.get(at(address)).cloned() else {
+            let Some(record) = self.holder(call.info, address).await? else {
                 return self.allocate_exactly(call, address).await;
             };
             let found = of_record(&record).map_err(|why| {
@@ -49,7 +50,7 @@ impl Engine {
                         "one address moves to one pod at a time",
                     ));
                 }
-                rolled_back = self.await_move(call, address, note.until).await?;
+                rolled_back = self.await_move(call, address, &note).await?;
                 continue;
             }
             if let Some(error) = rolled_back.take() {
@@ -141,9 +142,9 @@ impl Engine {
         self: &Arc<Self>,
         call: &Call<'_>,
         address: Ipv4Addr,
-        until: u64,
+        note: &MoveNote,
     ) -> Result<Option<CniError>, CniError> {
-        let running = self.carry_on(call.info, address, until).await?;
+        let running = self.carry_on(call.info, address, note.until).await?;
         let unfinished = |why: String| {
             later(
                 format!("the move of {address} is not over: {why}"),
@@ -155,6 +156,10 @@ impl Engine {
             Ok(Err(error)) => return Err(unfinished(error.to_string())),
             Ok(Ok(over)) => over,
         };
+        if over.winner == Some(Winner::Destination) {
+            let moved = PodEvent::moved(owner(call.pod), address, &note.from.node, &note.to.node);
+            self.tell(moved).await;
+        }
         let back = (over.winner == Some(Winner::Source)).then(|| {
             let why = match over.refused {
                 Some(error) => format!("{address} went back to its source: {error}"),

@@ -9,33 +9,27 @@ use std::time::Duration;
 
 use berth_cni::CniError;
 use berth_core::{Handle, NODE, Owner, Record, STAGE};
+use berth_leader::Moving;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::engine::{Engine, INSTANCE, ZONE, now};
-use super::pools::{PoolInfo, at};
+use super::engine::{Duty, Engine, now};
+use super::metrics::MoveEnd;
+use super::pools::PoolInfo;
 use super::site::NIC;
 use crate::migrate::executor::{Found, MoveError, Mover, Moves, Over, Vm};
 use crate::migrate::machine::{Move, Phase, Winner};
-
-/// Of an allocation that moves: where it goes.
-pub const MOVE: &str = "move";
-/// The marker of the source's pod, as it was seen.
-pub const MOVE_OUT: &str = "moveOutIP";
-/// When the source's pod ended and its address was kept.
-pub const KEPT_AT: &str = "keptAt";
-/// The UID of the pod's controller.
-pub const CONTROLLER: &str = "controller";
+use crate::pool::attributes::{CONTROLLER, INSTANCE, KEPT_AT, MOVE, MOVE_OUT, ZONE};
 
 /// Beyond the move's own time, for the way back.
 const MARGIN: Duration = Duration::from_secs(600);
 
-/// A move that this process carries out; whoever waits for it shares its outcome.
+/// A move that this process carries out; all callers that wait for it share its outcome.
 pub type Running = Shared<BoxFuture<'static, Result<Over, MoveError>>>;
 
-/// The same, known to the process and kept by whoever drives it.
+/// The same, known to the process and kept by the task that drives it.
 pub type Known = WeakShared<BoxFuture<'static, Result<Over, MoveError>>>;
 
 /// What the record of a move says besides its phase.
@@ -85,6 +79,16 @@ pub fn of_record(record: &Record) -> Result<Option<(MoveNote, Phase)>, String> {
     Ok(Some((note, phase)))
 }
 
+/// The nodes of a move, for the leader's desk: each of them may write the record.
+pub fn move_of(record: &Record) -> Option<Moving> {
+    let (note, _) = of_record(record).ok()??;
+    Some(Moving {
+        from: note.from.node,
+        to: note.to.node,
+        pod: note.pod,
+    })
+}
+
 /// The allocation with a move that begins.
 pub fn reserved(record: &Record, note: &MoveNote) -> Record {
     let text = serde_json::to_string(note).unwrap_or_default();
@@ -132,13 +136,12 @@ impl PoolMoves {
     }
 
     async fn found(&self, address: Ipv4Addr) -> Result<Option<(MoveNote, Phase, Record)>, String> {
-        let loaded = self.engine()?.load(&self.info).await;
-        let pool = loaded.map_err(|error| error.msg)?.pool;
-        let Some(record) = pool.get(at(address)) else {
+        let read = self.engine()?.holder(&self.info, address).await;
+        let Some(record) = read.map_err(|error| error.msg)? else {
             return Ok(None);
         };
-        let found = of_record(record)?;
-        Ok(found.map(|(note, phase)| (note, phase, record.clone())))
+        let found = of_record(&record)?;
+        Ok(found.map(|(note, phase)| (note, phase, record)))
     }
 
     async fn change(&self, address: Ipv4Addr, records: (&Record, &Record)) -> Result<bool, String> {
@@ -208,7 +211,9 @@ impl Engine {
             },
             nic: NIC.to_owned(),
             range: info.range.clone(),
-            lock: self.daemon.is_some().then(|| (site.vm(), self.lock())),
+            // A process that serves one call has it already; the leader has no VM of its own to update.
+            lock: (matches!(self.duty, Duty::Node(_)) && self.daemon.is_some())
+                .then(|| (site.vm(), self.lock())),
             updates: Arc::clone(&self.updates),
         };
         let engine = Arc::downgrade(self);
@@ -227,6 +232,11 @@ impl Engine {
             }
             if let Some(engine) = engine.upgrade() {
                 engine.running.lock().remove(&address);
+                engine.metrics.moved(match &outcome {
+                    Ok(over) if over.winner == Some(Winner::Source) => MoveEnd::Back,
+                    Ok(_) => MoveEnd::Moved,
+                    Err(_) => MoveEnd::Unfinished,
+                });
             }
             outcome
         };

@@ -1,20 +1,18 @@
 //! The gcp front as an agent, or a process that serves one call, runs it.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_cni::NetConf;
 use berth_cni::wire::{Answer, Request};
 use berth_front::{Front, Host, Kind, Lifetime, Readiness, Serving, StartError};
-use berth_gather::{Owners, PoolKind};
-use berth_ledger::kube::{Part, Verb};
+use berth_kube::{Part, Verb};
+use berth_leader::{Owners, PoolKind};
 use berth_ledger::object::ObjectLedger;
-use berth_ledger::{SharedLedger, SqliteLedger};
 
 use super::config::{PLUGIN, invalid};
-use super::engine::{Daemon, Setup};
+use super::engine::{Daemon, Duty, Setup};
+use super::metrics::GcpMetrics;
 use super::settings::Settings;
 use crate::pool::{IP_POOLS, IpPools};
 
@@ -29,6 +27,8 @@ pub const IP_POOL_KIND: Kind = Kind {
         verb: Verb::Update,
     },
     owners: Owners::Pods,
+    linger: std::time::Duration::ZERO,
+    move_of: Some(super::moves::move_of),
     ledger: |connection| Arc::new(ObjectLedger::new(connection, IpPools)),
 };
 
@@ -48,26 +48,25 @@ impl Front for GcpFront {
         PLUGINS
     }
 
-    /// Talks to nobody: a node without such pods makes no call.
+    /// Makes no call: a node without such pods costs none.
     async fn start(self: Box<Self>, host: Host<'_>) -> Result<Arc<dyn Serving>, StartError> {
         let Some(connect) = &host.node.cluster else {
             return Ok(Arc::new(ServingGcp(None)));
         };
         let cluster = host.clusters.open(connect).await?;
-        if let Some(dir) = host.node.database.parent() {
-            // On a node where Berth never ran there is none. What can't be made, the ledger complains of.
-            let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        }
-        let local: SharedLedger = Arc::new(SqliteLedger::open(&host.node.database)?);
+        let attachments = host.file.get().await?.attachments().clone();
         let daemon = (host.lifetime == Lifetime::Daemon).then_some(Daemon {
             stop: host.stop,
             tasks: host.tasks,
         });
+        let metrics = GcpMetrics::default();
+        metrics.register(host.registry);
         let front = super::Front::new(Setup {
+            duty: Duty::Node(attachments),
+            metrics,
             node: host.node.name.clone(),
             desks: IP_POOL_KIND.desks(&cluster, host.desk_metrics),
             connection: cluster.connection,
-            local,
             settings: self.settings,
             daemon,
         });

@@ -1,20 +1,20 @@
-//! The IPPool of a network, and its desk.
+//! The IPPool of a network with its pages, and their desks.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use berth_cni::{CniError, Code};
-use berth_core::{Address, Answer, Prefix, Record, Refusal, Request, Space};
+use berth_core::{Address, Answer, Owner, Pool, Prefix, Record, Refusal, Request, Space};
 use berth_desk::DeskError;
-use berth_ledger::{LedgerError, PoolKey, Snapshot};
+use berth_ledger::{LedgerError, PoolKey};
 use ipnet::Ipv4Net;
 
 use super::cluster::ReadError;
 use super::config::{IpamConf, Method, invalid, later};
 use super::engine::Engine;
 use super::site::{Site, partial};
-use crate::pool;
+use crate::pool::{self, pages};
 
 /// How long a pool's settings are good: cidr, subnet and range hardly ever change, and a commit is refused under another cidr.
 const FRESH: Duration = Duration::from_secs(300);
@@ -28,12 +28,57 @@ pub struct PoolInfo {
     pub subnet: String,
     /// None: the subnet's primary range, with reserved addresses.
     pub range: Option<String>,
+    /// What the pool's own object keeps: all that no page has.
+    pub space: Arc<Space>,
+    pub pages: Vec<Page>,
+}
+
+/// An object that keeps one block of a large pool.
+#[derive(Clone, Debug)]
+pub struct Page {
+    pub block: Ipv4Net,
+    pub key: PoolKey,
     pub space: Arc<Space>,
 }
 
 impl PoolInfo {
     pub fn gateway(&self) -> Ipv4Addr {
         pool::gateway(self.cidr)
+    }
+
+    /// The object that keeps an address, and which addresses it keeps.
+    pub fn part_of(&self, address: Ipv4Addr) -> (&PoolKey, &Arc<Space>) {
+        let page = self.pages.iter().find(|page| page.block.contains(&address));
+        page.map_or((&self.key, &self.space), |page| (&page.key, &page.space))
+    }
+
+    pub fn method(&self) -> Method {
+        match self.range {
+            Some(_) => Method::SecondaryRange,
+            None => Method::Static,
+        }
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &PoolKey> {
+        [&self.key]
+            .into_iter()
+            .chain(self.pages.iter().map(|page| &page.key))
+    }
+
+    /// The objects in the order in which a pod's address is looked for: the same for every try of one pod, and another for other
+    /// pods, so that pages fill alike. The pool's own object is full where there are pages.
+    pub fn parts_for(&self, owner: &Owner) -> Vec<(&PoolKey, &Arc<Space>)> {
+        let mut parts: Vec<_> = self
+            .pages
+            .iter()
+            .map(|page| (&page.key, &page.space))
+            .collect();
+        if !parts.is_empty() {
+            let first = owner.part.bytes().map(usize::from).sum::<usize>() % parts.len();
+            parts.rotate_left(first);
+        }
+        parts.push((&self.key, &self.space));
+        parts
     }
 
     /// The region in the subnet's path.
@@ -88,10 +133,11 @@ impl Engine {
         name: &str,
         method: Method,
     ) -> Result<Arc<PoolInfo>, CniError> {
-        let kept = self.infos.lock().get(name).cloned();
-        if let Some((info, read)) = kept
-            && read.elapsed() < FRESH
-        {
+        if let Some(info) = self.fresh_info(name, method) {
+            return Ok(info);
+        }
+        let _reading = self.reading.lock().await;
+        if let Some(info) = self.fresh_info(name, method) {
             return Ok(info);
         }
         let object = self.cluster.pool(name).await.map_err(unread)?;
@@ -109,23 +155,65 @@ impl Engine {
             tracing::warn!(pool = name, "{finding}");
         }
         let entry = (Arc::clone(&info), Instant::now());
-        self.infos.lock().insert(name.to_owned(), entry);
+        self.infos.lock().insert((name.to_owned(), method), entry);
         Ok(info)
+    }
+
+    fn fresh_info(&self, name: &str, method: Method) -> Option<Arc<PoolInfo>> {
+        let infos = self.infos.lock();
+        let (info, read) = infos.get(&(name.to_owned(), method))?;
+        (read.elapsed() < FRESH).then(|| Arc::clone(info))
     }
 
     /// Reads the pool's settings again with the next call.
     pub(super) fn forget_pool(&self, name: &str) {
-        self.infos.lock().remove(name);
+        self.infos.lock().retain(|(known, _), _| known != name);
     }
 
-    /// The allocations, by a quorum read.
-    pub(super) async fn load(&self, info: &PoolInfo) -> Result<Snapshot, CniError> {
-        self.desks.ledger().load(&info.key).await.map_err(unloaded)
+    /// All allocations of the pool, by quorum reads.
+    pub(super) async fn load(&self, info: &PoolInfo) -> Result<Pool, CniError> {
+        let mut all = Pool::new();
+        for key in info.keys() {
+            let read = self.desks.ledger().load(key).await.map_err(unloaded)?.pool;
+            if info.pages.is_empty() {
+                return Ok(read);
+            }
+            for (address, record) in read.records() {
+                all.restore(address, record.clone());
+            }
+        }
+        Ok(all)
     }
 
-    pub(super) async fn ask(&self, info: &PoolInfo, request: Request) -> Result<Answer, CniError> {
-        let answer = self.desks.of(&info.key).submit(request).await;
-        answer.map_err(undone)
+    /// The allocation of one address, by a quorum read.
+    pub(super) async fn holder(
+        &self,
+        info: &PoolInfo,
+        address: Ipv4Addr,
+    ) -> Result<Option<Record>, CniError> {
+        let (key, _) = info.part_of(address);
+        let read = self.desks.ledger().load(key).await.map_err(unloaded)?;
+        Ok(read.pool.get(at(address)).cloned())
+    }
+
+    /// Asks the object that keeps the address.
+    pub(super) async fn ask(
+        &self,
+        info: &PoolInfo,
+        address: Ipv4Addr,
+        request: Request,
+    ) -> Result<Answer, CniError> {
+        let (key, _) = info.part_of(address);
+        let answer = self.desks.of(key).submit(request).await;
+        answer.map_err(|error| self.unanswered(info, error))
+    }
+
+    /// Pages may have been made since the settings were read: they are read again with the next call.
+    pub(super) fn unanswered(&self, info: &PoolInfo, error: DeskError) -> CniError {
+        if matches!(error.ledger(), Some(LedgerError::Moved { .. })) {
+            self.forget_pool(&info.name);
+        }
+        undone(error)
     }
 
     /// Replaces the record of an address; false if the holder is another one by now.
@@ -135,14 +223,13 @@ impl Engine {
         address: Ipv4Addr,
         (expected, record): (&Record, &Record),
     ) -> Result<bool, CniError> {
-        let request = Request::Reown {
+        let request = Request::Transfer {
             address: at(address),
             expected: expected.clone(),
             record: record.clone(),
         };
-        let answer = self.direct.of(&info.key).submit(request).await;
-        match answer.map_err(undone)? {
-            Answer::Reowned => Ok(true),
+        match self.ask(info, address, request).await? {
+            Answer::Transferred => Ok(true),
             _ => Ok(false),
         }
     }
@@ -155,8 +242,20 @@ fn info(name: &str, object: &serde_json::Value, method: Method) -> Result<PoolIn
             "correct the field; `berth gcp provision` writes it as the subnet's range is",
         )
     })?;
-    let space = pool::space(read.cidr);
-    if space.count() == 0 {
+    if let Some(page_of) = &read.page_of {
+        return Err(invalid(
+            format!("IPPool {name} is a page of IPPool {}", page_of.pool),
+            format!("name {} in ipam.ipPoolName", page_of.pool),
+        ));
+    }
+    if let Some(finding) = read.findings.iter().find(|finding| finding.stops_writes()) {
+        return Err(invalid(
+            format!("IPPool {name}: {finding}"),
+            "`berth gcp check` shows what the pool, the aliases and the pods say",
+        ));
+    }
+    let space = pages::space_of(read.cidr, None, &read.pages);
+    if pool::space(read.cidr).count() == 0 {
         return Err(invalid(
             format!(
                 "IPPool {name}: spec.cidr {} has no address for a pod",
@@ -165,11 +264,16 @@ fn info(name: &str, object: &serde_json::Value, method: Method) -> Result<PoolIn
             "a pool needs at least a /30; `berth gcp provision` makes a /16",
         ));
     }
-    let network = at(read.cidr.network());
-    let network = Prefix::containing(network, read.cidr.prefix_len());
+    let network = |cidr: Ipv4Net| Prefix::containing(at(cidr.network()), cidr.prefix_len());
+    let page = |block: &Ipv4Net| Page {
+        block: *block,
+        key: pool::key(&pages::name_of(name, *block), network(*block)),
+        space: Arc::new(pages::space_of(read.cidr, Some(*block), &read.pages)),
+    };
     Ok(PoolInfo {
         name: name.to_owned(),
-        key: pool::key(name, network),
+        key: pool::key(name, network(read.cidr)),
+        pages: read.pages.keys().map(page).collect(),
         cidr: read.cidr,
         subnet: read.subnet,
         range: (method == Method::SecondaryRange).then_some(read.range),
@@ -177,9 +281,9 @@ fn info(name: &str, object: &serde_json::Value, method: Method) -> Result<PoolIn
     })
 }
 
-/// What the runtime is told of a read that failed.
+/// The answer to the runtime after a read that failed.
 pub(super) fn unread(error: ReadError) -> CniError {
-    let remedy = match error.forbidden {
+    let remedy = match error.is_forbidden() {
         true => "grant the agent what deploy/gcp/agent-rbac.yaml does",
         false => "it passes by itself when the API server answers",
     };
@@ -217,7 +321,7 @@ pub(super) fn unallocated(info: &PoolInfo, refusal: &Refusal) -> CniError {
             ),
             "addresses of pods that end become free; `berth gcp check` lists leaked ones",
         ),
-        Refusal::Resting { .. } | Refusal::Held { .. } | Refusal::Avoided { .. } => {
+        Refusal::CoolingDown { .. } | Refusal::Held { .. } | Refusal::Avoided { .. } => {
             later(format!("IPPool {name}: {refusal}"), "it passes by itself")
         }
         other => CniError::new(Code::Internal, format!("IPPool {name}: {other}")),

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use berth_collector::GracePeriods;
+
 use crate::cloud::Endpoints;
 use crate::nic::warm::Targets;
 
@@ -42,14 +44,14 @@ pub struct Settings {
     /// How long a released address goes to no other pod (I10).
     pub cooldown: Duration,
     pub warm: Targets,
-    /// A move, or an address kept for one, that nobody has completed by then ends.
+    /// A move, or an address kept for one, that is not completed by then ends.
     pub move_timeout: Duration,
     /// How long one operation of the Compute API may take.
     pub operation_timeout: Duration,
     /// How long lies between two sweeps for addresses of dead pods and unfinished moves.
     pub sweep: Duration,
-    /// A pod must have been gone this long before its address is released, and its node as long as the second says (I4).
-    pub grace: (Duration, Duration),
+    /// How long a pod, or its node, must have been gone before its address is released (I4).
+    pub grace: GracePeriods,
 }
 
 impl Default for Settings {
@@ -65,7 +67,7 @@ impl Default for Settings {
             move_timeout: Duration::from_secs(300),
             operation_timeout: Duration::from_secs(90),
             sweep: Duration::from_secs(60),
-            grace: (Duration::from_secs(30), Duration::from_secs(120)),
+            grace: GracePeriods::default(),
         }
     }
 }

@@ -4,7 +4,7 @@ use berth_cni::CniError;
 
 use super::config::{invalid, later};
 use super::settings::Settings;
-use crate::cloud::{Cloud, CloudError, Metadata, TokenSource, Whereabouts};
+use crate::cloud::{Cloud, CloudError, CloudMetrics, Metadata, TokenSource, Whereabouts};
 use crate::migrate::executor::Vm;
 use crate::nic::NicPlace;
 
@@ -16,12 +16,27 @@ pub const NIC: &str = "nic0";
 pub struct Site {
     pub cloud: Cloud,
     pub vm: Whereabouts,
-    /// The subnet of its interface: `projects/{project}/regions/{region}/subnetworks/{name}`.
+    /// The subnet of its interface, where pods of this VM are served: `projects/{project}/regions/{region}/subnetworks/{name}`.
     pub subnet: String,
 }
 
 impl Site {
-    pub async fn find(settings: &Settings) -> Result<Site, CniError> {
+    /// This VM and its subnet.
+    pub async fn find(settings: &Settings, metrics: CloudMetrics) -> Result<Site, CniError> {
+        let found = Site::of_project(settings, metrics).await?;
+        let (cloud, vm) = (&found.cloud, &found.vm);
+        let read = cloud.instance(&vm.zone, &vm.instance).await;
+        let read = read.and_then(|instance| instance.nic(NIC).cloned());
+        let nic =
+            read.map_err(|error| refused(&format!("instances.get of {}", vm.instance), &error))?;
+        Ok(Site {
+            subnet: partial(&nic.subnetwork).to_owned(),
+            ..found
+        })
+    }
+
+    /// The project alone, for a process that serves no pods of its own VM.
+    pub async fn of_project(settings: &Settings, metrics: CloudMetrics) -> Result<Site, CniError> {
         let metadata = Metadata::new(settings.metadata_host.as_deref());
         let vm = metadata.whereabouts().await.map_err(|error| {
             later(
@@ -39,13 +54,9 @@ impl Site {
             source,
             settings.operation_timeout,
         );
-        let read = cloud.instance(&vm.zone, &vm.instance).await;
-        let read = read.and_then(|instance| instance.nic(NIC).cloned());
-        let nic =
-            read.map_err(|error| refused(&format!("instances.get of {}", vm.instance), &error))?;
         Ok(Site {
-            cloud,
-            subnet: partial(&nic.subnetwork).to_owned(),
+            cloud: cloud.counted(metrics),
+            subnet: String::new(),
             vm,
         })
     }
@@ -72,7 +83,7 @@ pub fn partial(url: &str) -> &str {
     url.find("projects/").map_or(url, |from| &url[from..])
 }
 
-/// What the runtime is told of a failed call.
+/// The answer to the runtime after a failed call.
 pub fn refused(what: &str, error: &CloudError) -> CniError {
     let message = format!("{what}: {error}");
     match error {

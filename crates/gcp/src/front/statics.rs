@@ -1,4 +1,4 @@
-//! Pools in the subnet's primary range: an address is reserved before it is attached, and given back after it is detached.
+//! Pools in the subnet's primary range: an address is reserved before it is attached, and released after it is detached.
 
 use std::net::Ipv4Addr;
 

@@ -1,51 +1,62 @@
-//! The background work of an agent that has such pods: unfinished moves, addresses kept for a move that never came, and
-//! addresses of dead pods and nodes.
+//! The background work. An agent that has such pods: unfinished moves of its node, addresses kept for a move that never came, and
+//! addresses of its dead pods. The leader: moves that stand still, and addresses of nodes that are gone.
 //!
 //! Guarantees (I4): an address is released only after its pod was read as gone twice, a grace period apart, by quorum reads,
 //! and after its VM was read: the alias is gone with the VM, or is removed first.
+//!
+//! It shares the collector's suspicions and not its loop. There one process sweeps all pools and releases by the ledger. Here a
+//! release follows a detach by the NIC's reconciler, which only the node's own agent has, and the same pass resumes moves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use berth_attachment::{Failure, Goal, Intent, IntentId, Target as _};
 use berth_cni::CniError;
-use berth_core::{NODE, Owner, Record};
+use berth_collector::suspicions::{Round, Suspicions};
+use berth_core::{Moment, NODE, Owner, Record};
 use rand::RngExt;
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use super::config::later;
-use super::engine::{Engine, jittered, method_of, now, unrecorded, vm_of};
-use super::journal::{POOL, State};
-use super::moves::{KEPT_AT, of_record};
-use super::pools::{PoolInfo, unread, v4};
+use super::config::{Method, later};
+use super::engine::{Duty, Engine, jittered, method_of, now, unrecorded, vm_of};
+use super::journal::{POOL, State, holder};
+use super::metrics::Gone;
+use super::moves::of_record;
+use super::pools::{PoolInfo, unloaded, unread, v4};
 use super::site::{NIC, Site};
 use super::warm::is_warm;
 use crate::migrate::executor::Vm;
 use crate::migrate::machine::Phase;
 use crate::nic::{NicError, NicPlace, NicTarget, Release};
+use crate::pool::attributes::KEPT_AT;
+use crate::pool::pages;
 
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What one sweep tells the next.
+/// The phases of moves by pool: one that does not change from sweep to sweep is carried out by no process.
+type Phases = BTreeMap<(String, Ipv4Addr), Phase>;
+
+/// What one sweep leaves to the next.
 #[derive(Debug, Default)]
 struct Seen {
-    /// When an allocation was first seen without its pod, or without its Node.
-    missing: BTreeMap<(Ipv4Addr, Owner), Instant>,
-    /// The phases of moves: one that does not change from sweep to sweep is carried out by nobody.
-    phases: BTreeMap<Ipv4Addr, Phase>,
+    /// Allocations that were read without their pod, or without their Node.
+    suspicions: Suspicions,
+    phases: Phases,
 }
 
-/// Why an allocation is judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
-    /// The pod is there, or it can't be known.
-    Alive,
-    /// The pod is gone; its node is this one.
-    DeadHere,
-    /// The pod and its Node are gone.
-    DeadNode,
+/// One sweep.
+#[derive(Debug)]
+struct Sweep<'a> {
+    round: Round<'a>,
+    before: &'a Phases,
+    phases: Phases,
+    /// The pods of this node, as one list has them. A pod that is missing here is read by itself.
+    pods: BTreeSet<Owner>,
+    /// Which Nodes there are, as far as they were read.
+    nodes: BTreeMap<String, bool>,
 }
 
 impl Engine {
@@ -75,9 +86,10 @@ impl Engine {
     }
 
     async fn resume_once(self: &Arc<Self>) -> Result<(), CniError> {
-        for (_, _, holder) in self.rows().await? {
+        for found in self.all_rows().await? {
+            let holder = &found.row.holder;
             if let Some(name) = holder.attribute(POOL) {
-                let info = self.pool_named(name, method_of(&holder)).await?;
+                let info = self.pool_named(name, method_of(holder)).await?;
                 self.nic(&info).await?;
                 self.start_background().await;
             }
@@ -85,40 +97,95 @@ impl Engine {
         Ok(())
     }
 
-    async fn sweep_forever(self: Arc<Self>) {
+    pub(super) async fn sweep_forever(self: Arc<Self>) {
+        let begun = Instant::now();
         let mut seen = Seen::default();
         loop {
-            let infos: Vec<Arc<PoolInfo>> = {
-                let infos = self.infos.lock();
-                infos.values().map(|(info, _)| Arc::clone(info)).collect()
-            };
-            for info in infos {
-                if let Err(error) = self.sweep(&info, &mut seen).await {
-                    tracing::warn!(pool = info.name, %error, "the sweep is not complete; it is repeated");
+            // Not the wall clock: one that is set would shorten a grace period.
+            let now = Moment(0).plus(begun.elapsed());
+            let round = Round::new(&seen.suspicions, self.settings.grace, now);
+            match self.sweep_once(round, &seen.phases).await {
+                Ok(next) => seen = next,
+                // What was suspected is suspected from its next read on.
+                Err(error) => {
+                    seen = Seen::default();
+                    tracing::warn!(%error, "not swept; the sweep is repeated");
                 }
             }
             sleep(jittered(self.settings.sweep)).await;
         }
     }
 
-    async fn sweep(
+    async fn sweep_once(
         self: &Arc<Self>,
-        info: &Arc<PoolInfo>,
-        before: &mut Seen,
-    ) -> Result<(), CniError> {
-        let pool = self.load(info).await?.pool;
-        let mut seen = Seen::default();
+        round: Round<'_>,
+        before: &Phases,
+    ) -> Result<Seen, CniError> {
+        let infos = self.pools_to_sweep().await?;
+        let pods = match &self.duty {
+            Duty::Node(_) => self.cluster.pods_of(&self.node).await.map_err(unread)?,
+            Duty::Cluster => BTreeSet::new(),
+        };
+        let mut sweep = Sweep {
+            round,
+            before,
+            phases: Phases::default(),
+            pods,
+            nodes: BTreeMap::new(),
+        };
+        for info in infos {
+            self.sweep_pool(&info, &mut sweep).await;
+        }
+        Ok(Seen {
+            suspicions: sweep.round.done().0,
+            phases: sweep.phases,
+        })
+    }
+
+    /// A node's agent sweeps the pools that it serves; the leader all.
+    async fn pools_to_sweep(&self) -> Result<Vec<Arc<PoolInfo>>, CniError> {
+        if matches!(self.duty, Duty::Node(_)) {
+            let infos = self.infos.lock();
+            return Ok(infos.values().map(|(info, _)| Arc::clone(info)).collect());
+        }
+        let keys = self.desks.ledger().pools().await.map_err(unloaded)?;
+        let mut infos = Vec::new();
+        for key in keys {
+            let object = self.cluster.pool(&key.name).await.map_err(unread)?;
+            // Pages are swept with their pool.
+            let is_page = |object: &Value| matches!(pages::page_of(object), Ok(Some(_)));
+            if object.is_none_or(|object| is_page(&object)) {
+                continue;
+            }
+            match self.pool_named(&key.name, Method::SecondaryRange).await {
+                Ok(info) => infos.push(info),
+                Err(error) => tracing::warn!(pool = key.name, %error, "not swept"),
+            }
+        }
+        Ok(infos)
+    }
+
+    async fn sweep_pool(self: &Arc<Self>, info: &Arc<PoolInfo>, sweep: &mut Sweep<'_>) {
+        let pool = match self.load(info).await {
+            Ok(pool) => pool,
+            Err(error) => {
+                tracing::warn!(pool = info.name, %error, "not swept; the sweep is repeated");
+                return;
+            }
+        };
         for (address, record) in pool.records() {
             let Some(address) = v4(address) else {
                 continue;
             };
-            let swept = self.judge_one(info, address, record, (before, &mut seen));
-            if let Err(error) = swept.await {
+            let judged = async {
+                // Which range its alias is of, its record says.
+                let info = self.pool_named(&info.name, method_of(record)).await?;
+                self.judge_one(&info, address, record, sweep).await
+            };
+            if let Err(error) = judged.await {
                 tracing::warn!(%address, pool = info.name, %error, "not judged; it stays allocated");
             }
         }
-        *before = seen;
-        Ok(())
     }
 
     async fn judge_one(
@@ -126,7 +193,7 @@ impl Engine {
         info: &Arc<PoolInfo>,
         address: Ipv4Addr,
         record: &Record,
-        (before, seen): (&Seen, &mut Seen),
+        sweep: &mut Sweep<'_>,
     ) -> Result<(), CniError> {
         match of_record(record) {
             Err(why) => {
@@ -134,11 +201,12 @@ impl Engine {
                 return Ok(());
             }
             Ok(Some((note, phase))) => {
-                seen.phases.insert(address, phase);
+                let key = (info.name.clone(), address);
+                let stuck = sweep.before.get(&key) == Some(&phase);
+                sweep.phases.insert(key, phase);
                 let ours = [&note.from.node, &note.to.node].contains(&&self.node);
-                let stuck = before.phases.get(&address) == Some(&phase);
-                // A move whose nodes both are gone is carried on by any agent, once its time is over.
-                if stuck && (ours || now() > note.until) {
+                // The agents of both nodes may be away: the leader carries on what stands still.
+                if stuck && (ours || matches!(self.duty, Duty::Cluster)) {
                     // It runs in the background.
                     drop(self.carry_on(info, address, note.until).await?);
                 }
@@ -146,31 +214,24 @@ impl Engine {
             }
             Ok(None) => {}
         }
-        let standing = self.standing(record).await?;
-        if standing == Standing::Alive {
+        let Some(gone) = self.what_is_gone(record, sweep).await? else {
+            return Ok(());
+        };
+        let suspect = (&info.name, address, &record.owner);
+        if !sweep.round.is_due(suspect, self.grace(record, gone)) {
             return Ok(());
         }
-        let key = (address, record.owner.clone());
-        let first = before.missing.get(&key).copied();
-        seen.missing.insert(key, first.unwrap_or_else(Instant::now));
-        // Read as gone for the second time, a grace period later.
-        if first.is_none_or(|first| first.elapsed() < self.grace(record, standing)) {
-            return Ok(());
+        match gone {
+            Gone::Pod => self.collect_here(info, address, record).await,
+            Gone::Node => self.collect_elsewhere(info, address, record).await,
         }
-        match standing {
-            Standing::Alive => {}
-            Standing::DeadHere => self.collect_here(info, address, record).await?,
-            Standing::DeadNode => self.collect_elsewhere(info, address, record).await?,
-        }
-        Ok(())
     }
 
     /// An address kept for a move waits for it as long as a move may take.
-    fn grace(&self, record: &Record, standing: Standing) -> Duration {
-        let (pod, node) = self.settings.grace;
-        let grace = match standing {
-            Standing::DeadNode => node,
-            _ => pod,
+    fn grace(&self, record: &Record, gone: Gone) -> Duration {
+        let grace = match gone {
+            Gone::Node => self.settings.grace.node,
+            Gone::Pod => self.settings.grace.pod,
         };
         let Some(kept) = record.attribute(KEPT_AT) else {
             return grace;
@@ -179,34 +240,40 @@ impl Engine {
         grace.max(self.settings.move_timeout.saturating_sub(kept))
     }
 
-    async fn standing(&self, record: &Record) -> Result<Standing, CniError> {
+    /// What of an allocation's owner is gone; None: nothing, it is another process's to judge, or it can't be known.
+    async fn what_is_gone(
+        &self,
+        record: &Record,
+        sweep: &mut Sweep<'_>,
+    ) -> Result<Option<Gone>, CniError> {
         let node = record.attribute(NODE).unwrap_or_default();
         let (namespace, name) = record.owner.subject.split_once('/').unwrap_or_default();
-        if namespace.is_empty() || name.is_empty() {
-            return Ok(Standing::Alive);
+        let unknown = namespace.is_empty() || name.is_empty() || node.is_empty();
+        if unknown || sweep.pods.contains(&record.owner) {
+            return Ok(None);
         }
-        if node != self.node
-            && self
-                .cluster
-                .provider_id(node)
-                .await
-                .map_err(unread)?
-                .is_some()
-        {
-            return Ok(Standing::Alive);
-        }
-        // A warm address has no pod: it goes with its node, or by the node's own targets.
-        if node == self.node && is_warm(record) {
-            return Ok(Standing::Alive);
-        }
+        let gone = match &self.duty {
+            // A warm address has no pod: it goes with its node, or by the node's own targets.
+            Duty::Node(_) if node == self.node && !is_warm(record) => Gone::Pod,
+            Duty::Cluster if !self.is_node(node, &mut sweep.nodes).await? => Gone::Node,
+            Duty::Node(_) | Duty::Cluster => return Ok(None),
+        };
         let pod = self.cluster.pod(namespace, name).await.map_err(unread)?;
-        if pod.is_some_and(|pod| pod.uid == record.owner.part) {
-            return Ok(Standing::Alive);
+        let lives = pod.is_some_and(|pod| pod.uid == record.owner.part);
+        Ok((!lives).then_some(gone))
+    }
+
+    async fn is_node(
+        &self,
+        name: &str,
+        nodes: &mut BTreeMap<String, bool>,
+    ) -> Result<bool, CniError> {
+        if let Some(known) = nodes.get(name) {
+            return Ok(*known);
         }
-        Ok(match node == self.node {
-            true => Standing::DeadHere,
-            false => Standing::DeadNode,
-        })
+        let found = self.cluster.provider_id(name).await.map_err(unread)?;
+        nodes.insert(name.to_owned(), found.is_some());
+        Ok(found.is_some())
     }
 
     /// Through the NIC's reconciler, which reads the VM before it removes anything.
@@ -217,17 +284,18 @@ impl Engine {
         record: &Record,
     ) -> Result<(), CniError> {
         let nic = self.nic(info).await?;
-        let row = nic.journal.row(address).await.map_err(unrecorded)?;
+        let row = nic.journal.row(&address).await.map_err(unrecorded)?;
         if row.is_some_and(|row| row.state == State::Absent) {
             return Ok(());
         }
-        let holder = record.clone().with(POOL, &info.name);
+        let holder = holder(record, &info.name);
         nic.journal
-            .hold(address, &holder)
+            .hold(&address, &holder)
             .await
             .map_err(unrecorded)?;
         let recorded = nic.reconciler.detach(address).await;
         recorded.map_err(|error| later(error.to_string(), "the next sweep tries again"))?;
+        self.metrics.collected(Gone::Pod);
         tracing::info!(%address, owner = %record.owner, pool = info.name, "its pod is gone: detached and released");
         Ok(())
     }
@@ -240,11 +308,13 @@ impl Engine {
     ) -> Result<(), CniError> {
         let site = self.site().await?;
         let Some(vm) = vm_of(record) else {
-            tracing::warn!(%address, pool = info.name, "its node is gone and its VM unknown: `berth gcp check` releases it");
+            tracing::warn!(%address, pool = info.name, "its node is gone and its entry names no VM: it stays allocated; where no VM has this alias, remove the entry from the IPPool");
             return Ok(());
         };
-        self.detach_from(site, info, &vm, address).await?;
+        self.detach_from(site, info.range.clone(), &vm, address)
+            .await?;
         self.free(info, address, record).await?;
+        self.metrics.collected(Gone::Node);
         tracing::info!(%address, owner = %record.owner, pool = info.name, "its pod and node are gone: released");
         Ok(())
     }
@@ -253,7 +323,7 @@ impl Engine {
     async fn detach_from(
         &self,
         site: &Site,
-        info: &PoolInfo,
+        range: Option<String>,
         vm: &Vm,
         address: Ipv4Addr,
     ) -> Result<(), CniError> {
@@ -263,7 +333,7 @@ impl Engine {
                 zone: vm.zone.clone(),
                 instance: vm.instance.clone(),
                 nic: NIC.to_owned(),
-                range: info.range.clone(),
+                range,
             },
             release: Nothing,
             lock: None,

@@ -8,21 +8,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_cni::CniError;
-use berth_core::{Answer, Claim, Handle, NODE, Owner, Record, Request, Want};
+use berth_core::{AddressRequest, Allocate, Answer, Handle, NODE, Owner, Record, Request};
 use futures::future::join_all;
 use rand::RngExt;
 use tokio::time::{Instant, timeout};
 
 use super::add::{Call, owner};
-use super::engine::{Engine, INSTANCE, Nic, ZONE, jittered, unrecorded};
-use super::journal::{POOL, State};
+use super::engine::{Engine, Nic, jittered, unrecorded};
+use super::journal::{POOL, State, holder};
 use super::pools::{PoolInfo, unallocated, v4};
 use super::site::Site;
 use crate::nic::MAX_ALIASES;
 use crate::nic::warm::{Step, WarmPool, WarmState};
+use crate::pool::attributes::{INSTANCE, WARM, ZONE};
 
-/// Of an allocation without a pod.
-pub const WARM: &str = "warm";
 /// The namespace of such owners; no pod can be in it, for a namespace is never called that by Berth or Kubernetes.
 const NAMESPACE: &str = "berth-warm";
 const PAUSE: Duration = Duration::from_secs(10);
@@ -74,8 +73,10 @@ impl Engine {
                     }
                 }
                 Step::Detach(address) => {
-                    let _turn = self.warm.lock().await;
-                    let row = nic.journal.row(address).await.map_err(unrecorded)?;
+                    let Some(_taking) = self.start_taking(address) else {
+                        continue;
+                    };
+                    let row = nic.journal.row(&address).await.map_err(unrecorded)?;
                     if row.is_some_and(|row| is_warm(&row.holder)) {
                         drop(nic.reconciler.detach(address).await);
                     }
@@ -85,26 +86,33 @@ impl Engine {
         Ok(())
     }
 
-    async fn attach_warm(&self, info: &PoolInfo, nic: &Nic, site: &Site) -> Result<(), CniError> {
+    async fn attach_warm(
+        &self,
+        info: &Arc<PoolInfo>,
+        nic: &Nic,
+        site: &Site,
+    ) -> Result<(), CniError> {
         let uid = format!("{:032x}", rand::rng().random::<u128>());
-        let owner = Owner::new(format!("{NAMESPACE}/{}", self.node), uid);
-        let record = Record::new(owner, Handle::new(""))
+        let owner = Owner::new(self.warm_subject(), uid);
+        let record = Record::new(owner.clone(), Handle::new(""))
             .with(NODE, &self.node)
             .with(WARM, "true")
             .with(ZONE, &site.vm.zone)
             .with(INSTANCE, &site.vm.instance);
-        let claim = Claim {
-            record: record.clone(),
-            wants: vec![Want::any(Arc::clone(&info.space))],
+        let claim = |want: AddressRequest| {
+            Request::Allocate(Allocate {
+                record: record.clone(),
+                wants: vec![want],
+            })
         };
-        let granted = match self.ask(info, Request::Claim(claim)).await? {
+        let granted = match self.ask_any(info, &owner, claim).await? {
             Answer::Granted(granted) => granted,
             Answer::Refused(refusal) => return Err(unallocated(info, &refusal)),
             _ => return Ok(()),
         };
         for address in granted.iter().filter_map(|granted| v4(granted.address)) {
-            let holder = record.clone().with(POOL, &info.name);
-            let held = nic.journal.hold(address, &holder).await;
+            let holder = holder(&record, &info.name);
+            let held = nic.journal.hold(&address, &holder).await;
             held.map_err(unrecorded)?;
             if let Err(error) = nic
                 .reconciler
@@ -127,17 +135,21 @@ impl Engine {
         if self.settings.warm.is_off() || self.daemon.is_none() {
             return Ok(None);
         }
-        let _turn = self.warm.lock().await;
-        let rows = nic.journal.rows().await.map_err(unrecorded)?;
-        let own = owner(call.pod);
-        if rows.values().any(|row| row.holder.owner == own) {
+        let held = self.held_here(&owner(call.pod), &call.info.name).await?;
+        if held.is_some() {
             return Ok(None);
         }
+        let rows = nic.journal.rows_of(&self.warm_subject()).await;
+        let rows = rows.map_err(unrecorded)?;
         let warm = rows
             .iter()
             .filter(|(_, row)| row.state == State::Present && is_warm(&row.holder))
             .filter(|(_, row)| row.holder.attribute(POOL) == Some(&call.info.name));
         for (address, row) in warm {
+            // The transfers of pods that start together share one write of the pool.
+            let Some(_taking) = self.start_taking(*address) else {
+                continue;
+            };
             let mut expected = row.holder.clone();
             expected.attributes.remove(POOL);
             let record = self.record(call);
@@ -145,9 +157,9 @@ impl Engine {
                 .transfer(call.info, *address, (&expected, &record))
                 .await?
             {
-                let holder = record.with(POOL, &call.info.name);
+                let holder = holder(&record, &call.info.name);
                 nic.journal
-                    .hold(*address, &holder)
+                    .hold(address, &holder)
                     .await
                     .map_err(unrecorded)?;
                 self.taken.notify_one();
@@ -155,5 +167,30 @@ impl Engine {
             }
         }
         Ok(None)
+    }
+
+    fn warm_subject(&self) -> String {
+        format!("{NAMESPACE}/{}", self.node)
+    }
+
+    /// None: another call takes or detaches the address just now.
+    fn start_taking(&self, address: Ipv4Addr) -> Option<Taking<'_>> {
+        let first = self.taking.lock().insert(address);
+        first.then_some(Taking {
+            engine: self,
+            address,
+        })
+    }
+}
+
+/// A warm address that one call takes or detaches.
+struct Taking<'a> {
+    engine: &'a Engine,
+    address: Ipv4Addr,
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.engine.taking.lock().remove(&self.address);
     }
 }

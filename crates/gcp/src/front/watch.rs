@@ -1,6 +1,7 @@
 //! The pods of this node, watched: their marker `live.cast.ai/move-out-ip` is recorded in the allocation when it appears, so
 //! that the move and the DEL know it when the Pod is gone.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +16,11 @@ use tokio::time::sleep;
 use super::add::owner;
 use super::cluster::PodFacts;
 use super::engine::{Engine, jittered, method_of, unrecorded};
-use super::journal::POOL;
-use super::moves::{MOVE_OUT, is_moving};
-use super::pools::at;
+use super::events::PodEvent;
+use super::journal::{FoundRow, POOL};
+use super::moves::is_moving;
 use crate::migrate::MOVE_OUT_IP;
+use crate::pool::attributes::MOVE_OUT;
 
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
@@ -48,7 +50,7 @@ impl Engine {
         }
     }
 
-    async fn saw(&self, pod: PodFacts) {
+    async fn saw(self: &Arc<Self>, pod: PodFacts) {
         let marker = pod.annotation(MOVE_OUT_IP);
         if let Err(error) = self.record_marker(&pod, marker).await {
             tracing::warn!(pod = %owner(&pod), %error, "the marker {MOVE_OUT_IP} is not recorded yet");
@@ -56,13 +58,17 @@ impl Engine {
     }
 
     /// Makes the allocation say what the pod says.
-    async fn record_marker(&self, pod: &PodFacts, marker: Option<&str>) -> Result<(), CniError> {
+    async fn record_marker(
+        self: &Arc<Self>,
+        pod: &PodFacts,
+        marker: Option<&str>,
+    ) -> Result<(), CniError> {
         let owner = owner(pod);
         let mut known = false;
-        for (journal, address, holder) in self.rows().await? {
-            if holder.owner != owner {
-                continue;
-            }
+        let held = self.attachments()?.held_by(&owner).await;
+        for found in held.map_err(unrecorded)? {
+            let FoundRow { target, item, row } = found;
+            let (address, holder): (Ipv4Addr, _) = (item, row.holder);
             known = true;
             if holder.attribute(MOVE_OUT) == marker {
                 continue;
@@ -72,24 +78,25 @@ impl Engine {
             };
             let info = self.pool_named(name, method_of(&holder)).await?;
             loop {
-                let pool = self.load(&info).await?.pool;
-                let record = pool.get(at(address));
+                let record = self.holder(&info, address).await?;
                 let Some(record) =
                     record.filter(|record| record.owner == owner && !is_moving(record))
                 else {
                     break;
                 };
-                let next = marked(record, marker);
-                if next == *record || self.transfer(&info, address, (record, &next)).await? {
+                let next = marked(&record, marker);
+                if next == record || self.transfer(&info, address, (&record, &next)).await? {
                     break;
                 }
             }
             let row = marked(&holder, marker);
-            journal.hold(address, &row).await.map_err(unrecorded)?;
+            let held = self.attachments()?.hold(&target, &address, &row).await;
+            held.map_err(unrecorded)?;
             tracing::info!(%address, pod = %owner, marker, "recorded whether the address moves away");
         }
         if !known && marker.is_some() {
-            tracing::info!(pod = %owner, "{MOVE_OUT_IP} is on a pod that has no address of a pool on this node: nothing moves");
+            self.tell(PodEvent::nothing_to_move(owner, MOVE_OUT_IP))
+                .await;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub enum Followed {
         why: String,
     },
     Reverted(PathBuf),
-    /// A program that somebody removed is there again.
+    /// A program that was removed is installed again.
     Placed(PathBuf),
     /// The directory has no configuration to switch; said once.
     Waiting(PathBuf),

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, oneshot};
 
 use super::executor::{Vm, of_operation, of_update};
+use super::group::{self, Share};
 use super::machine::{Call, Outcome};
 use crate::cloud::{Cloud, CloudError, Nic, RequestId};
 use crate::nic::{Aliases, MAX_ALIASES, NodeLock};
@@ -94,12 +95,7 @@ impl Queue {
     /// What waits for the goal of the one that has waited longest.
     fn take(&self) -> Vec<Ticket> {
         let mut waiting = self.waiting.lock();
-        let Some(goal) = waiting.first().map(|ticket| ticket.call.goal) else {
-            return Vec::new();
-        };
-        let (now, later) = std::mem::take(&mut *waiting)
-            .into_iter()
-            .partition(|ticket| ticket.call.goal == goal);
+        let (now, later) = group::take(std::mem::take(&mut *waiting), |ticket| ticket.call.goal);
         *waiting = later;
         now
     }
@@ -107,17 +103,16 @@ impl Queue {
 
 async fn send(route: Route<'_>, vm: &Vm, batch: Vec<Ticket>) {
     let ended = attempt(route, vm, &batch).await;
-    let alone = batch.len() == 1;
+    let calls = batch.len();
     for (ticket, ended) in batch.into_iter().zip(ended) {
-        let ended = match ended {
-            // Which of them is refused, nobody can tell.
-            (Outcome::Refused, _) if !alone => {
+        let ended = match group::share(ended.0, calls) {
+            Share::Alone => {
                 let one = attempt(route, vm, std::slice::from_ref(&ticket)).await;
                 one.into_iter().next().unwrap_or((Outcome::Unknown, None))
             }
-            ended => ended,
+            Share::Ended(_) => ended,
         };
-        // Whoever asked may have left.
+        // The caller may have left.
         let _ = ticket.reply.send(ended);
     }
 }
@@ -182,9 +177,8 @@ async fn update(route: Route<'_>, vm: &Vm, nic: &Nic, made: &[&Ticket]) -> Ended
             return (Outcome::Refused, Some(CloudError::NicFull(text)));
         }
     };
-    // The same moves under the same intents are the same request.
-    let id = made.iter().fold(0, |id, ticket| id ^ ticket.call.id.0);
-    let request = RequestId::of(id);
+    let id = group::request_id(made.iter().map(|ticket| ticket.call.id));
+    let request = RequestId::of(id.0);
     let at = (vm.zone.as_str(), vm.instance.as_str());
     let sent = route
         .cloud

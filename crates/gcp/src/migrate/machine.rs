@@ -71,7 +71,7 @@ pub enum Outcome {
     Done,
     /// The fingerprint was stale, or it passes by itself: the same phase under a new intent.
     Again,
-    /// Nobody knows: the same intent is repeated.
+    /// Unknown: the same intent is repeated.
     Unknown,
     /// Refused: trying again changes nothing.
     Refused,

@@ -2,11 +2,13 @@
 //!
 //! - [`rules`]: who may have an address that another pod holds; pure.
 //! - [`machine`]: the phases of a move, all of them in one durable record; pure.
-//! - [`batch`]: calls of several moves for one VM go out together.
+//! - [`group`]: which calls of several moves go out together; pure.
+//! - [`batch`]: sends them.
 //! - [`executor`]: carries a move out over the cloud client; any process may, at any time, also several at once.
 
 pub mod batch;
 pub mod executor;
+pub mod group;
 pub mod machine;
 pub mod rules;
 

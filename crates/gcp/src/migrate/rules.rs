@@ -42,7 +42,7 @@ pub struct Holder<'a> {
 /// What the ADD does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nobody holds it: allocate exactly this address, unless it cools down for another owner.
+    /// It is free: allocate exactly this address, unless it cools down for another owner.
     Allocate(Ipv4Addr),
     /// It is this pod's already, on this node.
     Own(Ipv4Addr),

@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use berth_core::{Address, Handle, NODE, Owner, Pool, Record, STAGE, Stray};
+use berth_core::{Address, Handle, NODE, Owner, Pool, Record, Unparsed};
 use ipnet::Ipv4Net;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use super::{DEFAULT_RANGE, capacity, gateway};
+use super::attributes::{ALLOCATED_AT, INSTANCE, VITAL};
+use super::pages::{self, PageOf, Pages};
+use super::{DEFAULT_RANGE, gateway};
 
 /// What must not be lost of an entry besides upstream's fields (a move and its phase, a marker): a JSON object from address to
 /// attributes. An annotation, because upstream's definition and plugin drop what they do not know of an entry.
@@ -19,16 +21,10 @@ pub const ATTRIBUTES: &str = "berth.dev/attributes";
 /// What else Berth keeps, in the entry itself: Berth's definition has the field. Where another program has dropped it, the
 /// node's own file has the container, and the Node the VM.
 const OWN: &str = "berth";
-/// The attributes that are in the annotation.
-const VITAL: [&str; 4] = [STAGE, "move", "moveOutIP", "keptAt"];
-/// In the annotation: whose attributes they are. Another program may have given the address to another pod meanwhile.
+/// In the annotation: whose attributes they are. Another program may have allocated the address to another pod meanwhile.
 const UID: &str = "podUID";
-/// Upstream's time of an allocation.
-pub const ALLOCATED_AT: &str = "allocatedAt";
 /// The container.
 const CONTAINER: &str = "containerID";
-/// The VM; not written where it has the node's name.
-const INSTANCE: &str = "instance";
 
 /// A pool as its object says.
 #[derive(Clone, Debug)]
@@ -37,11 +33,14 @@ pub struct IpPool {
     /// `projects/{project}/regions/{region}/subnetworks/{name}`.
     pub subnet: String,
     pub range: String,
+    /// The pool that this object is a page of.
+    pub page_of: Option<PageOf>,
+    pub pages: Pages,
     pub pool: Pool,
     pub findings: Vec<Finding>,
 }
 
-/// What somebody should know about an object that is usable all the same.
+/// What an administrator should know about an object that is usable all the same.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Finding {
     #[error(
@@ -49,11 +48,20 @@ pub enum Finding {
     )]
     GatewayAllocated { address: Ipv4Addr, pod: String },
     #[error("spec.allocations[{key}]: {why}; the entry is kept and not touched")]
-    Stray { key: String, why: String },
+    Unparsed { key: String, why: String },
     #[error(
-        "annotation {ATTRIBUTES} can't be read: {0}; it is written anew with the next allocation"
+        "annotation {ATTRIBUTES} can't be read: {0}; it is left as it is, and nothing is allocated or released until it is corrected"
     )]
     Attributes(String),
+    #[error("{0}; nothing is allocated until it is corrected")]
+    Pages(String),
+}
+
+impl Finding {
+    /// The object must not be written until it is corrected (I5).
+    pub fn stops_writes(&self) -> bool {
+        matches!(self, Finding::Attributes(_) | Finding::Pages(_))
+    }
 }
 
 /// Why an object is not used at all.
@@ -82,6 +90,18 @@ pub fn decode(object: &Value) -> Result<IpPool, PoolError> {
     let cidr = cidr.trunc();
     let mut findings = Vec::new();
     let attributes = attributes(object, &mut findings);
+    let mut unreadable = |why: String| findings.push(Finding::Pages(why));
+    let page_of = pages::page_of(object).unwrap_or_else(|why| {
+        unreadable(why);
+        None
+    });
+    let pages = pages::pages_of(object).unwrap_or_else(|why| {
+        unreadable(why);
+        Pages::new()
+    });
+    if let Some(why) = pages::foreign_write(object, &pages) {
+        unreadable(why);
+    }
     let empty = Map::new();
     let entries = match &spec["allocations"] {
         Value::Null => &empty,
@@ -97,7 +117,7 @@ pub fn decode(object: &Value) -> Result<IpPool, PoolError> {
                 for (name, value) in kept.into_iter().flatten().filter(|(name, _)| *name != UID) {
                     record.attributes.insert(name.clone(), value.clone());
                 }
-                if address == gateway(cidr) {
+                if page_of.is_none() && address == gateway(cidr) {
                     let pod = record.owner.subject.clone();
                     findings.push(Finding::GatewayAllocated { address, pod });
                 }
@@ -105,11 +125,11 @@ pub fn decode(object: &Value) -> Result<IpPool, PoolError> {
             }
             Err(why) => {
                 let (key, why) = (key.clone(), why.to_owned());
-                findings.push(Finding::Stray {
+                findings.push(Finding::Unparsed {
                     key: key.clone(),
                     why: why.clone(),
                 });
-                pool.restore_stray(Stray { key, why });
+                pool.restore_unparsed(Unparsed { key, why });
             }
         }
     }
@@ -118,19 +138,23 @@ pub fn decode(object: &Value) -> Result<IpPool, PoolError> {
         cidr,
         subnet: text("subnet")?,
         range: range.unwrap_or_else(|| DEFAULT_RANGE.to_owned()),
+        page_of,
+        pages,
         pool,
         findings,
     })
 }
 
-/// Writes a pool into the object that it was read from: entries, attributes and counters; everything else stays.
+/// Writes a pool into the object that it was read from: entries, attributes and counters; everything else stays. Attributes that
+/// can't be read are not overwritten (I5).
 pub fn encode(before: &Value, cidr: Ipv4Net, pool: &Pool) -> Value {
     let mut object = before.clone();
+    let listed = pages::pages_of(before).unwrap_or_default();
     let old = before["spec"]["allocations"].as_object();
     let mut entries = Map::new();
     let mut attributes: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
     // A stray is not Berth's to change.
-    for stray in pool.strays() {
+    for stray in pool.unparsed() {
         if let Some(entry) = old.and_then(|old| old.get(&stray.key)) {
             entries.insert(stray.key.clone(), entry.clone());
         }
@@ -146,7 +170,10 @@ pub fn encode(before: &Value, cidr: Ipv4Net, pool: &Pool) -> Value {
         }
     }
     let allocated = u64::try_from(entries.len()).unwrap_or(u64::MAX);
-    let capacity = capacity(cidr);
+    let capacity = match pages::page_of(before) {
+        Ok(Some(page_of)) => pages::capacity_of(page_of.cidr, Some(cidr), &Pages::new()),
+        _ => pages::capacity_of(cidr, None, &listed),
+    };
     set(
         &mut object,
         &["spec", "allocations"],
@@ -159,6 +186,10 @@ pub fn encode(before: &Value, cidr: Ipv4Net, pool: &Pool) -> Value {
     ];
     for (name, value) in counters {
         set(&mut object, &["status", name], json!(value));
+    }
+    pages::note_digest(&mut object, &listed);
+    if parsed_attributes(before).is_err() {
+        return object;
     }
     let text = (!attributes.is_empty()).then(|| json!(attributes).to_string());
     match text {
@@ -258,17 +289,22 @@ fn own_of(record: &Record) -> Map<String, Value> {
     own
 }
 
-fn attributes(
-    object: &Value,
-    findings: &mut Vec<Finding>,
-) -> BTreeMap<Ipv4Addr, BTreeMap<String, String>> {
-    let Some(text) = object["metadata"]["annotations"][ATTRIBUTES].as_str() else {
-        return BTreeMap::new();
-    };
-    serde_json::from_str(text).unwrap_or_else(|error| {
-        findings.push(Finding::Attributes(error.to_string()));
+/// By address.
+type Attributes = BTreeMap<Ipv4Addr, BTreeMap<String, String>>;
+
+fn attributes(object: &Value, findings: &mut Vec<Finding>) -> Attributes {
+    parsed_attributes(object).unwrap_or_else(|why| {
+        findings.push(Finding::Attributes(why));
         BTreeMap::new()
     })
+}
+
+fn parsed_attributes(object: &Value) -> Result<Attributes, String> {
+    match &object["metadata"]["annotations"][ATTRIBUTES] {
+        Value::Null => Ok(BTreeMap::new()),
+        Value::String(text) => serde_json::from_str(text).map_err(|error| error.to_string()),
+        other => Err(format!("{other} is not text")),
+    }
 }
 
 fn set(object: &mut Value, path: &[&str], value: Value) {
@@ -293,6 +329,8 @@ fn shape(field: &'static str, found: &Value, wanted: &'static str) -> PoolError 
 
 #[cfg(test)]
 mod tests {
+    use berth_core::STAGE;
+
     use super::*;
 
     fn upstream() -> Value {
@@ -417,7 +455,7 @@ mod tests {
         object["spec"]["allocations"]["10.111.0.4"] = json!("text");
         object["metadata"]["annotations"][ATTRIBUTES] = json!("{");
         let read = decode(&object).unwrap();
-        assert_eq!(read.pool.strays().len(), 3);
+        assert_eq!(read.pool.unparsed().len(), 3);
         assert_eq!(read.findings.len(), 5, "{:?}", read.findings);
         let written = encode(&object, read.cidr, &read.pool);
         for key in ["10.112.0.4", "nonsense", "10.111.0.4"] {
@@ -427,6 +465,10 @@ mod tests {
             );
         }
         assert_eq!(written["spec"]["unknown"], 1);
+        assert_eq!(
+            written["metadata"]["annotations"][ATTRIBUTES], "{",
+            "what can't be read is not overwritten"
+        );
         assert_eq!(written["status"]["allocated"], 5, "a stray takes its place");
     }
 

@@ -4,8 +4,10 @@
 //! lies in a field of the entry that Berth's definition adds; what must not be lost (a move, a marker) lies in an annotation,
 //! which upstream's definition and plugin keep.
 
+pub mod attributes;
 mod codec;
 mod object;
+pub mod pages;
 mod space;
 
 use berth_core::Prefix;

@@ -14,6 +14,7 @@ use super::plan::{Method, Observed, PoolObserved, Wanted, plan, plan_undo};
 use super::step::{Block, Refusal, Step};
 use crate::cloud::{Cloud, CloudError, RangeRequest, RequestId, SecondaryRange};
 use crate::pool;
+use crate::pool::pages::{name_of, pages_of};
 
 /// The IPPool objects of the cluster.
 pub trait Pools: Sync {
@@ -81,7 +82,7 @@ fn remedy(error: &CloudError, needs: &str) -> String {
 }
 
 impl ProvisionError {
-    /// Passes while the run goes on: somebody else was faster, or a step of an earlier run still runs.
+    /// Passes while the run goes on: another program was faster, or a step of an earlier run still runs.
     fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -110,7 +111,7 @@ pub struct Provisioner<P> {
     /// Where Google may choose the range from, and what it must leave out.
     pub within: Vec<String>,
     pub excluded: Vec<String>,
-    /// How long it tries again where somebody else is in the way.
+    /// How long it tries again where another program's change is in the way.
     pub patience: Duration,
 }
 
@@ -185,10 +186,15 @@ impl<P: Pools> Provisioner<P> {
             .map_err(|error| cloud(format!("subnet {}", self.wanted.subnet), GET_SUBNET, error))?;
         let object = self.pools.get(&self.wanted.pool).await;
         let object = object.map_err(|error| self.pool_error(error))?;
-        let pool = object
+        let mut pool = object
             .as_ref()
             .map(|object| self.read(object))
             .transpose()?;
+        if let (Some(pool), Some(object)) = (&mut pool, &object) {
+            for page in self.pages(object).await? {
+                pool.allocations += self.read(&page)?.allocations;
+            }
+        }
         let observed = Observed {
             internal_range,
             subnetwork,
@@ -197,16 +203,27 @@ impl<P: Pools> Provisioner<P> {
         Ok((observed, object))
     }
 
+    /// The objects that keep blocks of the pool.
+    async fn pages(&self, pool: &Value) -> Result<Vec<Value>, ProvisionError> {
+        let listed = pages_of(pool).map_err(|why| self.unreadable(why))?;
+        let mut found = Vec::new();
+        for block in listed.keys() {
+            let page = self.pools.get(&name_of(&self.wanted.pool, *block)).await;
+            found.extend(page.map_err(|error| self.pool_error(error))?);
+        }
+        Ok(found)
+    }
+
     fn read(&self, object: &Value) -> Result<PoolObserved, ProvisionError> {
         let found = pool::decode(object).map_err(|error| self.unreadable(error))?;
-        // The counter too: entries may be kept in other objects. A stray may be a pod's.
+        // The counter too: a stray may be a pod's.
         let counted = object["status"]["allocated"].as_u64().unwrap_or_default();
         let counted = usize::try_from(counted).unwrap_or(usize::MAX);
         Ok(PoolObserved {
             cidr: found.cidr.to_string(),
             subnet: found.subnet,
             range: found.range,
-            allocations: counted.max(found.pool.len() + found.pool.strays().len()),
+            allocations: counted.max(found.pool.len() + found.pool.unparsed().len()),
         })
     }
 
@@ -253,6 +270,14 @@ impl<P: Pools> Provisioner<P> {
             }
             Step::DeletePool { .. } => {
                 let object = object.unwrap_or_default();
+                // Each in the version that was read without allocations.
+                for page in self.pages(&object).await? {
+                    if self.read(&page)?.allocations > 0 {
+                        let changed = "a page has allocations".to_owned();
+                        return Err(pool_failed(PoolsError::Conflict(changed)));
+                    }
+                    self.pools.delete(&page).await.map_err(pool_failed)?;
+                }
                 self.pools.delete(&object).await.map_err(pool_failed)
             }
         }
@@ -314,6 +339,9 @@ impl<P: Pools> Provisioner<P> {
             Method::Static { .. } => json!(""),
         };
         let read = pool::decode(&object).map_err(|error| self.unreadable(error))?;
+        if let Some(finding) = read.findings.iter().find(|finding| finding.stops_writes()) {
+            return Err(self.unreadable(finding));
+        }
         Ok(pool::encode(&object, read.cidr, &read.pool))
     }
 
@@ -322,7 +350,7 @@ impl<P: Pools> Provisioner<P> {
         ProvisionError::Pool { name, error }
     }
 
-    fn unreadable(&self, error: pool::PoolError) -> ProvisionError {
+    fn unreadable(&self, error: impl std::fmt::Display) -> ProvisionError {
         ProvisionError::Unreadable {
             name: self.wanted.pool.clone(),
             why: error.to_string(),

@@ -1,6 +1,7 @@
 //! Calls without an agent: one at a time under the lock file, by the same engine.
 
 use std::fs::OpenOptions;
+use std::os::unix::fs::MetadataExt;
 
 use crate::scene::{Scene, address, until};
 
@@ -17,7 +18,7 @@ async fn a_pod_starts_and_ends_without_an_agent() {
     assert_ne!(one, two);
     assert_eq!(address(&scene.once(&name, &add).await), one, "a repeat");
     assert_eq!(scene.aliases(&name).len(), 2);
-    // Nobody is left to detach it later: it is gone when the answer comes.
+    // No process is left to detach it later: it is gone when the answer comes.
     let answer = scene.once(&name, &scene.request("DEL", "one")).await;
     assert_eq!(answer.exit, 0, "{}", answer.stdout);
     assert!(scene.holders(&one).is_empty());
@@ -46,7 +47,13 @@ async fn an_agent_that_starts_during_an_update_waits_for_it() {
         scene.cloud.count("instances.get") == 1
     })
     .await;
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let inode = lock.metadata().unwrap().ino();
+    until("it waits for the lock", async || {
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        let waits = |line: &str| line.contains("->") && line.contains(&format!(":{inode} "));
+        locks.lines().any(waits)
+    })
+    .await;
     assert_eq!(scene.updates(), 0, "another process has the lock");
     lock.unlock().unwrap();
     assert_eq!(node.add(&scene, "web").await, "10.111.0.2");

@@ -78,7 +78,7 @@ async fn upstreams_pool_is_kept_with_its_gateway_allocated() {
         object["metadata"]["annotations"] = json!({ "other": "stays" });
     })
     .await;
-    // Their node is there: nobody collects them.
+    // Their node is there: they are not collected.
     let node = scene.start_other_node("another-node").await;
     scene.pod("web", &node.name, &[]).await;
     assert_eq!(node.add(&scene, "web").await, "10.111.0.3");
@@ -243,7 +243,10 @@ async fn an_address_of_the_primary_range_is_reserved_first() {
     scene.pod("web", &node.name, &[]).await;
     let ipam = json!({ "method": "static" });
     let answer = node.ask(scene.call("ADD", "web").request(&ipam)).await;
-    assert_eq!(berth_testkit::given(&answer).unwrap(), ["10.128.8.2/24"]);
+    assert_eq!(
+        berth_testkit::answered_addresses(&answer).unwrap(),
+        ["10.128.8.2/24"]
+    );
     let calls: Vec<String> = scene
         .cloud
         .requests()
@@ -269,13 +272,99 @@ async fn addresses_of_dead_pods_and_nodes_go_after_a_read_of_the_vm() {
         scene.pod(pod, &node.name, &[]).await;
         given.push(node.add(&scene, pod).await);
     }
-    // A pod that vanished without a DEL.
+    // A pod that vanished without a DEL: its node's agent.
     scene.delete_pod("here").await;
     scene.until_free(&given[0]).await;
-    // A node that vanished with its pods; its VM is still there, with the alias.
+    // A node that vanished with its pods; its VM is still there, with the alias: the leader.
     let gone = b.kill();
     scene.delete_pod("there").await;
     scene.delete_node(&gone).await;
+    let _leader = scene.leader().await;
     scene.until_free(&given[1]).await;
     assert_eq!(scene.holder(&given[2]), a.name);
+    // A second node, whose VM is gone with it.
+    let c = scene.node("c").await;
+    scene.pod("gone", &c.name, &[]).await;
+    let last = c.add(&scene, "gone").await;
+    let gone = c.kill();
+    scene.delete_pod("gone").await;
+    scene.delete_node(&gone).await;
+    scene
+        .cloud
+        .project(|project| project.remove_instance(zone(&gone), &gone));
+    scene.until_free(&last).await;
+    assert_eq!(scene.entry(&given[2]).await["podName"], "lives");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attributes_that_can_not_be_read_hold_allocations() {
+    let scene = Scene::with_pool(20, |object| {
+        object["metadata"]["annotations"] = json!({ "berth.dev/attributes": "{" });
+    })
+    .await;
+    let node = scene.node("a").await;
+    scene.pod("web", &node.name, &[]).await;
+    let (code, text) = refusal(&node.ask(scene.request("ADD", "web")).await);
+    assert!(
+        code == 7 && text.contains("berth.dev/attributes"),
+        "{code} {text}"
+    );
+    let object = scene.object().await;
+    assert_eq!(
+        object["metadata"]["annotations"]["berth.dev/attributes"],
+        "{"
+    );
+    assert_eq!(object["status"]["allocated"], 0);
+    // Corrected by hand, it is served.
+    let patch = json!({ "metadata": { "annotations": { "berth.dev/attributes": null } } });
+    scene.patch_pool(&patch).await;
+    assert_eq!(node.add(&scene, "web").await, "10.111.0.2");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_on_a_pod_say_what_became_of_its_address() {
+    let scene = Scene::new(20).await;
+    let (a, b) = (scene.node("a").await, scene.node("b").await);
+    scene
+        .pod("wrong", &a.name, &[("live.cast.ai/ip", "ten")])
+        .await;
+    assert_eq!(refusal(&a.ask(scene.request("ADD", "wrong")).await).0, 7);
+    let event = scene.event("wrong", "AddressRefused").await;
+    assert_eq!(event.type_.as_deref(), Some("Warning"));
+    let message = event.message.unwrap();
+    assert!(
+        message.contains("'ten' is not an IPv4 address"),
+        "{message}"
+    );
+
+    scene.pod("cart", &a.name, &[]).await;
+    let ip = a.add(&scene, "cart").await;
+    scene
+        .annotate("cart", "live.cast.ai/move-out-ip", "true")
+        .await;
+    let clone = [("live.cast.ai/ip", ip.as_str())];
+    scene.pod("cart-clone", &b.name, &clone).await;
+    assert_eq!(b.add(&scene, "cart-clone").await, ip);
+    let event = scene.event("cart-clone", "AddressMoved").await;
+    assert_eq!(event.type_.as_deref(), Some("Normal"));
+    assert_eq!(
+        event.message.unwrap(),
+        format!("{ip} moved from {} to {}", a.name, b.name)
+    );
+    // A marker on a pod that has no address.
+    let marked = [("live.cast.ai/move-out-ip", "true")];
+    scene.pod("idle", &a.name, &marked).await;
+    scene.event("idle", "NothingToMove").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ip_pool_that_was_made_again_allocates_nothing_that_a_pod_of_the_node_has() {
+    let scene = Scene::new(20).await;
+    let node = scene.node("a").await;
+    scene.pod("web", &node.name, &[]).await;
+    assert_eq!(node.add(&scene, "web").await, "10.111.0.2");
+    scene.forget_allocations().await;
+    scene.pod("next", &node.name, &[]).await;
+    assert_eq!(node.add(&scene, "next").await, "10.111.0.3");
+    assert_eq!(scene.holder("10.111.0.2"), node.name);
 }

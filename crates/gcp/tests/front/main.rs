@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod agentless;
+mod bad_input;
 mod crashes;
 mod life;
 mod migration;
+mod pages;
 mod scale;
 mod scene;

@@ -81,7 +81,7 @@ async fn the_sources_del_keeps_a_marked_address_for_the_destination() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_nobody_comes_for_is_released() {
+async fn an_address_that_no_pod_takes_over_is_released() {
     let scene = Scene::new(20).await;
     let name = scene.node("a").await.kill();
     let a = scene
@@ -99,7 +99,7 @@ async fn an_address_that_nobody_comes_for_is_released() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_have_the_address_is_told_why() {
+async fn a_pod_that_may_not_have_the_address_gets_the_reason() {
     let (scene, a, b, ip) = moving(20).await;
     let cases = [
         (
@@ -249,6 +249,51 @@ async fn moves_in_both_directions_at_once() {
     assert_eq!((there, here), (ip.clone(), back.clone()));
     assert_eq!(scene.holder(&ip), b.name);
     assert_eq!(scene.holder(&back), a.name);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_under_churn() {
+    let scene = Scene::new(50).await;
+    let (a, b) = (scene.node("a").await, scene.node("b").await);
+    let churn = async |node: &TestNode, rounds: usize| {
+        for round in 0..rounds {
+            let pod = format!("churn-{}-{round}", node.name);
+            scene.pod(&pod, &node.name, &[]).await;
+            node.add(&scene, &pod).await;
+            node.del(&scene, &pod).await;
+            scene.delete_pod(&pod).await;
+        }
+    };
+    let moves = async || {
+        let mut kept = Vec::new();
+        for round in 0..4 {
+            let (pod, clone) = (format!("cart-{round}"), format!("cart-{round}-clone"));
+            scene.pod(&pod, &a.name, &[]).await;
+            let ip = a.add(&scene, &pod).await;
+            scene.annotate(&pod, OUT, "true").await;
+            scene
+                .pod(&clone, &b.name, &[(IP, &ip), (FROM, &a.name)])
+                .await;
+            assert_eq!(b.add(&scene, &clone).await, ip);
+            a.del(&scene, &pod).await;
+            scene.delete_pod(&pod).await;
+            kept.push(ip);
+        }
+        kept
+    };
+    let ((), (), kept) = tokio::join!(churn(&a, 8), churn(&b, 8), moves());
+    for ip in &kept {
+        assert_eq!(scene.holder(ip), b.name);
+        assert_eq!(scene.entry(ip).await["nodeName"], json!(b.name));
+    }
+    until("the others are gone", async || {
+        scene.aliases(&a.name).is_empty() && scene.aliases(&b.name).len() == kept.len()
+    })
+    .await;
+    until("and released", async || {
+        scene.object().await["status"]["allocated"] == kept.len()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use berth_cni::wire::{Answer, Request};
 use berth_desk::DeskMetrics;
+use berth_front::LeaderTask as _;
 use berth_gcp::cloud::Endpoints;
-use berth_gcp::front::{Daemon, Front, IP_POOL_KIND, Settings, Setup};
-use berth_ledger::kube::Connect;
-use berth_ledger::{SharedLedger, SqliteLedger};
+use berth_gcp::front::{Daemon, Duty, Front, GcpMetrics, GcpTask, IP_POOL_KIND, Settings, Setup};
+use berth_kube::Connect;
 use berth_testcloud::{AliasRange, Cloud, Project};
 use berth_testkit::{Account, Cluster, PodCall};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch,
+    PatchParams, PostParams,
 };
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -27,6 +28,7 @@ pub const REGION: &str = "us-central1";
 pub const UPDATE: &str = "instances.updateNetworkInterface";
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
 const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
+const LEADER_RIGHTS: &str = include_str!("../../../../deploy/gcp/controller-rbac.yaml");
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What tests share of a cloud and a cluster; each has a subnet, a pool and nodes of its own.
@@ -45,6 +47,22 @@ pub struct TestNode {
     pub name: String,
     pub front: Arc<Front>,
     runtime: Option<Runtime>,
+}
+
+/// The leader of the controllers; it ends its term when it is dropped.
+pub struct TestLeader {
+    term: CancellationToken,
+    runtime: Option<Runtime>,
+    _account: Account,
+}
+
+impl Drop for TestLeader {
+    fn drop(&mut self) {
+        self.term.cancel();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 pub fn zone(node: &str) -> &'static str {
@@ -154,6 +172,47 @@ impl Scene {
         }
     }
 
+    /// The controller's task, under the controller's rights, on a VM that has no pods of the pool.
+    pub async fn leader(&self) -> TestLeader {
+        let name = self.node_name("leader");
+        self.cloud.project(|project| {
+            project.add_instance(zone(&name), &name, (REGION, &self.subnet), Vec::new());
+        });
+        let rules: Vec<Value> = serde_saphyr::from_multiple(LEADER_RIGHTS).unwrap();
+        let account = self
+            .cluster
+            .service_account(
+                &self.namespace,
+                "berth-controller",
+                rules[0]["rules"].clone(),
+            )
+            .await
+            .unwrap();
+        let settings = self.settings(&name, |_| {}).await;
+        let connect = Connect {
+            kubeconfig: Some(account.kubeconfig().to_owned()),
+            ..Connect::default()
+        };
+        let term = CancellationToken::new();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let ended = term.clone();
+        runtime.spawn(async move {
+            let connection = connect.open().await.unwrap();
+            GcpTask::new(connection, "leader", settings)
+                .lead(ended)
+                .await;
+        });
+        TestLeader {
+            term,
+            runtime: Some(runtime),
+            _account: account,
+        }
+    }
+
     /// A process that serves one call without an agent.
     pub async fn once(&self, name: &str, request: &Request) -> Answer {
         let settings = self.settings(name, |_| {}).await;
@@ -183,7 +242,10 @@ impl Scene {
             metadata_host: Some(self.cloud.metadata(zone(name), name).await.unwrap()),
             lock: self.lock(name),
             sweep: Duration::from_millis(200),
-            grace: (Duration::from_millis(300), Duration::from_millis(600)),
+            grace: berth_collector::GracePeriods {
+                pod: Duration::from_millis(300),
+                node: Duration::from_millis(600),
+            },
             ..Settings::default()
         };
         change(&mut settings);
@@ -259,11 +321,70 @@ impl Scene {
 
     /// The IPPool as the API server has it.
     pub async fn object(&self) -> Value {
+        self.object_named(&self.pool).await
+    }
+
+    pub async fn object_named(&self, name: &str) -> Value {
+        let found = self.pools().await.get(name).await.unwrap();
+        serde_json::to_value(found).unwrap()
+    }
+
+    pub async fn patch_pool(&self, patch: &Value) {
+        let params = PatchParams::default();
+        let pools = self.pools().await;
+        pools
+            .patch(&self.pool, &params, &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    pub async fn delete_pool(&self) {
+        let pools = self.pools().await;
+        let deleted = pools.delete(&self.pool, &DeleteParams::default()).await;
+        deleted.unwrap();
+    }
+
+    pub async fn replace_pool(&self, object: &Value) {
+        let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+        let pools = self.pools().await;
+        let params = PostParams::default();
+        pools.replace(&self.pool, &params, &object).await.unwrap();
+    }
+
+    /// The pool as an administrator makes it again.
+    pub async fn forget_allocations(&self) {
+        let allocations = self.object().await["spec"]["allocations"].clone();
+        let empty: BTreeMap<String, Value> = allocations
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(|key| (key.clone(), Value::Null))
+            .collect();
+        self.patch_pool(&json!({ "spec": { "allocations": empty } }))
+            .await;
+    }
+
+    /// Waits for an event on a pod.
+    pub async fn event(&self, pod: &str, reason: &str) -> Event {
+        let events: Api<Event> =
+            Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
+        let fields = format!("involvedObject.name={pod},reason={reason}");
+        let params = ListParams::default().fields(&fields);
+        let begun = Instant::now();
+        loop {
+            let found = events.list(&params).await.unwrap();
+            if let Some(event) = found.items.into_iter().next() {
+                return event;
+            }
+            assert!(begun.elapsed() < PATIENCE, "no event {reason} on {pod}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn pools(&self) -> Api<DynamicObject> {
         let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
         let resource = ApiResource::from_gvk_with_plural(&kind, "ippools");
-        let api: Api<DynamicObject> =
-            Api::all_with(self.cluster.client().await.unwrap(), &resource);
-        serde_json::to_value(api.get(&self.pool).await.unwrap()).unwrap()
+        Api::all_with(self.cluster.client().await.unwrap(), &resource)
     }
 
     pub async fn entry(&self, address: &str) -> Value {
@@ -318,16 +439,14 @@ async fn open(
         ..Connect::default()
     };
     let connection = connect.open().await.unwrap();
-    let local: SharedLedger = Arc::new(SqliteLedger::open(database).unwrap());
-    let cluster = berth_front::Cluster {
-        connection,
-        leader: None,
-    };
+    let file = berth_node::NodeFile::open(&database).await.unwrap();
+    let cluster = berth_front::Cluster::new(connection, None);
     Front::new(Setup {
+        duty: Duty::Node(file.attachments().clone()),
+        metrics: GcpMetrics::default(),
         node: node.to_owned(),
         desks: IP_POOL_KIND.desks(&cluster, DeskMetrics::default()),
         connection: cluster.connection,
-        local,
         settings,
         daemon,
     })
@@ -386,7 +505,7 @@ impl Drop for TestNode {
 
 /// The address of an answer, without its mask.
 pub fn address(answer: &Answer) -> String {
-    let given = berth_testkit::given(answer).unwrap();
+    let given = berth_testkit::answered_addresses(answer).unwrap();
     assert_eq!(given.len(), 1, "{given:?}");
     given[0]
         .strip_suffix("/16")
@@ -396,7 +515,17 @@ pub fn address(answer: &Answer) -> String {
 
 /// The code and the words of a refusal.
 pub fn refusal(answer: &Answer) -> (u64, String) {
-    berth_testkit::given(answer).unwrap_err()
+    let (code, text, _) = refusal_with_remedy(answer);
+    (code, text)
+}
+
+/// The same with the remedy, which every refusal names.
+pub fn refusal_with_remedy(answer: &Answer) -> (u64, String, String) {
+    let (code, text) = berth_testkit::answered_addresses(answer).unwrap_err();
+    let body: Value = serde_json::from_str(&answer.stdout).unwrap();
+    let remedy = body["details"].as_str().unwrap_or_default().to_owned();
+    assert!(!remedy.is_empty(), "no remedy: {body}");
+    (code, text, remedy)
 }
 
 pub async fn until(what: &str, condition: impl AsyncFn() -> bool) {

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use berth_kube::Verb;
+use berth_kube::events::Events;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use super::{ConfigMapLedger, PATIENCE, object};
-use crate::kube::events::Events;
-use crate::kube::response::Verb;
 use crate::{LedgerError, PoolKey};
 
 /// How long to wait before the next try on an object that others write all the time.
@@ -84,7 +84,7 @@ impl ConfigMapLedger {
         self.ask(Verb::Create, &pool.name, created).await.map(drop)
     }
 
-    /// The pool's object, to be told about.
+    /// The pool's object, for events on it.
     pub async fn reference(&self, pool: &PoolKey) -> Result<ObjectReference, LedgerError> {
         let read = self.api.get_metadata_opt(&pool.name);
         let found = self.ask(Verb::Get, &pool.name, read).await?;

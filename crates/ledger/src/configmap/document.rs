@@ -1,8 +1,8 @@
 //! The state document of a VM pool, as live clusters hold it in one key of a ConfigMap.
 //!
-//! Promises: what other programs wrote is read, fields that Berth does not know are kept (I7), and
+//! Guarantees: what other programs wrote is read, fields that Berth does not know are kept (I7), and
 //! what Berth writes is byte for byte what the Go program would write. What is no such document
-//! is an error and never an empty one (I5). Does not judge the content: an entry without an
+//! is an error and never an empty one (I5). Does not check the content: an entry without an
 //! address is an entry.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::{gojson, names};
+use super::{field_names, gojson};
 
 /// The whole state of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -67,12 +67,13 @@ impl Document {
     pub fn decode(text: &str) -> Result<Self, DocumentError> {
         let document: Self = serde_json::from_str(text)?;
         let entries = document.allocated.values();
-        let in_another_case = names::in_another_case(&document.others, &names::DOCUMENT)
-            || entries
-                .into_iter()
-                .any(|entry| names::in_another_case(&entry.others, &names::ALLOCATION));
+        let in_another_case =
+            field_names::in_another_case(&document.others, &field_names::DOCUMENT)
+                || entries.into_iter().any(|entry| {
+                    field_names::in_another_case(&entry.others, &field_names::ALLOCATION)
+                });
         if in_another_case {
-            return Ok(names::decode(text)?);
+            return Ok(field_names::decode(text)?);
         }
         Ok(document)
     }

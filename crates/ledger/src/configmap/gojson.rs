@@ -1,4 +1,4 @@
-//! JSON as Go's `json.MarshalIndent(v, "", "  ")` writes it. Promises the same bytes, so that a
+//! JSON as Go's `json.MarshalIndent(v, "", "  ")` writes it. Guarantees the same bytes, so that a
 //! document that passes between Berth and a Go program shows only real changes in a diff. Does
 //! not copy Go's number formats: the document's own numbers are integers.
 

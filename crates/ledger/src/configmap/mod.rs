@@ -1,34 +1,36 @@
 //! VM pools, each in one key of one ConfigMap, in the form that live clusters hold.
 //!
-//! Promises: a write goes under the resourceVersion that was read, so no other writer's change is
-//! lost (I1); writers that meet take turns ([`crate::turns`]), so that each write counts; a state that can't be read, or is suddenly gone, is an error and never an empty pool
+//! Guarantees: a write goes under the resourceVersion that was read, so no other writer's change is
+//! lost (I1); concurrent writers queue ([`crate::turns`]), so that each write succeeds; a state that can't be read, or is
+//! suddenly gone, is an error and never an empty pool
 //! (I5); a state that would not fit is refused before it is sent. When another writer was first, the
 //! same changes are tried on the newer state as long as their preconditions hold there, without
 //! planning again: that is what makes two writers of different addresses cheap.
 //!
-//! Does not keep rests (the document has no place for them) and has no claims by name.
+//! Does not keep cooldowns (the document has no place for them) and has no named records.
 
 mod annotation;
-mod aside;
+mod conflict_log;
 mod document;
-mod foreign;
+mod field_names;
+mod foreign_writes;
 mod gojson;
-mod names;
 mod object;
 mod repair;
-mod resolved;
 mod salvage;
+mod set_aside;
 mod state;
 mod view;
 mod write;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Address, Change, Record};
+use berth_kube::Verb;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
@@ -36,26 +38,26 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::PartialObjectMeta;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 
 use crate::{
-    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn,
-    Version,
+    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Rejection, Snapshot,
+    Turn, Version,
 };
 
 pub use document::{Allocation, Document, DocumentError};
-pub use foreign::Foreign;
+pub use foreign_writes::ForeignWrites;
 pub use object::{COMPONENT_LABEL, MAX_DATA_BYTES, STATE_KEY};
 pub use repair::Repairs;
 pub use salvage::{Salvage, salvage_of};
 pub use state::attribute;
 
 use crate::kube::ETCD_PATIENCE;
-use crate::kube::response::Verb;
 use object::{Room, Stored};
 use state::{Members, Obstacle};
 use view::View;
 
-/// How long one commit is tried on newer and newer states, before the desk is told.
+/// How long one commit is tried on newer and newer states, before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The pools of one namespace; a pool's name is its ConfigMap's.
@@ -65,13 +67,13 @@ pub struct ConfigMapLedger {
     /// For one request to the API server.
     timeout: Duration,
     members: Mutex<BTreeMap<String, Members>>,
-    /// What was last read, written or heard: the base of the next commit.
+    /// What was last read or written: the base of the next commit.
     views: Mutex<BTreeMap<String, Arc<View>>>,
-    /// The name of this process among those that take turns.
+    /// The name of this process in the write queue.
     id: String,
-    /// Whose allocations are put back when another program erases them; empty: nobody's.
+    /// The node whose allocations are restored when another program erases them; empty: none.
     node: String,
-    /// How often a write that met another writer is tried again: not at all, or as long as it takes.
+    /// Whether a write that conflicted with another writer's is tried again.
     retries: u32,
 }
 
@@ -83,10 +85,6 @@ impl std::fmt::Debug for ConfigMapLedger {
 }
 
 /// The maps are whole whatever happened to another thread: every write to them is one step.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl ConfigMapLedger {
     pub fn new(client: Client, namespace: impl Into<String>, timeout: Duration) -> Self {
         let namespace = namespace.into();
@@ -102,29 +100,29 @@ impl ConfigMapLedger {
         }
     }
 
-    /// The node whose allocations this process keeps: what another program erases of them is put back.
+    /// The node whose allocations this process keeps: what another program erases of them is restored.
     #[must_use]
     pub fn of_node(mut self, node: impl Into<String>) -> Self {
         self.node = node.into();
         self
     }
 
-    /// With 0 a write that meets another writer fails.
+    /// With 0 a write that conflicts with another writer's fails.
     #[must_use]
     pub const fn with_retries(mut self, retries: u32) -> Self {
         self.retries = retries;
         self
     }
 
-    /// The addresses that the settings give to the pool now, in their order. Members that the
+    /// The addresses that the settings list for the pool now, in their order. Members that the
     /// document does not mention are free from now on; addresses that are no members are not
-    /// given any more, and stay with who has them.
+    /// allocated any more, and stay with their owners.
     pub fn set_members(&self, pool: &PoolKey, addresses: &[Address]) {
         let mut places = BTreeMap::new();
         for (place, address) in addresses.iter().enumerate() {
             places.entry(*address).or_insert(place);
         }
-        lock(&self.members).insert(pool.name.clone(), Some(places));
+        self.members.lock().insert(pool.name.clone(), Some(places));
     }
 
     /// Rebuilds the free list as the members in their order without those in use, and creates the
@@ -140,18 +138,18 @@ impl ConfigMapLedger {
         Ok(repairs)
     }
 
-    /// How many writes to the pool met another writer, since this ledger was opened.
+    /// How many writes to the pool conflicted with another writer's, since this ledger was opened.
     pub fn conflicts(&self, pool: &PoolKey) -> u64 {
         self.view(pool).conflicts()
     }
 
     /// What other programs' writes did to the pool's state.
-    pub fn foreign(&self, pool: &PoolKey) -> Foreign {
+    pub fn foreign(&self, pool: &PoolKey) -> ForeignWrites {
         self.view(pool).foreign()
     }
 
-    /// Whether another program erased an allocation of this node that is not in the state again yet: the next write puts it
-    /// there, for example [`Self::repair`].
+    /// Whether another program erased an allocation of this node that is not in the state again yet: the next write restores
+    /// it, for example [`Self::repair`].
     pub fn is_owing(&self, pool: &PoolKey) -> bool {
         self.view(pool).is_owing()
     }
@@ -162,7 +160,7 @@ impl ConfigMapLedger {
     }
 
     fn members(&self, pool: &PoolKey) -> Members {
-        lock(&self.members).get(&pool.name).cloned().flatten()
+        self.members.lock().get(&pool.name).cloned().flatten()
     }
 
     fn target(&self, pool: &PoolKey) -> String {
@@ -170,7 +168,7 @@ impl ConfigMapLedger {
     }
 
     fn view(&self, pool: &PoolKey) -> Arc<View> {
-        Arc::clone(lock(&self.views).entry(pool.name.clone()).or_default())
+        Arc::clone(self.views.lock().entry(pool.name.clone()).or_default())
     }
 
     fn snapshot(&self, pool: &PoolKey, stored: &Stored) -> Snapshot {
@@ -217,19 +215,21 @@ impl Ledger for ConfigMapLedger {
         Ok(self.snapshot(pool, &stored))
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
+        LedgerError::refuse_guard(pool, guard)?;
         if changes.is_empty() {
             return Ok(base.clone());
         }
         let members = self.members(pool);
         let target = self.target(pool);
         let count = changes.len();
-        let claims = |change: &Change| matches!(change, Change::Claim { .. });
+        let claims = |change: &Change| matches!(change, Change::Allocate { .. });
         let room = match changes.iter().any(claims) {
             true => Room::Quarantine,
             false => Room::None,

@@ -1,17 +1,17 @@
 //! The ConfigMap around the document.
 //!
-//! Promises: every other key of the ConfigMap, its labels and annotations stay as they are (I7);
+//! Guarantees: every other key of the ConfigMap, its labels and annotations stay as they are (I7);
 //! what would pass the API server's limit is refused before it is sent.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use berth_kube::{Place, Resource};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 
 use super::document::Document;
-use super::foreign::Stamp;
-use crate::kube::resource::{Place, Resource};
+use super::foreign_writes::Stamp;
 use crate::turns::{PREFIX, Ring};
 use crate::{LedgerError, Version};
 
@@ -30,7 +30,7 @@ pub(super) const CONFIG_MAPS: Resource = Resource {
     place: Place::Namespaced,
 };
 
-/// Finds the pools among other ConfigMaps.
+/// Selects the pools among other ConfigMaps.
 pub(super) fn selector() -> String {
     format!("{}={}", COMPONENT_LABEL.0, COMPONENT_LABEL.1)
 }
@@ -52,7 +52,7 @@ impl Stored {
         let Some(mut object) = found else {
             return Ok(Self::holding(None, Document::default(), Stamp::default()));
         };
-        // The text is decoded, and written anew each time: no need to carry it along.
+        // The text is decoded, and written again each time: it is not kept.
         let text = object.data.as_mut().and_then(|data| data.remove(STATE_KEY));
         let document = match &text {
             None => Document::default(),
@@ -108,7 +108,7 @@ impl Stored {
         &self.document
     }
 
-    /// For what other programs took out of it.
+    /// For what other programs erased.
     pub(super) const fn document_mut(&mut self) -> &mut Document {
         &mut self.document
     }
@@ -130,7 +130,7 @@ impl Stored {
         self.document.allocated.len()
     }
 
-    /// Who waits to write it.
+    /// The write queue.
     pub(super) const fn ring(&self) -> &Ring {
         &self.ring
     }
@@ -145,7 +145,7 @@ impl Stored {
     }
 
     /// The object with another document in it, to be written under the version that was read, and the
-    /// ring as it is after that.
+    /// queue as it is after that.
     pub(super) fn with(
         &self,
         target: &str,

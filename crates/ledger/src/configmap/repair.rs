@@ -1,6 +1,6 @@
-//! What is put right in a document that can be read: its free list, and entries that are no allocation.
+//! Repairs a document that can be read: its free list, and entries that are no allocation.
 //!
-//! Promises: nothing in use is touched; an entry without an address is moved to where a person can look at it, never
+//! Guarantees: nothing in use is touched; an entry without an address is kept where a person can read it, never
 //! destroyed (I5), and no VM that it may have meant is free because of that (I4).
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use super::document::Document;
 use super::salvage::held_entry;
 use super::state::{Members, parse, unmentioned};
 
-/// What [`repair`] found and put right.
+/// What [`repair`] found and repaired.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repairs {
     /// Free entries that were no members, no addresses, in use, or listed twice.
@@ -77,11 +77,11 @@ pub(super) fn repair(document: &mut Document, members: &Members, now: Timestamp)
 pub(super) struct Strays {
     /// As they were, by their allocation IDs.
     pub entries: Map<String, Value>,
-    /// Members that the document does not mention: one of the strays may mean them.
+    /// Members that the document does not mention: one of the unparsed may mean them.
     pub held: Vec<Address>,
 }
 
-/// Takes the strays out of the document. A member that is mentioned nowhere is held from now on, as one of an unreadable
+/// Takes the unparsed out of the document. A member that is mentioned nowhere is held from now on, as one of an unreadable
 /// state is.
 pub(super) fn take_strays(
     document: &mut Document,
@@ -141,9 +141,9 @@ mod tests {
             .enumerate()
             .map(|(n, ip)| (ip.parse().unwrap(), n));
         let members: Members = Some(places.collect());
-        let strays = take_strays(&mut document, &members, Timestamp::UNIX_EPOCH).unwrap();
-        assert_eq!(strays.entries["typo"]["ip"], "10.0.0.l");
-        assert_eq!(strays.held, ["10.0.0.2".parse().unwrap()]);
+        let unparsed = take_strays(&mut document, &members, Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(unparsed.entries["typo"]["ip"], "10.0.0.l");
+        assert_eq!(unparsed.held, ["10.0.0.2".parse().unwrap()]);
         let ids: Vec<&String> = document.allocated.keys().collect();
         assert_eq!(ids, ["good", "unreadable-10.0.0.2"]);
         assert_eq!(

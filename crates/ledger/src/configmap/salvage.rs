@@ -1,8 +1,8 @@
-//! What can be made out of a state that can't be read.
+//! Salvages what can be parsed of a state that is no document.
 //!
-//! Promises that an address is free afterwards only if the old text says so (I4): it stands in a
-//! whole `availableIPs` list and as nobody's `ip`, in whatever case that is written. Entries that are whole stay; every
-//! other member is held under an ID of its own until somebody has cleaned the VM. Does not guess.
+//! Guarantees that an address is free afterwards only if the old text says so (I4): it stands in a
+//! whole `availableIPs` list and is no entry's `ip`, in whatever case that is written. Entries that are whole stay; every
+//! other member is held under an ID of its own until the VM was cleaned. Does not guess.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,24 +11,24 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::document::{Allocation, Document};
-use super::names::{ALLOCATION, known_name};
+use super::field_names::{ALLOCATION, known_name};
 use super::state::{Members, parse};
 
 /// The field that says why an address is held without an owner.
 const WHY: &str = "heldBecause";
 
-/// The outcome of a rescue.
+/// What was salvaged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Salvage {
     /// The state to go on with.
     pub document: Document,
-    /// Allocations that were made out.
+    /// Allocations that could be parsed.
     pub allocations: usize,
     /// Members of which nothing is known, held as `unreadable-{ip}`.
     pub unknown: Vec<Address>,
 }
 
-/// What can be made out of `text` by itself, for a pool whose members are not known.
+/// What can be parsed of `text` by itself, for a pool whose members are not known.
 pub fn salvage_of(text: &str) -> Salvage {
     let known = BTreeMap::new();
     salvage(text, &Members::default(), &known, Timestamp::UNIX_EPOCH)
@@ -94,7 +94,7 @@ pub(super) fn salvage(
 
 pub(super) fn held_entry(address: Address, now: Timestamp) -> Allocation {
     let why =
-        Value::String("the pool's state could not be read, nobody knows who has this VM".into());
+        Value::String("the pool's state could not be read, the owner of this VM is unknown".into());
     Allocation {
         allocation_id: format!("unreadable-{address}"),
         ip: address.to_string(),
@@ -189,7 +189,7 @@ mod tests {
             "172.18.0.5"
         );
         assert_eq!(salvage.allocations, 3);
-        // .6 was in the entry that is broken, .20 in none: both may be somebody's.
+        // .6 was in the entry that is broken, .20 in none: both may be in use.
         let unknown: Vec<String> = salvage.unknown.iter().map(Address::to_string).collect();
         assert_eq!(unknown, ["172.18.0.6", "172.18.0.20"]);
         assert_eq!(

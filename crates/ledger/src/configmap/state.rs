@@ -1,8 +1,8 @@
 //! The document as a pool, and a pool's changes on the document.
 //!
-//! Promises: a change is made only if its precondition holds in this document (I1, I6); what a
+//! Guarantees: a change is made only if its precondition holds in this document (I1, I6); what a
 //! change does not speak of stays as it was (I7), entries that make no sense among it. An address
-//! that is no longer a member is not listed as free again when it is given back.
+//! that is no longer a member is not listed as free again when it is released.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,12 +27,12 @@ const OWNER_PART: &str = "ownerPart";
 /// Names that an attribute can't have, because the document means something else by them.
 const OWN_FIELDS: [&str; 4] = ["allocationID", "ip", OWNER, OWNER_PART];
 
-/// The addresses that the settings give to a pool, in their order. Without them every address of
+/// The addresses that the settings list for a pool, in their order. Without them every address of
 /// the document counts.
 pub(super) type Members = Option<BTreeMap<Address, usize>>;
 
 /// The pool that a document describes. Free are, in this order: what it lists, as far as that is
-/// a member and in nobody's hands; then members that it does not mention at all.
+/// a member and not allocated; then members that it does not mention at all.
 pub(super) fn pool(document: &Document, members: &Members) -> Pool {
     let held: BTreeSet<Address> = document
         .allocated
@@ -55,7 +55,7 @@ pub(super) fn pool(document: &Document, members: &Members) -> Pool {
     for (id, allocation) in &document.allocated {
         match parse(&allocation.ip) {
             Some(address) => pool.restore(address, record(id, allocation)),
-            None => pool.restore_stray(berth_core::Stray {
+            None => pool.restore_unparsed(berth_core::Unparsed {
                 key: id.clone(),
                 why: format!("ip {:?} is no address", allocation.ip),
             }),
@@ -155,7 +155,7 @@ pub(super) enum Obstacle {
 }
 
 /// Makes all changes, or says which can't be made; the document is then half changed and must be
-/// thrown away.
+/// discarded.
 pub(super) fn apply(
     document: &mut Document,
     members: &Members,
@@ -180,7 +180,7 @@ pub(super) fn apply(
     for change in changes {
         let address = change.address();
         match change {
-            Change::Claim { record, .. } => {
+            Change::Allocate { record, .. } => {
                 let id = record.handle.as_str();
                 if let Some(other) = document.allocated.get(id) {
                     return Err(if parse(&other.ip) == Some(address) {

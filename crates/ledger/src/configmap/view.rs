@@ -1,19 +1,20 @@
-//! What this process knows of one pool's object, and when its turn to write it comes.
+//! What this process knows of one pool's object, and when it may write it.
 //!
-//! Does not promise that what it knows is of now: a write under its version finds that out.
+//! What it knows may be out of date: a write under its version finds that out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
+use parking_lot::{Mutex, MutexGuard};
 
+use super::conflict_log::ConflictLog;
 use super::document::Allocation;
-use super::foreign::{Foreign, Kept};
+use super::foreign_writes::{ForeignWrites, Kept};
 use super::object::Stored;
-use super::resolved::Resolved;
 use crate::turns::{Line, PREFIX, Patience};
 
 const PATIENCE: Patience = Patience {
@@ -27,11 +28,11 @@ const TURN_CHANGES: usize = 3;
 #[derive(Debug)]
 pub(super) struct View {
     line: Arc<Line>,
-    /// What was last read or written, which may be older than what the line has heard of.
+    /// What was last read or written, which may be older than what the queue knows of.
     stored: Mutex<Option<Arc<Stored>>>,
     conflicts: AtomicU64,
     /// Conflicts to be logged once a write got through.
-    resolved: Mutex<Resolved>,
+    resolved: Mutex<ConflictLog>,
     /// This node's allocations, against other programs' writes.
     kept: Mutex<Kept>,
     /// Entries that could not be parsed, or VMs of a state that could not.
@@ -45,7 +46,7 @@ pub(super) struct View {
 pub(super) struct Turn {
     /// The state to write on, unless it is yet to be read.
     pub stored: Option<Arc<Stored>>,
-    /// Members that were waited for in vain.
+    /// Members that were waited for and did not write.
     pub passed: usize,
 }
 
@@ -63,17 +64,13 @@ impl Default for View {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl View {
     pub(super) fn last(&self) -> Option<Arc<Stored>> {
-        let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let stored = self.stored.lock();
         stored.clone()
     }
 
-    /// Puts back into a state that was read what another program took out. A state older than the last one tells nothing.
+    /// Restores in a state that was read what another program erased. A state older than the last one is ignored.
     pub(super) fn restore(&self, pool: &str, node: &str, stored: &mut Stored) {
         let last = self.last().map(|last| last.version());
         if last.is_some_and(|last| stored.version().order(&last) == Some(std::cmp::Ordering::Less))
@@ -89,7 +86,7 @@ impl View {
         self.kept().wrote(node, stored.stamp(), stored.document());
     }
 
-    /// Whether the state lacks what this process has put back.
+    /// Whether the state lacks what this process has restored.
     pub(super) fn is_owing(&self) -> bool {
         self.kept().is_owing()
     }
@@ -98,12 +95,12 @@ impl View {
         self.kept().entries().clone()
     }
 
-    pub(super) fn foreign(&self) -> Foreign {
+    pub(super) fn foreign(&self) -> ForeignWrites {
         self.kept().counts()
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock()
     }
 
     /// So many entries were set aside.
@@ -119,7 +116,7 @@ impl View {
     /// The state as it was just read or written.
     pub(super) fn learn(&self, stored: Arc<Stored>) {
         let (version, ring) = (stored.version(), stored.ring().clone());
-        *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Some(stored);
+        *self.stored.lock() = Some(stored);
         self.line.learn(version, ring);
     }
 
@@ -137,7 +134,7 @@ impl View {
         made < TURN_CHANGES
     }
 
-    /// A turn begins anew.
+    /// A new turn begins.
     pub(super) fn new_turn(&self) {
         self.changes.store(0, Ordering::Relaxed);
     }
@@ -148,15 +145,15 @@ impl View {
 
     pub(super) fn collided(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
-        lock(&self.resolved).met();
+        self.resolved.lock().met();
     }
 
     /// How many conflicts the write that just got through has resolved, if that is to be logged now.
     pub(super) fn resolved(&self) -> Option<u64> {
-        lock(&self.resolved).due(Instant::now())
+        self.resolved.lock().due(Instant::now())
     }
 
-    /// A write that counted took this long.
+    /// A write that succeeded took this long.
     pub(super) fn wrote(&self, took: Duration) {
         self.line.took(took);
     }
@@ -169,7 +166,7 @@ impl View {
         self.line.is_followed()
     }
 
-    /// Waits until it is `member`'s turn; not at all, and `None`, for who is not in the ring.
+    /// Waits until it is `member`'s turn; returns `None` at once for a process that is not in the queue.
     pub(super) async fn turn(&self, member: &str) -> Option<Turn> {
         let passed = self.line.turn(member).await?.len();
         let newest = self.line.version();
@@ -177,12 +174,12 @@ impl View {
         Some(Turn { stored, passed })
     }
 
-    /// Waits for news of a newer state than `than`, as long as one turn. Whether there are any.
+    /// Waits for a newer state than `than`, as long as one turn. Whether there is one.
     pub(super) async fn is_newer(&self, than: &Stored) -> bool {
         self.line.is_newer(&than.version()).await
     }
 
-    /// Hears of every write by anyone, while turns are waited for and a little longer.
+    /// Watches the object, while turns are waited for and a little longer.
     pub(super) fn follow(&self, api: &Api<ConfigMap>, name: &str) {
         self.line.follow(api, name);
     }

@@ -1,12 +1,13 @@
 //! The requests for one ConfigMap, and how a change gets into it among other writers.
 //!
-//! Promises: each write goes under the version that it was made on, and is made anew on what another wrote before it;
-//! whoever meets others that write at the same moment takes turns with them, and waits for his.
+//! Guarantees: each write goes under the version that it was made on, and is repeated on what another wrote before it;
+//! a process that conflicts with others joins their write queue.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use berth_core::Address;
+use berth_kube::{Ask, Failure, Part, Verb};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -14,8 +15,6 @@ use rand::RngExt;
 
 use super::object::{self, Draft, Room, Stored};
 use super::{ConfigMapLedger, Document, PATIENCE, gojson, repair};
-use crate::kube::resource::Part;
-use crate::kube::response::{Ask, Failure, Verb};
 use crate::turns::Ring;
 use crate::{LedgerError, PoolKey, Version};
 
@@ -23,7 +22,7 @@ use crate::{LedgerError, PoolKey, Version};
 const YOUNG: Duration = Duration::from_millis(500);
 
 impl ConfigMapLedger {
-    /// One request, bounded, whose failure says what is known of its outcome.
+    /// One request, bounded; its failure says whether the outcome is known.
     pub(super) async fn ask<T>(
         &self,
         verb: Verb,
@@ -35,13 +34,15 @@ impl ConfigMapLedger {
             Ok(Err(error)) => Failure::of(error),
             Err(_) => Failure::Lost(format!("no answer within {:?}", self.timeout)),
         };
-        Err(failure.into_error(Ask {
-            verb,
-            resource: &object::CONFIG_MAPS,
-            part: Part::Object,
-            connection: &self.namespace,
-            name,
-        }))
+        Err(failure
+            .into_error(Ask {
+                verb,
+                resource: &object::CONFIG_MAPS,
+                part: Part::Object,
+                connection: &self.namespace,
+                name,
+            })
+            .into())
     }
 
     pub(super) async fn get(&self, pool: &PoolKey) -> Result<Option<ConfigMap>, LedgerError> {
@@ -49,8 +50,8 @@ impl ConfigMapLedger {
             .await
     }
 
-    /// Reads and remembers. A state that was there and is gone is not an empty one: whoever removed
-    /// it did not free the VMs in it.
+    /// Reads and remembers. A state that was there and is gone is not an empty one: its removal
+    /// did not release the VMs in it.
     pub(super) async fn fetch(&self, pool: &PoolKey) -> Result<Arc<Stored>, LedgerError> {
         let found = self.get(pool).await?;
         let target = self.target(pool);
@@ -101,7 +102,7 @@ impl ConfigMapLedger {
     }
 
     /// Writes and remembers. `None`: another writer was first, and it is to be tried again on what
-    /// that one wrote; after `end` that is the caller's business.
+    /// that one wrote; after `end` the caller does that.
     pub(super) async fn write(
         &self,
         pool: &PoolKey,
@@ -152,8 +153,8 @@ impl ConfigMapLedger {
         loop {
             let (current, passed) = self.at_turn(pool, known.take()).await?;
             let mut document = current.document().clone();
-            let strays = repair::take_strays(&mut document, &members, Timestamp::now());
-            if !edit(&current, &mut document)? && strays.is_none() && !view.is_owing() {
+            let unparsed = repair::take_strays(&mut document, &members, Timestamp::now());
+            if !edit(&current, &mut document)? && unparsed.is_none() && !view.is_owing() {
                 return Ok(current.version());
             }
             let exact = base.is_none_or(|base| *base == current.version());
@@ -161,14 +162,14 @@ impl ConfigMapLedger {
             let keeps = ring.place(&self.id).is_some() && view.keeps_turn(changes);
             let ring = ring.after_write(&self.id, passed, keeps);
             let mut next = current.with(&target, &pool.name, document, &ring, room)?;
-            if let Some(strays) = &strays {
-                let text = gojson::to_string(&strays.entries).unwrap_or_default();
+            if let Some(unparsed) = &unparsed {
+                let text = gojson::to_string(&unparsed.entries).unwrap_or_default();
                 self.keep_aside(pool, &mut next, &text).await?;
             }
             if let Some(version) = self.write(pool, next, end).await? {
-                if let Some(strays) = strays {
-                    view.set_aside(strays.entries.len());
-                    let (ids, held) = (strays.entries.keys().cloned().collect(), strays.held);
+                if let Some(unparsed) = unparsed {
+                    view.set_aside(unparsed.entries.len());
+                    let (ids, held) = (unparsed.entries.keys().cloned().collect(), unparsed.held);
                     self.report_strays(pool, ids, &held);
                 }
                 return Ok(if exact { version } else { version.merged() });
@@ -186,8 +187,8 @@ impl ConfigMapLedger {
         );
     }
 
-    /// Waits for the turn, if turns are taken. The state to write on, which is `known` where they are not,
-    /// and how many members were waited for in vain.
+    /// Waits for the turn, if there is a queue. The state to write on, which is `known` where there is none,
+    /// and how many members were waited for and did not write.
     pub(super) async fn at_turn(
         &self,
         pool: &PoolKey,
@@ -207,8 +208,8 @@ impl ConfigMapLedger {
         }
     }
 
-    /// The state to try on next, if it is known. Whoever lost on a state that had just been read met others
-    /// who write at this moment, and joins their turns; a state that was old proves nothing.
+    /// The state to try on next, if it is known. A process that lost on a state that had just been read competes with
+    /// others that write at this moment, and joins their queue; an old state proves nothing.
     async fn after_conflict(
         &self,
         pool: &PoolKey,
@@ -216,8 +217,8 @@ impl ConfigMapLedger {
     ) -> Result<Option<Arc<Stored>>, LedgerError> {
         let view = self.view(pool);
         if lost.ring().place(&self.id).is_some() {
-            let told = view.is_followed() && view.is_newer(lost).await;
-            if !told {
+            let is_known = view.is_followed() && view.is_newer(lost).await;
+            if !is_known {
                 self.fetch(pool).await?;
             }
             if view.has_member(&self.id) {
@@ -232,7 +233,7 @@ impl ConfigMapLedger {
         self.sign_up(pool).await.map(Some)
     }
 
-    /// Joins those who take turns, as the next.
+    /// Joins the write queue.
     async fn sign_up(&self, pool: &PoolKey) -> Result<Arc<Stored>, LedgerError> {
         let (view, target) = (self.view(pool), self.target(pool));
         let (params, patch) = (
@@ -251,8 +252,8 @@ impl ConfigMapLedger {
                 Ok(stored)
             }
             Err(error) => {
-                // No right to patch, or too many at once: then chance parts them, more slowly.
-                tracing::debug!(target, %error, "no turn is to be had");
+                // No right to patch, or too many at once: then random backoff separates them, more slowly.
+                tracing::debug!(target, %error, "the write queue can't be joined");
                 let share: f64 = rand::rng().random_range(0.0..4.0);
                 tokio::time::sleep(view.turn_time().mul_f64(share)).await;
                 self.fetch(pool).await

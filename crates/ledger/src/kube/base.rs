@@ -2,12 +2,12 @@
 //!
 //! A commit guards each address by itself and needs no resourceVersion. What it does need to know
 //! without reading again: whether the object exists (else it is created), whether the API server
-//! still tracks its fields (else it need not be told to stop), what its resting addresses were
-//! (nobody may have put one to rest since, I10), and whether an entry is where a test for its address
+//! still keeps managedFields (else they need not be ended), which addresses cooled down
+//! (no other may have been added since, I10), and whether an entry is where a test for its address
 //! would not find it. All of it follows from the state alone, so equal versions are equal states.
 
 use berth_core::Change;
-use berth_core::slice::ways::Bar;
+use berth_core::slice::ways::Exclusion;
 use serde_json::Value;
 
 use crate::Version;
@@ -26,10 +26,10 @@ pub(super) const ASSIGNED: &str = "berth.dev/assigned";
 pub(super) const UNRESERVED: &str = "berth.dev/unreserved";
 
 /// The annotation that closes a pool so.
-pub(super) const fn annotation(bar: Bar) -> &'static str {
+pub(super) const fn annotation(bar: Exclusion) -> &'static str {
     match bar {
-        Bar::Assigned => ASSIGNED,
-        Bar::Unreserved => UNRESERVED,
+        Exclusion::Assigned => ASSIGNED,
+        Exclusion::Unreserved => UNRESERVED,
     }
 }
 
@@ -73,14 +73,17 @@ pub(super) struct Stamp {
 /// The annotations that must not be there when the changes are made.
 pub(super) fn barriers(changes: &[Change]) -> impl Iterator<Item = &'static str> {
     let claimed = changes.iter().filter_map(|change| match change {
-        Change::Claim { record, .. } => Some(record),
+        Change::Allocate { record, .. } => Some(record),
         _ => None,
     });
     let any = claimed.clone().next().is_some();
     let unchecked = claimed
         .clone()
         .any(|one| one.attribute(UNCHECKED).is_some());
-    let bars = Bar::before(!unchecked).iter().copied().map(annotation);
+    let bars = Exclusion::before(!unchecked)
+        .iter()
+        .copied()
+        .map(annotation);
     std::iter::once(SLICED).chain(bars).filter(move |_| any)
 }
 

@@ -1,10 +1,11 @@
-//! Calls to a node, that it look at its claims: an object named after the node, written by whoever calls.
+//! Notifications to a node, so that it reads its claims again: an object named after the node, which the sender writes.
 //!
 //! A hint and nothing more: a call that is lost costs time, because the node looks by itself too. A node watches the
 //! one name. The API server keeps such a watch apart from all others, so 5,000 of them cost a write of anything else
 //! nothing; by label, every write of every claim would be shown to every one of them.
 
 use berth_core::slice::NodeName;
+use berth_kube::{Failure, Verb};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::api::{DynamicObject, Patch, Preconditions};
@@ -13,7 +14,6 @@ use rand::RngExt;
 use serde_json::{Value, json};
 
 use super::resource::SLICE_CALLS;
-use super::response::{Failure, Verb};
 use super::{KubeLedger, SliceObject};
 use crate::LedgerError;
 
@@ -36,7 +36,7 @@ impl KubeLedger {
         match self.client.patch(&SLICE_CALLS, name, &patch).await {
             Ok(_) => return Ok(()),
             Err(Failure::Refused(refusal)) if refusal.is_absence_of(name) => {}
-            Err(failure) => return Err(failure.into_error(ask)),
+            Err(failure) => return Err(failure.into_error(ask).into()),
         }
         let object = json!({
             "apiVersion": SLICE_CALLS.api_version(),
@@ -48,24 +48,23 @@ impl KubeLedger {
             Ok(_) => Ok(()),
             // Somebody else's call, after what was written: it is heard for us too.
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(()),
-            Err(failure) => {
-                Err(failure.into_error(self.client.ask(Verb::Create, &SLICE_CALLS, name)))
-            }
+            Err(failure) => Err(failure
+                .into_error(self.client.ask(Verb::Create, &SLICE_CALLS, name))
+                .into()),
         }
     }
 
     /// The nodes that calls are kept for.
     pub async fn called_nodes(&self) -> Result<Vec<NodeName>, LedgerError> {
         let name = |metadata: &Value| metadata["name"].as_str().map(NodeName::new);
-        self.client
-            .pick_metadata(&SLICE_CALLS, "", PAGE, name)
-            .await
+        let nodes = self.client.pick_metadata(&SLICE_CALLS, "", PAGE, name);
+        Ok(nodes.await?)
     }
 
     /// Deletes the calls to a node that is gone. One that is called again is heard of by a new object.
     pub async fn end_calls(&self, node: &NodeName) -> Result<(), LedgerError> {
         let any = Preconditions::default();
-        self.client.delete(&SLICE_CALLS, node.as_str(), any).await
+        Ok(self.client.delete(&SLICE_CALLS, node.as_str(), any).await?)
     }
 
     /// The calls to a node, each with the claim that it is about, if it says so; one too when the watch had to begin again,

@@ -1,4 +1,4 @@
-//! Which nodes have claims: for whoever looks after nodes that are gone, and after claims that are deleted under nodes that
+//! Which nodes have claims: for the work on nodes that are gone, and on claims that are deleted under nodes that
 //! live.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ impl KubeLedger {
         Ok(strange.into_iter().collect())
     }
 
-    /// Claims as they are deleted, whoever does that: the claim's name and the node that had it. One that was deleted while the
+    /// Claims as they are deleted, by any client: the claim's name and the node that had it. One that was deleted while the
     /// watch was broken is among them.
     pub fn deleted_claims(&self) -> BoxStream<'static, (String, NodeName)> {
         let api = self.client.api::<PartialObjectMeta<DynamicObject>>(&SLICES);

@@ -1,12 +1,12 @@
 //! The codec of whereabouts' IPPools: entries in `spec.allocations`, by offset; cooldowns in an annotation.
 
 use berth_core::{Address, Change, Pool, Prefix, Record};
+use berth_kube::{Fetched, Resource};
 use serde_json::{Value, json};
 
 use super::base::{RESTING, Stamp};
-use super::client::Fetched;
 use super::object::{Draft, Object, entry, key, read_pool, weight};
-use super::resource::{POOLS, Resource};
+use super::resource::POOLS;
 use crate::PoolKey;
 use crate::object::{Codec, Commit, Creation, EncodeError, WriteAs, now};
 

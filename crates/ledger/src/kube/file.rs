@@ -1,8 +1,8 @@
 //! Which file of a node its slices are kept in: an annotation of claims and of published pools.
 //!
-//! A node's slices are allocated from by one file. Whoever finds them marked with another file of the same node, and is not
-//! the agent that takes them over, must not allocate from them (I1). The mark of another node says nothing: its claim was
-//! passed on by somebody who does not know of marks.
+//! A node's slices are allocated from by one file. A process that finds them marked with another file of the same node
+//! must not allocate from them (I1), unless it is the agent that takes them over. The mark of another node means nothing:
+//! the claim was transferred by a version without marks.
 
 use berth_core::slice::NodeName;
 use serde::{Deserialize, Serialize};

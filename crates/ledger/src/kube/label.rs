@@ -1,6 +1,6 @@
 //! Names as the values of labels, by which objects are found.
 
-/// A label takes 63 characters: a longer name is shortened and told from its like by a hash, and by whatever has it whole.
+/// A label takes 63 characters: a longer name is shortened, and a hash keeps it distinct.
 pub(super) fn label(name: &str) -> String {
     if name.len() <= 63 {
         return name.to_owned();

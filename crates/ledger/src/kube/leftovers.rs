@@ -1,22 +1,21 @@
-//! Pools of slices that were given back: labelled by their nodes, which may not delete pools, and deleted by the
-//! controller.
+//! Pools of released slices: labelled by their nodes, which may not delete pools, and deleted by the controller.
 //!
-//! Promises: a pool goes only if it is empty at exactly the version that was judged. Whoever publishes the slice again
-//! loses nothing: its write finds no object, and makes one.
+//! Guarantee: a pool is deleted only if it is empty at exactly the version that was judged. A node that publishes the
+//! slice again loses nothing: its write finds no object, and creates one.
 
+use berth_kube::{Failure, KubeError, Verb};
 use kube::api::{Patch, Preconditions};
 use serde_json::{Value, json};
 
 use super::resource::POOLS;
-use super::response::{Failure, Verb};
 use super::{KubeLedger, PAGE};
 use crate::{LedgerError, PoolKey};
 
-/// The label of a pool whose slice was given back.
+/// The label of a pool whose slice was released.
 pub const GIVEN_BACK: &str = "berth.dev/given-back";
 
 impl KubeLedger {
-    /// Says on a slice's pool that its slice was given back, if it is there and empty.
+    /// Labels a slice's pool as released, if it exists and is empty.
     pub async fn label_given_back(&self, pool: &PoolKey) -> Result<(), LedgerError> {
         match self.client.get(&POOLS, &pool.name).await? {
             Some(found) if is_empty(&found.object) => {
@@ -27,7 +26,7 @@ impl KubeLedger {
         }
     }
 
-    /// Deletes pools of slices that were given back; how many. One that is published again is nobody's leftover.
+    /// Deletes pools of slices that were given back; how many. One that is published again stays.
     pub async fn delete_given_back(&self) -> Result<usize, LedgerError> {
         let labelled = format!("{GIVEN_BACK}=true");
         let mut leftovers: Vec<Leftover> = Vec::new();
@@ -45,9 +44,9 @@ impl KubeLedger {
             };
             match self.client.delete(&POOLS, &one.name, preconditions).await {
                 Ok(()) => deleted += 1,
-                // Written meanwhile: looked at the next time.
-                Err(LedgerError::Conflict { .. }) => {}
-                Err(error) => return Err(error),
+                // Written meanwhile: read again the next time.
+                Err(KubeError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(deleted)
@@ -65,13 +64,15 @@ impl KubeLedger {
         } }));
         match self.client.patch(&POOLS, name, &merge).await {
             Ok(_) => Ok(()),
-            // Somebody has written or deleted it meanwhile: then it is none, or is looked at the next time.
+            // Written or deleted meanwhile: the next time decides.
             Err(Failure::Refused(refusal))
                 if refusal.code == 409 || refusal.is_absence_of(name) =>
             {
                 Ok(())
             }
-            Err(failure) => Err(failure.into_error(self.client.ask(Verb::Patch, &POOLS, name))),
+            Err(failure) => Err(failure
+                .into_error(self.client.ask(Verb::Patch, &POOLS, name))
+                .into()),
         }
     }
 }

@@ -6,7 +6,8 @@ use berth_api::names;
 use berth_core::Prefix;
 use berth_core::slice::closed::Closed;
 use berth_core::slice::elastic::Mark;
-use berth_core::slice::ways::{Bar, PlainMarks};
+use berth_core::slice::ways::{Exclusion, PlainMarks};
+use berth_kube::{Failure, Verb};
 use kube::api::Patch;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,7 +16,6 @@ use serde_json::{Value, json};
 use super::base::{SLICED, annotation};
 use super::file::{FILE, FileMark};
 use super::resource::POOLS;
-use super::response::{Failure, Verb};
 use super::unknown::rewritten;
 use super::{KubeLedger, snapshot};
 use crate::{LedgerError, PoolKey, Snapshot};
@@ -30,7 +30,7 @@ pub enum Writer {
     None,
     /// All nodes, and the leader for them: a plain pool.
     Shared,
-    /// The node that publishes its slice by it, and nobody else.
+    /// Only the node that publishes its slice with it.
     Publisher,
 }
 
@@ -52,7 +52,7 @@ impl KubeLedger {
         }
     }
 
-    /// The same as it was a moment ago. For whoever looks again before it matters: this costs no read of etcd.
+    /// The same as it was a moment ago. For callers that read again before it matters: this costs no read of etcd.
     pub async fn recent_mark(&self, pool: &PoolKey) -> Result<Option<Mark>, LedgerError> {
         match self.client.get_cached_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.mark_of(pool, &found.object),
@@ -82,13 +82,17 @@ impl KubeLedger {
         let has = |bar| !object["metadata"]["annotations"][annotation(bar)].is_null();
         Ok(PlainMarks {
             sliced: self.mark_of(pool, object)?,
-            assigned: has(Bar::Assigned),
-            unreserved: has(Bar::Unreserved),
+            assigned: has(Exclusion::Assigned),
+            unreserved: has(Exclusion::Unreserved),
         })
     }
 
     /// Whether a plain pool is closed so, and by which tables.
-    pub async fn closed(&self, pool: &PoolKey, bar: Bar) -> Result<Option<Closed>, LedgerError> {
+    pub async fn closed(
+        &self,
+        pool: &PoolKey,
+        bar: Exclusion,
+    ) -> Result<Option<Closed>, LedgerError> {
         match self.client.get_metadata(&POOLS, &pool.name).await? {
             Some(found) => self.read_mark(pool, &found.object, annotation(bar)),
             None => Ok(None),
@@ -149,7 +153,7 @@ impl KubeLedger {
     pub async fn set_closed(
         &self,
         pool: &PoolKey,
-        bar: Bar,
+        bar: Exclusion,
         from: Option<&Closed>,
         to: Option<&Closed>,
     ) -> Result<bool, LedgerError> {
@@ -321,7 +325,9 @@ impl KubeLedger {
                 Err(Failure::Refused(refusal)) if refusal.code == 409 => {}
                 Err(Failure::Refused(refusal)) if refusal.is_absence_of(&pool.name) => {}
                 Err(failure) => {
-                    return Err(failure.into_error(self.client.ask(verb, &POOLS, &pool.name)));
+                    return Err(failure
+                        .into_error(self.client.ask(verb, &POOLS, &pool.name))
+                        .into());
                 }
             }
         }

@@ -12,21 +12,17 @@ mod base;
 mod by_hand;
 mod calls;
 mod claimants;
-mod claims;
-mod client;
 mod codec;
-mod connect;
-pub mod events;
 mod file;
-mod follow;
 mod label;
 mod leftovers;
 mod marks;
 mod object;
 pub(crate) mod object_cache;
 mod patch;
-pub(crate) mod resource;
-pub(crate) mod response;
+mod patch_steps;
+mod reservations;
+mod resource;
 pub mod slicepools;
 mod slices;
 mod slots;
@@ -45,22 +41,21 @@ use std::time::Duration;
 use ::kube::api::Preconditions;
 use async_trait::async_trait;
 use berth_core::{Change, Pool, Record};
+use berth_kube::{Connection, ObjectClient, Verb};
 use futures::stream::BoxStream;
 use serde_json::{Value, json};
 
 use crate::{
-    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited,
+    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version,
+    Visited,
 };
 
 pub use base::{NODE, NODE_ANNOTATION, UNCHECKED};
-pub use client::{Fetched, ObjectClient, Selection};
-pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use file::FileMark;
 pub use leftovers::GIVEN_BACK;
 pub use marks::{PUBLISHED, Writer};
 pub use object::pool_of;
-pub use resource::{POOLS as IP_POOLS, Part, Place, Resource};
-pub use response::{Ask, Failure, Refusal, Verb};
+pub use resource::POOLS as IP_POOLS;
 pub use slices::{SliceList, SliceObject, UnreadableSlice};
 pub use slots::SLOT;
 
@@ -68,6 +63,7 @@ use base::Base;
 use codec::IpPools;
 use object::Object;
 use object_cache::ObjectCache;
+use reservations::Reservations;
 use resource::POOLS;
 use slots::Slots;
 use store::{Store, Written};
@@ -77,11 +73,11 @@ use version_watch::versions;
 #[cfg(test)]
 mod tests;
 
-/// What etcd takes in one request unless it was told otherwise.
+/// What etcd takes in one request by default.
 pub const ETCD_REQUEST_LIMIT: usize = 1_572_864;
 
-/// A write whose answer was lost may be under way still: the API server gives one up when its time is over, and etcd
-/// what it was handed by then within this.
+/// A write whose answer was lost may still be carried out: the API server ends it at its timeout, and etcd ends what it
+/// got by then within this time.
 pub(crate) const ETCD_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Pools in one answer of a list. Each may have 1.5 MB: the text of a page stays below 8 MiB.
@@ -129,8 +125,8 @@ impl KubeLedger {
         self
     }
 
-    /// Brings entries into plain pools whose ranges are given from node slices: what a range that goes back
-    /// to its plain pool needs, and nobody else may do.
+    /// Allows entries in plain pools whose ranges are allocated from node slices: only for a range that returns to its
+    /// plain pool.
     #[must_use]
     pub const fn into_marked_pools(mut self) -> Self {
         self.moves = true;
@@ -161,11 +157,16 @@ impl KubeLedger {
             uid: None,
             resource_version: Some(stamp.resource_version),
         };
-        self.client.delete(&POOLS, &pool.name, preconditions).await
+        let deleted = self.client.delete(&POOLS, &pool.name, preconditions);
+        Ok(deleted.await?)
     }
 
     pub fn namespace(&self) -> &str {
         self.client.namespace()
+    }
+
+    const fn reservations(&self) -> Reservations<'_> {
+        Reservations(&self.client)
     }
 
     fn store<'a>(&'a self, pool: &'a PoolKey) -> Store<'a> {
@@ -220,7 +221,7 @@ impl Contention for KubeLedger {
         if !self.turns.take(&self.client, &pool.name).await {
             return Turn::default();
         }
-        // Whoever had the turn before us has written, most likely.
+        // The writer before this one has written, most likely.
         let known = Base::from(base) != Base::Unknown;
         let newer = if known {
             self.load(pool).await.ok()
@@ -263,12 +264,14 @@ impl Ledger for KubeLedger {
         Ok((now.version != *base).then_some(now))
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
+        LedgerError::refuse_guard(pool, guard)?;
         if changes.is_empty() {
             return Ok(base.clone());
         }
@@ -314,11 +317,11 @@ impl Ledger for KubeLedger {
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
-        self.client.create_claim(key, record).await
+        self.reservations().create(key, record).await
     }
 
     async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
-        self.client.remove_claim(key, expected).await
+        self.reservations().delete(key, expected).await
     }
 
     async fn pass(
@@ -327,17 +330,17 @@ impl Ledger for KubeLedger {
         expected: &Record,
         record: &Record,
     ) -> Result<(), LedgerError> {
-        self.client.pass_claim(key, expected, record).await
+        self.reservations().transfer(key, expected, record).await
     }
 
     async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.client.claim(key).await
+        self.reservations().get(key).await
     }
 
     async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
         let mut claims = Vec::new();
         let keep = |key: ClaimKey, record: Record| claims.push((key, record));
-        self.client.visit_claims(kind, keep).await?;
+        self.reservations().visit(kind, keep).await?;
         Ok(claims)
     }
 
@@ -346,7 +349,7 @@ impl Ledger for KubeLedger {
         kind: ClaimKind,
         visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
     ) -> Result<(), LedgerError> {
-        self.client.visit_claims(kind, visit).await
+        self.reservations().visit(kind, visit).await
     }
 
     async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
+use berth_kube::Fetched;
 use serde_json::{Map, Value, json};
 
 use super::base::{NODE, Notes, RESTING, Stamp};
 use super::by_hand;
-use super::client::Fetched;
 use crate::object::Cooldowns;
 
 /// Who holds an address whose entry can't be read. No front has an owner of that name.
@@ -113,12 +113,12 @@ pub(super) fn read_pool(network: Option<Prefix>, object: &Value) -> Result<Pool,
 
 fn fill(network: Prefix, allocations: &Map<String, Value>, cooldowns: &Cooldowns, pool: &mut Pool) {
     for (name, value) in allocations {
-        let stray = |why: String| berth_core::Stray {
+        let stray = |why: String| berth_core::Unparsed {
             key: name.clone(),
             why,
         };
         let Some(address) = address(network, name) else {
-            pool.restore_stray(stray("its key is no offset of this range".into()));
+            pool.restore_unparsed(stray("its key is no offset of this range".into()));
             continue;
         };
         match record(value) {
@@ -126,7 +126,7 @@ fn fill(network: Prefix, allocations: &Map<String, Value>, cooldowns: &Cooldowns
             Err(why) => {
                 let unreadable = Owner::new(UNREADABLE, "");
                 pool.restore(address, Record::new(unreadable, Handle::default()));
-                pool.restore_stray(stray(why));
+                pool.restore_unparsed(stray(why));
             }
         }
     }
@@ -233,7 +233,7 @@ impl<'a> Draft<'a> {
             return false;
         };
         match change {
-            Change::Claim { address, record } => {
+            Change::Allocate { address, record } => {
                 let free = self.keys(&plain, *address).is_empty();
                 if free {
                     self.next.insert(plain, Some(entry(record)));

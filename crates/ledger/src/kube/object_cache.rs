@@ -4,9 +4,9 @@
 //! that it is of. The texts together have at most [`ROOM`] bytes: the least recently used ones are dropped.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hyper::body::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 /// From here on it is worth a copy: some thousand entries.
@@ -93,7 +93,7 @@ impl ObjectCache {
     }
 
     fn sights(&self) -> MutexGuard<'_, Sights> {
-        self.sights.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sights.lock()
     }
 
     pub fn note(&self, name: &str, size: usize) {

@@ -11,25 +11,28 @@ use berth_core::{Address, Change, Prefix, Record};
 use serde_json::{Value, json};
 
 use super::base::{Notes, RESTING, Stamp, barriers};
+use super::by_hand;
 use super::object::{entry, key, weight};
+use super::patch_steps::PatchSteps;
 use crate::object::Cooldowns;
 
 /// The API server takes 10,000 operations in a patch.
 pub(super) const MOST_OPERATIONS: usize = 10_000;
 
 pub(super) struct AddressPatch {
-    pub operations: Vec<Value>,
+    pub steps: PatchSteps,
     /// By how many bytes the object grows.
     pub growth: i64,
 }
 
-/// Whether the changes leave the entries different from what their preconditions say: a claim that
-/// is released again in the same commit does not.
+/// Whether the changes surely leave the entries different from what their preconditions say: an allocation that is
+/// released again in the same commit does not. Nor do fields that a definition of the kind may prune: `id` and `podref`
+/// alone are in every one. If this counted a pruned field, another writer's change would be taken for ours.
 pub(super) fn alters(changes: &[Change]) -> bool {
     let mut ends: BTreeMap<Address, (Option<&Record>, Option<&Record>)> = BTreeMap::new();
     for change in changes {
         let (before, after) = match change {
-            Change::Claim { record, .. } => (None, Some(record)),
+            Change::Allocate { record, .. } => (None, Some(record)),
             Change::Release { expected, .. } => (Some(expected), None),
             Change::Update {
                 expected, record, ..
@@ -37,8 +40,14 @@ pub(super) fn alters(changes: &[Change]) -> bool {
         };
         ends.entry(change.address()).or_insert((before, None)).1 = after;
     }
+    let kept = |record: &Record| {
+        (
+            by_hand::id(record).into_owned(),
+            by_hand::podref(record).to_owned(),
+        )
+    };
     ends.values()
-        .any(|(before, after)| before.map(entry) != after.map(entry))
+        .any(|(before, after)| before.map(kept) != after.map(kept))
 }
 
 /// The patch, or the address that can't be in a pool of that network.
@@ -49,7 +58,7 @@ pub(super) fn by_address(
     changes: &[Change],
 ) -> Result<AddressPatch, Address> {
     let mut patch = AddressPatch {
-        operations: Vec::with_capacity(3 * changes.len() + 4),
+        steps: PatchSteps::with_capacity(3 * changes.len() + 4),
         growth: 0,
     };
     patch.notes(&stamp.notes, rests);
@@ -57,84 +66,76 @@ pub(super) fn by_address(
     // already.
     let absent = |mark: &&str| stamp.notes != Notes::Bare && !stamp.carries(mark);
     for mark in barriers(changes).filter(absent) {
-        let path = format!("/metadata/annotations/{}", mark.replace('/', "~1"));
-        patch.push("test", &path, Value::Null);
+        let path = ["metadata", "annotations", mark];
+        patch.steps.test(&path, Value::Null);
     }
     for change in changes {
         let key = key(network, change.address()).ok_or(change.address())?;
         patch.change(&key, change);
     }
     if stamp.tracked {
-        patch.push("add", "/metadata/managedFields", json!([{}]));
+        patch.steps.add(&["metadata", "managedFields"], json!([{}]));
     }
     Ok(patch)
 }
 
 impl AddressPatch {
-    fn push(&mut self, op: &str, path: &str, value: Value) {
-        self.operations
-            .push(json!({ "op": op, "path": path, "value": value }));
-    }
-
-    fn remove(&mut self, path: &str) {
-        self.operations
-            .push(json!({ "op": "remove", "path": path }));
-    }
-
     fn change(&mut self, key: &str, change: &Change) {
-        let path = format!("/spec/allocations/{key}");
+        let path = ["spec", "allocations", key];
         match change {
-            Change::Claim { record, .. } => {
-                self.push("test", &path, Value::Null);
-                self.push("add", &path, Value::Object(entry(record)));
+            Change::Allocate { record, .. } => {
+                self.steps.test(&path, Value::Null);
+                self.steps.add(&path, entry(record));
                 self.growth += weigh(key, record);
             }
             Change::Release { expected, .. } => {
-                self.expect(&path, expected);
-                self.remove(&path);
+                self.expect(key, expected);
+                self.steps.remove(&path);
                 self.growth -= weigh(key, expected);
             }
             Change::Update {
                 expected, record, ..
             } => {
-                self.expect(&path, expected);
+                self.expect(key, expected);
+                let field_path = |field| ["spec", "allocations", key, field];
                 let (before, after) = (entry(expected), entry(record));
                 for (field, value) in &after {
                     if before.get(field) != Some(value) {
-                        self.push("add", &format!("{path}/{field}"), value.clone());
+                        self.steps.add(&field_path(field), value.clone());
                     }
                 }
                 for field in before.keys().filter(|field| !after.contains_key(*field)) {
-                    self.remove(&format!("{path}/{field}"));
+                    self.steps.remove(&field_path(field));
                 }
                 self.growth += weigh(key, record) - weigh(key, expected);
             }
         }
     }
 
-    fn expect(&mut self, path: &str, holder: &Record) {
+    fn expect(&mut self, key: &str, holder: &Record) {
         let fields = entry(holder);
         for field in ["id", "podref", "ifname"] {
             let value = fields.get(field).cloned().unwrap_or_default();
-            self.push("test", &format!("{path}/{field}"), value);
+            self.steps.test(&["spec", "allocations", key, field], value);
         }
     }
 
     /// What rests must be what the changes were planned on, else an address could be given that
     /// was put to rest in between (I10).
     fn notes(&mut self, before: &Notes, after: Option<&Cooldowns>) {
-        let path = format!("/metadata/annotations/{}", RESTING.replace('/', "~1"));
+        let annotations = ["metadata", "annotations"];
+        let path = ["metadata", "annotations", RESTING];
         let before_len = match before {
             Notes::Bare => {
-                self.push("test", "/metadata/annotations", Value::Null);
+                self.steps.test(&annotations, Value::Null);
                 0
             }
             Notes::Without => {
-                self.push("test", &path, Value::Null);
+                self.steps.test(&path, Value::Null);
                 0
             }
             Notes::Resting(text) => {
-                self.push("test", &path, json!(text));
+                self.steps.test(&path, text.as_str());
                 text.len()
             }
         };
@@ -146,11 +147,11 @@ impl AddressPatch {
         match after {
             Some(text) => {
                 if *before == Notes::Bare {
-                    self.push("add", "/metadata/annotations", json!({}));
+                    self.steps.add(&annotations, json!({}));
                 }
-                self.push("add", &path, json!(text));
+                self.steps.add(&path, text);
             }
-            None if matches!(before, Notes::Resting(_)) => self.remove(&path),
+            None if matches!(before, Notes::Resting(_)) => self.steps.remove(&path),
             None => {}
         }
     }
@@ -191,11 +192,11 @@ mod tests {
     fn mk_patch(network: &str, changes: &[Change]) -> Vec<Value> {
         let stamp = mk_stamp(Notes::Bare);
         let patch = by_address(network.parse().unwrap(), &stamp, None, changes).unwrap();
-        patch.operations[1..].to_vec()
+        patch.steps.to_json()[1..].to_vec()
     }
 
     fn claim(address: &str) -> Change {
-        Change::Claim {
+        Change::Allocate {
             address: address.parse().unwrap(),
             record: mk_record("c1", "ns/p", "net1"),
         }
@@ -227,7 +228,7 @@ mod tests {
         let release = Change::Release {
             address: "10.0.0.5".parse().unwrap(),
             expected: mk_record("c1", "ns/p", ""),
-            rest: None,
+            cooldown: None,
         };
         assert_eq!(
             mk_patch("10.0.0.0/24", &[release]),
@@ -272,7 +273,7 @@ mod tests {
         let release = Change::Release {
             address: "10.0.0.5".parse().unwrap(),
             expected: record.clone(),
-            rest: None,
+            cooldown: None,
         };
         let update = |after: Record| Change::Update {
             address: "10.0.0.5".parse().unwrap(),
@@ -285,8 +286,8 @@ mod tests {
         assert!(alters(std::slice::from_ref(&release)));
         assert!(!alters(&[claim("10.0.0.5"), release.clone()]));
         assert!(!alters(&[release, claim("10.0.0.5")]));
-        assert!(!alters(&[same]), "only the node is kept");
-        assert!(alters(&[moved]));
+        assert!(!alters(&[same]), "no object keeps it");
+        assert!(!alters(&[moved]), "a definition may prune it");
     }
 
     #[test]
@@ -295,7 +296,7 @@ mod tests {
         let last = |stamp: &Stamp| {
             let network = "10.0.0.0/24".parse().unwrap();
             let patch = by_address(network, stamp, None, &[claim("10.0.0.5")]).unwrap();
-            patch.operations.last().unwrap()["path"].clone()
+            patch.steps.to_json().last().unwrap()["path"].clone()
         };
         assert_eq!(last(&stamp), "/spec/allocations/5");
         stamp.tracked = true;
@@ -309,13 +310,13 @@ mod tests {
             let patch = by_address(network, &mk_stamp(notes), None, changes).unwrap();
             let path = format!("/metadata/annotations/berth.dev~1{mark}");
             let test = json!({ "op": "test", "path": path, "value": null });
-            patch.operations.contains(&test)
+            patch.steps.to_json().contains(&test)
         };
         let tested = |notes, changes: &[Change]| tested_for("sliced", notes, changes);
         let release = Change::Release {
             address: "10.0.0.5".parse().unwrap(),
             expected: mk_record("c1", "ns/p", "net1"),
-            rest: None,
+            cooldown: None,
         };
         assert!(tested(Notes::Without, &[claim("10.0.0.5")]));
         assert!(!tested(Notes::Without, &[release]));
@@ -323,7 +324,7 @@ mod tests {
             !tested(Notes::Bare, &[claim("10.0.0.5")]),
             "there are no annotations at all"
         );
-        let unchecked = Change::Claim {
+        let unchecked = Change::Allocate {
             address: "10.0.0.6".parse().unwrap(),
             record: mk_record("c2", "ns/q", "net1").with(UNCHECKED, "true"),
         };

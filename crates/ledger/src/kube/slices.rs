@@ -8,6 +8,7 @@ use berth_api::names;
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::slice::{Epoch, NodeName};
+use berth_kube::{Failure, KubeError, Verb};
 use kube::api::{Patch, Preconditions};
 use rand::RngExt;
 use serde::Deserialize;
@@ -17,7 +18,6 @@ use super::KubeLedger;
 use super::file::{FILE, FileMark};
 use super::label::label;
 use super::resource::SLICES;
-use super::response::{Failure, Verb};
 use crate::LedgerError;
 
 /// Claims in one answer of a list.
@@ -36,7 +36,7 @@ pub struct SliceObject {
     resource_version: String,
     /// The label of the range that it was claimed of.
     whole: String,
-    /// The file of its node that it is kept in, where that is told.
+    /// The file of its node that it is kept in, where the claim names it.
     pub file: Option<FileMark>,
     pub(super) file_text: Option<String>,
     /// As it was read: what a newer version says beside is kept at every write (I7).
@@ -200,7 +200,7 @@ impl KubeLedger {
         match self.client.create(&SLICES, &object).await {
             Ok(created) => self.slice_of(&name, &created).map(Some),
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() => Ok(None),
-            Err(failure) => Err(failure.into_error(ask)),
+            Err(failure) => Err(failure.into_error(ask).into()),
         }
     }
 
@@ -271,9 +271,9 @@ impl KubeLedger {
             }
             Err(Failure::Refused(refusal)) if refusal.code == 409 => Ok(None),
             Err(Failure::Refused(refusal)) if refusal.is_absence_of(&object.name) => Ok(None),
-            Err(failure) => {
-                Err(failure.into_error(self.client.ask(Verb::Patch, &SLICES, &object.name)))
-            }
+            Err(failure) => Err(failure
+                .into_error(self.client.ask(Verb::Patch, &SLICES, &object.name))
+                .into()),
         }
     }
 
@@ -289,8 +289,8 @@ impl KubeLedger {
             .await
         {
             Ok(()) => Ok(true),
-            Err(LedgerError::Conflict { .. }) => Ok(false),
-            Err(error) => Err(error),
+            Err(KubeError::Conflict { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

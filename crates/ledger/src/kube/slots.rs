@@ -1,20 +1,20 @@
-//! The pools that nodes publish, found by the slot that they lie in, whoever publishes them.
+//! The pools that nodes publish, found by the slot that they lie in.
 //!
 //! The name of such a pool has its node in it, so the pools of a slot can't be read by name. A label has the slot, and one
 //! list from the API server's cache finds them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use berth_api::names;
 use berth_core::Prefix;
+use berth_kube::{Failure, Verb};
 use kube::api::Patch;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::label::label;
 use super::marks::PUBLISHED;
 use super::resource::POOLS;
-use super::response::{Failure, Verb};
 use super::{KubeLedger, snapshot};
 use crate::{LedgerError, PoolKey};
 
@@ -27,7 +27,7 @@ pub(super) struct Slots(Mutex<BTreeMap<String, String>>);
 
 impl Slots {
     pub fn of(&self, pool: &str) -> Option<String> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         all.get(pool).cloned()
     }
 }
@@ -36,7 +36,7 @@ impl KubeLedger {
     /// The pool lies in that slot: it is labelled so when this ledger makes it.
     pub fn place(&self, pool: &PoolKey, network: &str, slot: Prefix) {
         let all = &self.slots.0;
-        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = all.lock();
         let slot = label(&names::slice(network, slot));
         all.entry(pool.name.clone()).or_insert(slot);
     }
@@ -55,9 +55,9 @@ impl KubeLedger {
         match self.client.patch(&POOLS, &pool.name, &patch).await {
             Ok(_) => Ok(()),
             Err(Failure::Refused(refusal)) if refusal.is_absence_of(&pool.name) => Ok(()),
-            Err(failure) => {
-                Err(failure.into_error(self.client.ask(Verb::Patch, &POOLS, &pool.name)))
-            }
+            Err(failure) => Err(failure
+                .into_error(self.client.ask(Verb::Patch, &POOLS, &pool.name))
+                .into()),
         }
     }
 

@@ -8,19 +8,19 @@
 use std::borrow::Cow;
 
 use berth_core::{Change, Prefix};
+use berth_kube::{Failure, Fetched, ObjectClient, Verb};
 use kube::api::Patch;
 use serde_json::Value;
 
 use super::base::{Base, NODE, Stamp};
-use super::client::{Fetched, ObjectClient};
 use super::codec::{IpPools, outside};
 use super::object::Object;
 use super::object_cache::ObjectCache;
 use super::patch::{MOST_OPERATIONS, alters, by_address};
 use super::resource::POOLS;
-use super::response::{Failure, Verb};
-use crate::object::store::{self, Store as ObjectStore};
-use crate::object::{EncodeError, now};
+use crate::object::now;
+use crate::object::store::Store as ObjectStore;
+use crate::object::write;
 use crate::{LedgerError, PoolKey};
 
 /// What etcd and the API server add around an object: its key, twice, and the transaction.
@@ -64,7 +64,7 @@ impl Store<'_> {
     }
 
     pub(super) fn failed(&self, verb: Verb, failure: Failure) -> LedgerError {
-        failure.into_error(self.object().ask(verb))
+        failure.into_error(self.object().ask(verb)).into()
     }
 
     pub async fn read(&self) -> Result<Option<Object>, LedgerError> {
@@ -137,7 +137,7 @@ impl Store<'_> {
         self.stamped(written)
     }
 
-    fn stamped(&self, written: store::Written) -> Result<Written, LedgerError> {
+    fn stamped(&self, written: write::Written) -> Result<Written, LedgerError> {
         let fetched = Fetched {
             object: written.object,
             size: 0,
@@ -159,7 +159,7 @@ impl Store<'_> {
         }
         let mut changes = changes.to_vec();
         for change in &mut changes {
-            if let Change::Claim { record, .. } | Change::Update { record, .. } = change {
+            if let Change::Allocate { record, .. } | Change::Update { record, .. } = change {
                 record.attributes.remove(NODE);
             }
         }
@@ -181,13 +181,10 @@ impl Store<'_> {
         let patch = by_address(network, stamp, rests.as_ref(), changes)
             .map_err(|address| Hitch::Error(self.object().unfit(outside(network, address))))?;
         let size = self.seen.size_after(self.name(), patch.growth);
-        if patch.operations.len() > MOST_OPERATIONS || self.object().check(size).is_err() {
+        if patch.steps.len() > MOST_OPERATIONS || self.object().check(size).is_err() {
             return Err(Hitch::Look);
         }
-        let patch = Patch::Json::<Value>(
-            serde_json::from_value(Value::Array(patch.operations))
-                .map_err(|error| self.unsaid(&error))?,
-        );
+        let patch = Patch::Json::<Value>(patch.steps.into_patch());
         match self.client.patch(&POOLS, self.name(), &patch).await {
             Ok(patched) => {
                 self.seen.note(self.name(), size);
@@ -209,12 +206,6 @@ impl Store<'_> {
             }
             Err(failure) => Err(Hitch::Error(self.failed(Verb::Patch, failure))),
         }
-    }
-
-    /// A patch that can't even be made.
-    fn unsaid(&self, error: &serde_json::Error) -> Hitch {
-        let invalid = EncodeError::Invalid(error.to_string());
-        Hitch::Error(self.object().unfit(invalid))
     }
 
     /// The write went through; without its version the caller has to look.

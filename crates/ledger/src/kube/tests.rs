@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use berth_core::{Change, Handle, Owner, Record};
+use berth_kube::Connect;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -108,7 +109,7 @@ fn mk_base() -> Version {
 }
 
 fn mk_claim() -> Change {
-    Change::Claim {
+    Change::Allocate {
         address: "10.0.0.5".parse().unwrap(),
         record: Record::new(Owner::new("ns/p", "net1"), Handle::new("c1")),
     }

@@ -1,26 +1,26 @@
-//! Turns of the writers of IPPools, whose rings are on one Lease beside them.
+//! The write queue of pool objects: which process writes next, as annotations of one Lease beside the pools.
 //!
-//! Not on the pool: to sign up there would cost a write of all that it holds, and make a whereabouts fail whose patch
-//! names the version before. One Lease for the pools of a namespace, because a role can name it.
+//! Not on the pool itself: joining there would cost a write of the whole object, and make a concurrent patch of
+//! whereabouts fail, which tests the version. One Lease for the pools of a namespace, because a role can name it.
 //!
-//! Only those who met others sign up; whoever writes alone makes no call. Whoever is done signs off, so that nobody is
-//! waited for who has nothing to write. Nothing rests on it: a commit counts because of its own tests (I1), and who may
-//! not write the Lease commits without turns.
+//! Only writers that met others join the queue; a writer that is alone makes no call. A writer that is done leaves it, so
+//! that no one waits for a writer with nothing to write. Correctness does not depend on it: a commit has its own
+//! preconditions (I1), and a process that may not write the Lease commits without a turn.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use berth_kube::{Failure, KubeError, ObjectClient, Resource, Verb};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::Patch;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::client::ObjectClient;
-use super::resource::{LEASES, Resource};
-use super::response::{Failure, Verb};
+use super::resource::LEASES;
+use crate::Version;
 use crate::turns::{Line, PREFIX, Patience, Ring, patch};
-use crate::{LedgerError, Version};
 
 /// The Lease that the rings are on.
 const NAME: &str = "berth-turns";
@@ -33,7 +33,7 @@ const PATIENCE: Patience = Patience {
     from_others: true,
 };
 
-/// Whoever has no right to a turn does without for this long; who got none for another reason, for a moment.
+/// A process that may not write the Lease commits without turns for this long; after another failure, for a moment.
 const WITHOUT: Duration = Duration::from_secs(30);
 const A_MOMENT: Duration = Duration::from_secs(1);
 
@@ -64,10 +64,6 @@ struct Held {
     passed: Vec<String>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Default for Turns {
     fn default() -> Self {
         Self {
@@ -79,7 +75,7 @@ impl Default for Turns {
 
 impl Turns {
     fn seat(&self, pool: &str) -> Arc<Seat> {
-        let mut seats = lock(&self.seats);
+        let mut seats = self.seats.lock();
         Arc::clone(seats.entry(pool.to_owned()).or_insert_with(|| {
             let prefix = format!("{PREFIX}{:08x}-", hash(pool));
             Arc::new(Seat {
@@ -91,14 +87,14 @@ impl Turns {
 
     /// A commit met other writers of the pool: the next one takes its turn.
     pub fn met_others(&self, pool: &str) {
-        lock(&self.seat(pool).state).crowded = true;
+        self.seat(pool).state.lock().crowded = true;
     }
 
     /// Waits for the turn to write the pool, where others write it too. Whether there is one.
     pub async fn take(&self, client: &ObjectClient, pool: &str) -> bool {
         let seat = self.seat(pool);
         {
-            let state = lock(&seat.state);
+            let state = seat.state.lock();
             let without = |until: Instant| until > Instant::now();
             if state.turn.is_some() {
                 return true;
@@ -111,17 +107,17 @@ impl Turns {
         loop {
             if let Err(error) = self.sign_up(client, &seat.line).await {
                 tracing::debug!(pool, %error, "no turn is to be had");
-                let denied = matches!(error, LedgerError::Rejected { .. });
+                let denied = matches!(error, KubeError::Rejected { .. });
                 let without = if denied { WITHOUT } else { A_MOMENT };
-                lock(&seat.state).without_until = Some(Instant::now() + without);
+                seat.state.lock().without_until = Some(Instant::now() + without);
                 return false;
             }
             seat.line.follow(&api, NAME);
-            // Taken out by somebody who waited too long: once more.
+            // Removed by another process that waited too long: join again.
             let Some(passed) = seat.line.turn(&self.id).await else {
                 continue;
             };
-            lock(&seat.state).turn = Some(Held {
+            seat.state.lock().turn = Some(Held {
                 since: Instant::now(),
                 passed,
             });
@@ -132,18 +128,18 @@ impl Turns {
     /// The turn, if there is one, is the next one's.
     pub fn pass(&self, client: &ObjectClient, pool: &str) {
         let seat = self.seat(pool);
-        let Some(held) = lock(&seat.state).turn.take() else {
+        let Some(held) = seat.state.lock().turn.take() else {
             return;
         };
         seat.line.took(held.since.elapsed());
         if seat.line.ring().is_alone(&self.id) {
-            lock(&seat.state).crowded = false;
+            seat.state.lock().crowded = false;
         }
         let gone = held.passed.iter().map(String::as_str);
         let gone = gone.chain([self.id.as_str()]).map(|member| (member, None));
         let off = patch(seat.line.prefix(), gone);
         let client = client.clone();
-        // Whoever waits for an answer need not wait for this.
+        // The request's answer does not wait for this.
         tokio::spawn(async move {
             match client.patch(TURNS, NAME, &Patch::Merge(off)).await {
                 Ok(lease) => hear(&seat.line, &lease),
@@ -156,7 +152,7 @@ impl Turns {
     }
 
     /// Signs up behind all who are known to wait.
-    async fn sign_up(&self, client: &ObjectClient, line: &Line) -> Result<(), LedgerError> {
+    async fn sign_up(&self, client: &ObjectClient, line: &Line) -> Result<(), KubeError> {
         if !line.is_followed() {
             match client.get_metadata(TURNS, NAME).await? {
                 Some(lease) => hear(line, &lease.object),
@@ -172,7 +168,7 @@ impl Turns {
     }
 }
 
-async fn create(client: &ObjectClient) -> Result<(), LedgerError> {
+async fn create(client: &ObjectClient) -> Result<(), KubeError> {
     // Every change goes to all who wait: without a history of each field it is half as long.
     let lease = json!({
         "apiVersion": TURNS.api_version(),

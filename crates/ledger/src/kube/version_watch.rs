@@ -3,13 +3,12 @@
 //! Every node of a cluster hears of every write of a shared pool. With the object in it, that costs the API server and
 //! all nodes what the pool holds, at every write, for a copy that most of them never look at.
 
+use berth_kube::{ObjectClient, Resource, Selection};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::api::{DynamicObject, PartialObjectMeta};
 use kube::runtime::watcher::Event;
 
-use super::client::{ObjectClient, Selection};
-use super::resource::Resource;
 use crate::{LedgerError, Version};
 
 /// The versions that the object of that name has from now on.
@@ -25,7 +24,9 @@ pub(crate) fn versions(
     };
     let events = client.watch_metadata(resource, &selection);
     events
-        .filter_map(|event| async move { event.map(version).transpose() })
+        .filter_map(
+            |event| async move { event.map(version).map_err(LedgerError::from).transpose() },
+        )
         .boxed()
 }
 

@@ -2,25 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use kube::api::ListParams;
+use berth_kube::{Fetched, Selection, Verb};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::client::Fetched;
 use super::object::Object;
 use super::resource::POOLS;
-use super::response::Verb;
 use super::{KubeLedger, PAGE, PUBLISHED, snapshot};
 use crate::{LedgerError, PoolKey, Visited};
-
-/// Pools in one answer of a list of metadata.
-const METADATA_PAGE: u32 = 500;
 
 impl KubeLedger {
     /// Shows every pool to `visit`; one that can't be read is shown with the reason.
     pub async fn visit(&self, mut visit: impl FnMut(Visited)) -> Result<(), LedgerError> {
         let show = |object: Value| visit(self.visited(object));
-        self.client.reduce(&POOLS, "", PAGE, show).await
+        Ok(self.client.reduce(&POOLS, "", PAGE, show).await?)
     }
 
     /// The names and ranges of all pools.
@@ -65,30 +60,22 @@ impl KubeLedger {
 
     /// Whether there is a pool in the ledger's own namespace. Metadata alone is read.
     pub async fn has_pools(&self) -> Result<bool, LedgerError> {
-        let one = ListParams::default().limit(1);
-        let page = self.client.page_of_metadata(&POOLS, &one).await?;
-        Ok(page["items"]
-            .as_array()
-            .is_some_and(|items| !items.is_empty()))
+        Ok(self.client.has_any(&POOLS).await?)
     }
 
     /// The namespaces of the cluster that have pools. Metadata alone is read.
     pub async fn namespaces(&self) -> Result<BTreeSet<String>, LedgerError> {
+        let everywhere = Selection {
+            everywhere: true,
+            ..Selection::default()
+        };
         let mut found = BTreeSet::new();
-        let mut params = ListParams::default().limit(METADATA_PAGE);
-        loop {
-            let page = self.client.page_everywhere(&POOLS, &params).await?;
-            let objects = page["items"].as_array().into_iter().flatten();
-            let namespace = |object: &Value| {
-                let namespace = object["metadata"]["namespace"].as_str();
-                namespace.map(str::to_owned)
-            };
-            found.extend(objects.filter_map(namespace));
-            match next(&page) {
-                Some(token) => params.continue_token = Some(token),
-                None => return Ok(found),
-            }
-        }
+        let keep = |object: Value| {
+            let namespace = object["metadata"]["namespace"].as_str();
+            found.extend(namespace.map(str::to_owned));
+        };
+        self.client.list_metadata(&POOLS, &everywhere, keep).await?;
+        Ok(found)
     }
 }
 
@@ -109,10 +96,4 @@ struct Name {
 struct Range {
     #[serde(default)]
     range: Value,
-}
-
-/// Where the list goes on.
-fn next(page: &Value) -> Option<String> {
-    let token = page["metadata"]["continue"].as_str()?;
-    (!token.is_empty()).then(|| token.to_owned())
 }

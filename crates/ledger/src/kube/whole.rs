@@ -1,18 +1,18 @@
-//! A large object is written whole, where this process knows exactly what it is.
+//! Full replacement: a large object is written as a whole, where this process knows exactly what it is.
 //!
 //! The API server applies a patch to the object's text and then reads that again: of a pool with 10,000 entries a sixth
-//! to a fifth of what the write costs (docs/decisions/0012). So whoever has seen the object sends all of it, on exactly that version. Somebody else's write
-//! in between loses nothing but the attempt: the patch, which does not mind other addresses, follows.
+//! to a fifth of what the write costs (docs/decisions/0012). So a process that has the object's text sends all of it, on
+//! exactly that version. If another client wrote in between, only the attempt is lost: the patch, which tests no other
+//! addresses, follows.
 
 use berth_core::Change;
+use berth_kube::{Failure, Fetched, Part, Verb};
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 
 use super::base::{RESTING, Stamp};
-use super::client::Fetched;
 use super::object::{Draft, Object};
-use super::resource::{POOLS, Part};
-use super::response::{Failure, Verb};
+use super::resource::POOLS;
 use super::store::{ENVELOPE, Store, Written};
 use crate::LedgerError;
 use crate::object::now;
@@ -58,7 +58,7 @@ impl Store<'_> {
                 self.seen.met_another(self.name());
                 Ok(None)
             }
-            // A role of before this was asked for: a patch says the same.
+            // An older role does not allow `update`: a patch does the same.
             Err(Failure::Refused(refusal)) if refusal.code == 403 => {
                 self.seen.may_not_replace(self.name());
                 Ok(None)
@@ -72,7 +72,7 @@ impl Store<'_> {
         }
     }
 
-    /// A patch on that state has made these changes, and nobody else any of the entries: what was seen follows.
+    /// A patch on that state has made these changes, and no other client changed an entry: the cached text follows.
     pub(super) fn follow(
         &self,
         before: &Stamp,
@@ -86,7 +86,7 @@ impl Store<'_> {
     }
 
     /// The entries are those of the text, everything else is as the answer says: marks are set by others, and the
-    /// generation does not count them. An object that was made anew has entries of its own.
+    /// generation does not count them. An object that was created again has entries of its own.
     fn keep(&self, stamp: &Stamp, text: &Bytes, uid: &Value, answer: &Value) {
         let metadata = &answer["metadata"];
         if metadata["uid"] == *uid {
@@ -121,7 +121,7 @@ impl Store<'_> {
         let mut whole = object.with(entries);
         let metadata = whole.get_mut("metadata")?.as_object_mut()?;
         metadata.insert("resourceVersion".into(), json!(stamp.resource_version));
-        // Untracked already, or told to be so: what is not there is left as it is.
+        // Left out, the API server keeps them; an empty entry ends them.
         metadata.remove("managedFields");
         if stamp.tracked {
             metadata.insert("managedFields".into(), json!([{}]));

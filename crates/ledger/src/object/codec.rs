@@ -3,10 +3,11 @@
 use std::fmt;
 
 use berth_core::{Address, Change, Pool, Prefix, Record};
+use berth_kube::{Part, Resource};
 use serde_json::{Value, json};
 
 use crate::PoolKey;
-use crate::kube::{ETCD_REQUEST_LIMIT, Part, Resource};
+use crate::kube::ETCD_REQUEST_LIMIT;
 
 /// Everything that [`super::ObjectLedger`] has to know of a kind. Lives with the front whose kind it is.
 ///
@@ -27,7 +28,7 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
     }
 
     /// The pool that an object keeps, or why the object can't be read at all. An entry that can't be read is a
-    /// [`berth_core::Stray`] of the pool.
+    /// [`berth_core::Unparsed`] of the pool.
     fn decode(&self, key: &PoolKey, object: &Value) -> Result<Pool, String>;
 
     /// Whether the object takes such changes at all: asked before their preconditions are checked.
@@ -72,12 +73,17 @@ pub trait Codec: fmt::Debug + Send + Sync + 'static {
         ETCD_REQUEST_LIMIT
     }
 
+    /// Bytes that an object may have after these changes.
+    fn size_limit_of(&self, _changes: &[Change]) -> usize {
+        self.size_limit()
+    }
+
     /// What to do when an object is full.
     fn full_hint(&self) -> &'static str {
         "release what is not used, or make another pool"
     }
 
-    /// Whether the API server is told to keep no managedFields of the objects: they are a third of an object with an entry
+    /// Whether writes end the API server's managedFields of the objects: they are a third of an object with an entry
     /// per field. Not for kinds whose spec people apply (server-side apply needs them).
     fn drops_managed_fields(&self) -> bool {
         false

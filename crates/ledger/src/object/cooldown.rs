@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use berth_core::{Address, Change, Moment, Pool, Prefix, Rest, Stray};
+use berth_core::{Address, Change, Cooldown, Moment, Pool, Prefix, Unparsed};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -39,7 +39,7 @@ impl Default for Cooldowns {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Noted {
     #[serde(flatten)]
-    rest: Rest,
+    cooldown: Cooldown,
     /// What a newer version says of it (I7).
     #[serde(flatten)]
     unknown: Map<String, Value>,
@@ -52,7 +52,7 @@ impl Cooldowns {
             return Self::default();
         };
         match read(text) {
-            Ok(rests) => Self::Known(rests),
+            Ok(cooldowns) => Self::Known(cooldowns),
             Err(why) => Self::Unreadable(format!(
                 "the pool's {place} is not what Berth writes there ({why}), so no address of it is allocated; remove it, or mend it"
             )),
@@ -63,73 +63,74 @@ impl Cooldowns {
     /// knowing of its cooldown: then it has none.
     pub fn restore(&self, network: Prefix, place: &str, pool: &mut Pool) {
         if let Self::Unreadable(why) = self {
-            pool.restore_stray(Stray {
+            pool.restore_unparsed(Unparsed {
                 key: place.to_owned(),
                 why: why.clone(),
             });
         }
-        for (address, rest) in self.iter(network) {
+        for (address, cooldown) in self.iter(network) {
             if !pool.is_held(address) {
-                pool.restore_rest(address, rest.clone());
+                pool.restore_cooldown(address, cooldown.clone());
             }
         }
     }
 
     /// Why none of the changes' addresses may be allocated, where that is so.
     pub fn bars(&self, changes: &[Change]) -> Option<&str> {
-        let claims = |change: &Change| matches!(change, Change::Claim { .. });
+        let claims = |change: &Change| matches!(change, Change::Allocate { .. });
         match self {
             Self::Unreadable(why) if changes.iter().any(claims) => Some(why),
             _ => None,
         }
     }
 
-    pub fn iter(&self, network: Prefix) -> impl Iterator<Item = (Address, &Rest)> {
+    pub fn iter(&self, network: Prefix) -> impl Iterator<Item = (Address, &Cooldown)> {
         let known = match self {
-            Self::Known(rests) => Some(rests),
+            Self::Known(cooldowns) => Some(cooldowns),
             Self::Unreadable(_) => None,
         };
         known
             .into_iter()
             .flatten()
             .filter_map(move |(offset, noted)| {
-                Some((network.network().plus(*offset)?, &noted.rest))
+                Some((network.network().plus(*offset)?, &noted.cooldown))
             })
     }
 
-    /// Whether the change would give an address to somebody else while it rests (I10).
+    /// Whether the change would give an address to somebody else while it cools down (I10).
     pub fn forbids(&self, network: Prefix, change: &Change, now: Moment) -> bool {
-        let Change::Claim { address, record } = change else {
+        let Change::Allocate { address, record } = change else {
             return false;
         };
-        let Self::Known(rests) = self else {
+        let Self::Known(cooldowns) = self else {
             return true;
         };
         address
             .distance_from(network.network())
-            .and_then(|offset| rests.get(&offset))
-            .is_some_and(|noted| noted.rest.until > now && noted.rest.owner != record.owner)
+            .and_then(|offset| cooldowns.get(&offset))
+            .is_some_and(|noted| noted.cooldown.until > now && noted.cooldown.owner != record.owner)
     }
 
     /// What is left after the changes; `None` if they leave it as it was. One that can't be read always stays.
     pub fn after(&self, network: Prefix, changes: &[Change], now: Moment) -> Option<Self> {
-        let Self::Known(rests) = self else {
+        let Self::Known(cooldowns) = self else {
             return None;
         };
-        let mut next = rests.clone();
+        let mut next = cooldowns.clone();
         for change in changes {
             let Some(offset) = change.address().distance_from(network.network()) else {
                 continue;
             };
             match change {
-                Change::Claim { .. } => {
+                Change::Allocate { .. } => {
                     next.remove(&offset);
                 }
                 Change::Release {
-                    rest: Some(rest), ..
+                    cooldown: Some(cooldown),
+                    ..
                 } => {
                     let noted = Noted {
-                        rest: rest.clone(),
+                        cooldown: cooldown.clone(),
                         unknown: Map::new(),
                     };
                     next.insert(offset, noted);
@@ -137,27 +138,27 @@ impl Cooldowns {
                 Change::Release { .. } | Change::Update { .. } => {}
             }
         }
-        if next == *rests {
+        if next == *cooldowns {
             return None;
         }
-        next.retain(|_, noted| noted.rest.until > now);
+        next.retain(|_, noted| noted.cooldown.until > now);
         Some(Self::Known(next))
     }
 
-    /// The annotation's text; `None` if nothing rests.
+    /// The annotation's text; `None` if nothing cools down.
     pub fn text(&self) -> Option<String> {
-        let Self::Known(rests) = self else {
+        let Self::Known(cooldowns) = self else {
             return None;
         };
-        if rests.is_empty() {
+        if cooldowns.is_empty() {
             return None;
         }
-        let text = encode(rests.iter());
+        let text = encode(cooldowns.iter());
         if text.len() <= MOST {
             return Some(text);
         }
-        let mut latest: Vec<(&u128, &Noted)> = rests.iter().collect();
-        latest.sort_by_key(|(_, noted)| std::cmp::Reverse(noted.rest.until));
+        let mut latest: Vec<(&u128, &Noted)> = cooldowns.iter().collect();
+        latest.sort_by_key(|(_, noted)| std::cmp::Reverse(noted.cooldown.until));
         let mut room = MOST;
         let fits = latest
             .iter()
@@ -171,7 +172,7 @@ impl Cooldowns {
         tracing::warn!(
             resting = latest.len(),
             kept = fits,
-            "more addresses rest than an object's annotations can hold; those that end first are given again early"
+            "more addresses cool down than an object's annotations can hold; those that end first are given again early"
         );
         latest.truncate(fits);
         Some(encode(latest.into_iter()))
@@ -180,12 +181,12 @@ impl Cooldowns {
 
 /// A cooldown ends a day after it began. One that begins more than a day from now is nobody's: no clock is that wrong, and
 /// a bound that moves along with the time of reading would never end.
-fn bounded(rest: &mut Rest, now: Moment) {
-    if rest.since.0 > now.0.saturating_add(LONGEST) {
-        rest.until = now;
+fn bounded(cooldown: &mut Cooldown, now: Moment) {
+    if cooldown.since.0 > now.0.saturating_add(LONGEST) {
+        cooldown.until = now;
     }
-    let last = Moment(rest.since.0.saturating_add(LONGEST));
-    rest.until = rest.until.min(last);
+    let last = Moment(cooldown.since.0.saturating_add(LONGEST));
+    cooldown.until = cooldown.until.min(last);
 }
 
 fn read(text: &str) -> Result<BTreeMap<u128, Noted>, String> {
@@ -194,7 +195,7 @@ fn read(text: &str) -> Result<BTreeMap<u128, Noted>, String> {
     let now = now();
     let read = |(key, mut noted): (String, Noted)| match key.parse() {
         Ok(offset) => {
-            bounded(&mut noted.rest, now);
+            bounded(&mut noted.cooldown, now);
             Ok((offset, noted))
         }
         Err(_) => Err(format!("{key:?} is no offset")),
@@ -202,9 +203,9 @@ fn read(text: &str) -> Result<BTreeMap<u128, Noted>, String> {
     texts.into_iter().map(read).collect()
 }
 
-fn encode<'a>(rests: impl Iterator<Item = (&'a u128, &'a Noted)>) -> String {
-    let texts: BTreeMap<String, &Noted> = rests
-        .map(|(offset, rest)| (offset.to_string(), rest))
+fn encode<'a>(cooldowns: impl Iterator<Item = (&'a u128, &'a Noted)>) -> String {
+    let texts: BTreeMap<String, &Noted> = cooldowns
+        .map(|(offset, cooldown)| (offset.to_string(), cooldown))
         .collect();
     // Strings and numbers under text keys: there is nothing in it that JSON can't hold.
     serde_json::to_string(&texts).unwrap_or_default()
@@ -229,24 +230,24 @@ mod tests {
         "10.0.0.0/16".parse().unwrap()
     }
 
-    fn mk_rest(name: &str, until: u64) -> Rest {
-        Rest {
+    fn mk_cooldown(name: &str, until: u64) -> Cooldown {
+        Cooldown {
             since: Moment(1),
             until: Moment(until),
             owner: Owner::new(format!("default/{name}"), "net1"),
         }
     }
 
-    fn release(address: &str, rest: Option<Rest>) -> Change {
+    fn release(address: &str, cooldown: Option<Cooldown>) -> Change {
         Change::Release {
             address: address.parse().unwrap(),
             expected: Record::default(),
-            rest,
+            cooldown,
         }
     }
 
     fn claim(address: &str) -> Change {
-        Change::Claim {
+        Change::Allocate {
             address: address.parse().unwrap(),
             record: Record::new(Owner::new("a", "b"), Handle::new("c")),
         }
@@ -262,9 +263,9 @@ mod tests {
             .after(
                 mk_network(),
                 &[
-                    release("10.0.0.1", Some(mk_rest("a", 100))),
-                    release("10.0.0.2", Some(mk_rest("b", 9))),
-                    release("10.0.0.3", Some(mk_rest("c", 100))),
+                    release("10.0.0.1", Some(mk_cooldown("a", 100))),
+                    release("10.0.0.2", Some(mk_cooldown("b", 9))),
+                    release("10.0.0.3", Some(mk_cooldown("c", 100))),
                 ],
                 Moment(5),
             )
@@ -286,7 +287,7 @@ mod tests {
         let one = Cooldowns::default()
             .after(
                 mk_network(),
-                &[release("10.0.0.1", Some(mk_rest("a", 9)))],
+                &[release("10.0.0.1", Some(mk_cooldown("a", 9)))],
                 Moment(5),
             )
             .unwrap();
@@ -300,7 +301,7 @@ mod tests {
         let newer =
             r#"{"1":{"since":1,"until":90,"owner":{"subject":"a","part":"b"},"why":"moved"}}"#;
         let resting = Cooldowns::read(Some(newer), PLACE);
-        let another = [release("10.0.0.2", Some(mk_rest("b", 90)))];
+        let another = [release("10.0.0.2", Some(mk_cooldown("b", 90)))];
         let after = resting.after(mk_network(), &another, Moment(5)).unwrap();
         assert_eq!(reread(&after), after);
         let text: Value = serde_json::from_str(&after.text().unwrap()).unwrap();
@@ -321,7 +322,7 @@ mod tests {
             let why = resting.bars(&claims).unwrap();
             assert!(why.contains("berth.dev/resting"), "{why}");
             assert!(resting.forbids(mk_network(), &claims[1], Moment(5)));
-            let releases = [release("10.0.0.7", Some(mk_rest("a", 100)))];
+            let releases = [release("10.0.0.7", Some(mk_cooldown("a", 100)))];
             assert_eq!(resting.bars(&releases), None);
             assert_eq!(resting.after(mk_network(), &releases, Moment(5)), None);
             assert_eq!(resting.iter(mk_network()).count(), 0);
@@ -341,10 +342,10 @@ mod tests {
                 r#"{{"1":{{"since":{since},"until":{until},"owner":{{"subject":"a","part":"b"}}}}}}"#
             );
             let read = read(&text).unwrap();
-            assert_eq!(read[&1].rest.until, Moment(last), "{text}");
+            assert_eq!(read[&1].cooldown.until, Moment(last), "{text}");
         }
         let text = r#"{"1":{"since":18446744073709551615,"until":18446744073709551615,"owner":{"subject":"a","part":"b"}}}"#;
-        assert!(read(text).unwrap()[&1].rest.until <= super::now());
+        assert!(read(text).unwrap()[&1].cooldown.until <= super::now());
     }
 
     #[test]
@@ -353,7 +354,7 @@ mod tests {
             .map(|n| Change::Release {
                 address: mk_network().network().plus(n.into()).unwrap(),
                 expected: Record::default(),
-                rest: Some(mk_rest("some-longish-name", 1000 + u64::from(n))),
+                cooldown: Some(mk_cooldown("some-longish-name", 1000 + u64::from(n))),
             })
             .collect();
         let resting = Cooldowns::default()

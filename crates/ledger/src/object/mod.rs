@@ -1,7 +1,7 @@
 //! Pools in Kubernetes objects of any kind: the ledger is here, what a kind looks like says its [`Codec`].
 //!
 //! Guarantees: every commit is one write on exactly one version of the object, after its preconditions and the codec's
-//! guard were checked on that version (I1, I6); a write whose outcome is unknown is told as such (I2); an object that can't
+//! guard were checked on that version (I1, I6); a write whose outcome is unknown is reported as such (I2); an object that can't
 //! be read, or would pass what etcd takes, is left as it is (I5); an object is created by a commit only where its codec
 //! says so.
 
@@ -9,22 +9,24 @@ mod codec;
 pub mod cooldown;
 mod merge;
 pub(crate) mod store;
+pub(crate) mod write;
 
 use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::{Change, Record};
+use berth_kube::{Connection, ObjectClient, Selection};
 use futures::stream::BoxStream;
 use serde_json::Value;
 
+use crate::kube::ETCD_PATIENCE;
 use crate::kube::object_cache::ObjectCache;
 use crate::kube::turns::Turns;
 use crate::kube::version_watch::versions;
-use crate::kube::{Connection, ETCD_PATIENCE, ObjectClient, Selection};
 use crate::{
-    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn,
-    Version, Visited,
+    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Rejection, Snapshot,
+    Turn, Version, Visited,
 };
 
 pub use codec::{Codec, Commit, Creation, EncodeError, WriteAs};
@@ -78,7 +80,7 @@ impl<C: Codec> ObjectLedger<C> {
         Ok(found.is_some())
     }
 
-    /// The pool that an object keeps, for who has read the object by another way (a list, a watch).
+    /// The pool that an object keeps, for callers that read the object another way (a list, a watch).
     pub fn snapshot_of(&self, pool: &PoolKey, object: &Value) -> Result<Snapshot, LedgerError> {
         self.store(pool).snapshot(object)
     }
@@ -121,7 +123,7 @@ impl<C: Codec> Contention for ObjectLedger<C> {
         if !self.turns.take(&self.client, &self.seat(pool)).await {
             return Turn::default();
         }
-        // Whoever had the turn before us has written, most likely.
+        // The writer before this one has written, most likely.
         let newer = match *base != Version::default() {
             true => self.load(pool).await.ok(),
             false => None,
@@ -161,12 +163,14 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
         Ok((now.version != *base).then_some(now))
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
+        LedgerError::refuse_guard(pool, guard)?;
         if changes.is_empty() {
             return Ok(base.clone());
         }
@@ -226,7 +230,7 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
             });
         };
         let resource = self.codec.resource();
-        self.client.list(resource, &selection, show).await
+        Ok(self.client.list(resource, &selection, show).await?)
     }
 
     async fn create(&self, _key: &ClaimKey, _record: &Record) -> Result<(), LedgerError> {

@@ -1,26 +1,13 @@
-//! One object: read, created, written on exactly one version.
-//!
-//! A commit on a state that this process has seen is written at once, on that version. If somebody else has written in
-//! between, or the state was not seen, the object is read again, the commit's guard and every precondition are checked on
-//! what it is now, and that is written. Nothing is changed unless all of them hold (I1, I6).
-
-use std::collections::BTreeMap;
+//! One object: read, decoded, and what is wrong with it.
 
 use berth_core::{Address, Change, Pool};
-use hyper::body::Bytes;
-use kube::api::Patch;
-use serde_json::{Value, json};
+use berth_kube::{Ask, Fetched, ObjectClient, Verb};
+use serde_json::Value;
 
-use super::codec::{Codec, Commit, Creation, EncodeError, WriteAs};
-use super::cooldown::now;
-use super::merge::merge_patch;
+use super::codec::{Codec, Creation, EncodeError, WriteAs};
 use crate::kube::object_cache::ObjectCache;
 use crate::kube::store::ENVELOPE;
-use crate::kube::{Ask, Failure, Fetched, ObjectClient, Part, Verb};
 use crate::{LedgerError, PoolKey, Rejection, Snapshot, Version};
-
-/// Writes that met another writer, before the caller has to plan again.
-const TRIES: usize = 3;
 
 pub(crate) struct Store<'a, C> {
     pub client: &'a ObjectClient,
@@ -29,37 +16,15 @@ pub(crate) struct Store<'a, C> {
     pub key: &'a PoolKey,
 }
 
-/// A commit that is durable.
-pub(crate) struct Written {
-    /// The object as it is now.
-    pub object: Value,
-    /// Others wrote after the base was read: the caller's copy lacks what they did.
-    pub merged: bool,
-}
-
 /// What a version remembers: the guard of commits that were planned on it.
-struct Guarded(Value);
+pub(super) struct Guarded(pub(super) Value);
 
-/// The object once a commit is made, to be written on the version that it has.
-struct Next {
-    before: Value,
-    after: Value,
-    size: usize,
-}
-
-/// Why a write was not made.
-enum Unwritten {
-    /// The object is at another version.
-    Contended,
-    Error(LedgerError),
-}
-
-fn resource_version(object: &Value) -> Option<&str> {
+pub(super) fn resource_version(object: &Value) -> Option<&str> {
     object["metadata"]["resourceVersion"].as_str()
 }
 
 impl<C: Codec> Store<'_, C> {
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.key.name
     }
 
@@ -72,7 +37,8 @@ impl<C: Codec> Store<'_, C> {
     }
 
     pub async fn get(&self) -> Result<Option<Fetched>, LedgerError> {
-        self.client.get(self.codec.resource(), self.name()).await
+        let read = self.client.get(self.codec.resource(), self.name());
+        Ok(read.await?)
     }
 
     /// The pool as it is, kept for the next commit.
@@ -111,7 +77,7 @@ impl<C: Codec> Store<'_, C> {
         })
     }
 
-    fn decode(&self, object: &Value) -> Result<Pool, LedgerError> {
+    pub(super) fn decode(&self, object: &Value) -> Result<Pool, LedgerError> {
         let pool = self.codec.decode(self.key, object);
         pool.map_err(|why| self.unreadable(why))
     }
@@ -125,7 +91,7 @@ impl<C: Codec> Store<'_, C> {
         ))
     }
 
-    fn note(&self, fetched: &Fetched) {
+    pub(super) fn note(&self, fetched: &Fetched) {
         let tracked = fetched.object["metadata"].get("managedFields");
         let tracked = tracked.map_or(0, |fields| fields.to_string().len());
         let size = fetched.size.saturating_sub(tracked) + ENVELOPE;
@@ -145,228 +111,10 @@ impl<C: Codec> Store<'_, C> {
         })
     }
 
-    pub async fn commit(&self, base: &Version, changes: &[Change]) -> Result<Version, LedgerError> {
-        let written = self.write_changes(base, changes).await?;
-        let version = resource_version(&written.object).unwrap_or_default();
-        let version = Version::with_state(version, Guarded(self.codec.guard(&written.object)));
-        Ok(match written.merged {
-            true => version.merged(),
-            false => version,
-        })
-    }
-
-    async fn write_changes(
-        &self,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Written, LedgerError> {
-        if base.is_absent() {
-            return self.create(changes).await;
-        }
-        if let Some(object) = self.cached(base)
-            && let Ok(next) = self.next(object, changes)
-        {
-            match self.write(next).await {
-                Ok(object) => {
-                    let merged = base.is_merged();
-                    return Ok(Written { object, merged });
-                }
-                Err(Unwritten::Error(error)) => return Err(error),
-                Err(Unwritten::Contended) => {}
-            }
-        }
-        self.commit_on_newest(base, changes).await
-    }
-
-    /// The object at that version, if this process has seen it.
-    fn cached(&self, version: &Version) -> Option<Value> {
-        version.state::<Guarded>()?;
-        let text = self.cache.text(self.name(), version.stored())?;
-        let mut object: Value = serde_json::from_slice(&text.bytes).ok()?;
-        if let Some(metadata) = text.metadata {
-            object["metadata"] = metadata;
-        }
-        Some(object)
-    }
-
-    /// Reads the object, checks everything on what it is now, and writes it on exactly that version.
-    pub async fn commit_on_newest(
-        &self,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Written, LedgerError> {
-        let guard = base.state::<Guarded>();
-        for _ in 0..TRIES {
-            let Some(fetched) = self.get().await? else {
-                return match (self.codec.create(self.key), guard) {
-                    // It was there: the caller has to look what became of it.
-                    (Creation::Never, Some(_)) => Err(self.conflict(Vec::new())),
-                    _ => self.create(changes).await,
-                };
-            };
-            self.note(&fetched);
-            let object = fetched.object;
-            if guard.is_some_and(|guard| guard.0 != self.codec.guard(&object)) {
-                return Err(self.conflict(Vec::new()));
-            }
-            let exact = !base.is_merged() && resource_version(&object) == Some(base.stored());
-            match self.write(self.next(object, changes)?).await {
-                Ok(object) => {
-                    let merged = !exact;
-                    return Ok(Written { object, merged });
-                }
-                Err(Unwritten::Error(error)) => return Err(error),
-                Err(Unwritten::Contended) => {}
-            }
-        }
-        Err(self.conflict(Vec::new()))
-    }
-
-    /// What the object is after the changes, or why they can't be made on it.
-    fn next(&self, mut object: Value, changes: &[Change]) -> Result<Next, LedgerError> {
-        let before = self.decode(&object)?;
-        let accepted = self.codec.accepts(self.key, &object, changes);
-        accepted.map_err(|error| self.unfit(error))?;
-        let mut after = before.clone();
-        let resting = cooling(&before, changes);
-        let fails = |change: &&Change| {
-            resting.contains_key(&change.address()) || after.apply(change).is_err()
-        };
-        let violated: Vec<Address> = changes.iter().filter(fails).map(Change::address).collect();
-        if !violated.is_empty() {
-            return Err(self.conflict(violated));
-        }
-        let tracked = object["metadata"]
-            .as_object_mut()
-            .and_then(|metadata| metadata.remove("managedFields"))
-            .is_some();
-        let old = match self.codec.write_as() {
-            WriteAs::MergePatch => object.clone(),
-            WriteAs::Replace => Value::Null,
-        };
-        let commit = Commit {
-            key: self.key,
-            before: &before,
-            after: &after,
-            changes,
-        };
-        let encoded = self.codec.encode(&mut object, &commit);
-        encoded.map_err(|error| self.unfit(error))?;
-        let size = object.to_string().len() + ENVELOPE;
-        self.check(size)?;
-        // What is not said is left as it is.
-        if tracked && self.codec.drops_managed_fields() {
-            object["metadata"]["managedFields"] = json!([{}]);
-        }
-        Ok(Next {
-            before: old,
-            after: object,
-            size,
-        })
-    }
-
-    async fn write(&self, next: Next) -> Result<Value, Unwritten> {
-        let (resource, part, name) = (self.codec.resource(), self.codec.part(), self.name());
-        let text = Bytes::from(next.after.to_string());
-        let (verb, written) = match self.codec.write_as() {
-            WriteAs::Replace => {
-                let replaced = self.client.replace(resource, part, name, &text);
-                (Verb::Update, replaced.await)
-            }
-            WriteAs::MergePatch => {
-                let patch = on_version(&next);
-                let patched = self.client.patch_part(resource, part, name, &patch);
-                (Verb::Patch, patched.await)
-            }
-        };
-        let answer = match written {
-            Ok(answer) => answer,
-            Err(Failure::Refused(refusal)) if refusal.code == 409 => {
-                return Err(Unwritten::Contended);
-            }
-            Err(Failure::Refused(refusal)) if refusal.is_absence_of(name) => {
-                return Err(Unwritten::Error(self.conflict(Vec::new())));
-            }
-            Err(Failure::Refused(refusal)) if refusal.is_too_large() => {
-                return Err(Unwritten::Error(self.full(next.size)));
-            }
-            Err(failure) => {
-                let error = failure.into_error(self.ask(verb).of(part));
-                return Err(Unwritten::Error(error));
-            }
-        };
-        self.written(verb, next, &text, &answer)
-            .map_err(Unwritten::Error)
-    }
-
-    /// The object after a write that went through: without its version the caller has to look.
-    fn written(
-        &self,
-        verb: Verb,
-        next: Next,
-        text: &Bytes,
-        answer: &Value,
-    ) -> Result<Value, LedgerError> {
-        let version = self.version_of(verb, answer)?;
-        let metadata = answer["metadata"].clone();
-        self.cache.note(self.name(), next.size);
-        self.cache
-            .keep(self.name(), version, text, Some(metadata.clone()));
-        let mut object = next.after;
-        object["metadata"] = metadata;
-        Ok(object)
-    }
-
-    fn version_of<'v>(&self, verb: Verb, answer: &'v Value) -> Result<&'v str, LedgerError> {
-        resource_version(answer).ok_or_else(|| LedgerError::Uncertain {
-            operation: verb.name(),
-            target: self.target(),
-            why: "metadata.resourceVersion is missing".to_owned(),
-        })
-    }
-
-    /// The first commit of a pool whose kind has it created so. Where entries are in the status, which a CREATE can't have,
-    /// the empty pool is created first.
-    pub async fn create(&self, changes: &[Change]) -> Result<Written, LedgerError> {
-        let resource = self.codec.resource();
-        let mut object = match self.codec.create(self.key) {
-            Creation::Empty(object) => object,
-            Creation::Unknown(why) => return Err(self.unfit(EncodeError::Invalid(why))),
-            Creation::Never => return Err(self.missing()),
-        };
-        object["apiVersion"] = json!(resource.api_version());
-        object["kind"] = json!(resource.kind);
-        object["metadata"]["name"] = json!(self.name());
-        let in_status = self.codec.part() == Part::Status;
-        let next = self.next(object.clone(), changes)?;
-        let (object, size) = match in_status {
-            true => (object, ENVELOPE),
-            false => (next.after, next.size),
-        };
-        match self.client.create(resource, &object).await {
-            Ok(_) if in_status => {
-                Box::pin(self.commit_on_newest(&Version::default(), changes)).await
-            }
-            Ok(created) => {
-                self.cache.note(self.name(), size);
-                self.version_of(Verb::Create, &created)?;
-                Ok(Written {
-                    object: created,
-                    merged: false,
-                })
-            }
-            Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
-                Err(self.conflict(Vec::new()))
-            }
-            Err(Failure::Refused(refusal)) if refusal.is_too_large() => Err(self.full(size)),
-            Err(failure) => Err(failure.into_error(self.ask(Verb::Create))),
-        }
-    }
-
     /// Whether the object, as it was seen last, has room for these claims.
     pub fn fits(&self, claims: &[Change]) -> Result<(), LedgerError> {
         let bytes = |change: &Change| match change {
-            Change::Claim { address, record } => self.codec.entry_size(*address, record),
+            Change::Allocate { address, record } => self.codec.entry_size(*address, record),
             Change::Release { .. } | Change::Update { .. } => 0,
         };
         let growth: usize = claims.iter().map(bytes).sum();
@@ -405,7 +153,7 @@ impl<C: Codec> Store<'_, C> {
         }
     }
 
-    fn missing(&self) -> LedgerError {
+    pub(super) fn missing(&self) -> LedgerError {
         let kind = self.codec.resource().kind;
         LedgerError::Rejected {
             operation: Verb::Get.name(),
@@ -432,30 +180,4 @@ impl<C: Codec> Store<'_, C> {
             },
         }
     }
-}
-
-/// The difference, to be applied to that version of that object alone.
-fn on_version(next: &Next) -> Patch<Value> {
-    let mut patch = merge_patch(&next.before, &next.after).unwrap_or_else(|| json!({}));
-    for field in ["resourceVersion", "uid"] {
-        patch["metadata"][field] = next.after["metadata"][field].clone();
-    }
-    Patch::Merge(patch)
-}
-
-/// The claimed addresses that cool down for another owner (I10).
-fn cooling<'a>(pool: &Pool, changes: &'a [Change]) -> BTreeMap<Address, &'a Change> {
-    let claims = changes.iter().filter_map(|change| match change {
-        Change::Claim { address, record } => Some((*address, (record, change))),
-        _ => None,
-    });
-    let claims: BTreeMap<Address, _> = claims.collect();
-    let now = now();
-    let cooling = pool.rests().filter(|(_, rest)| rest.until > now);
-    cooling
-        .filter_map(|(address, rest)| {
-            let (record, change) = claims.get(&address)?;
-            (record.owner != rest.owner).then_some((address, *change))
-        })
-        .collect()
 }

@@ -1,6 +1,6 @@
 //! Pools as rows. Every statement here runs inside the caller's transaction.
 
-use berth_core::{Address, Change, Handle, Moment, Owner, Pool, Record, Rest};
+use berth_core::{Address, Change, Cooldown, Handle, Moment, Owner, Pool, Record};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::Failure;
@@ -30,12 +30,12 @@ pub(super) fn load(connection: &Connection, key: &PoolKey) -> Result<Snapshot, F
         .prepare_cached("SELECT subject, part, since, until, address FROM rests WHERE pool = ?1")?;
     let mut rows = statement.query([&key.name])?;
     while let Some(row) = rows.next()? {
-        let rest = Rest {
+        let cooldown = Cooldown {
             owner: Owner::new(row.get::<_, String>(0)?, row.get::<_, String>(1)?),
             since: Moment(row.get::<_, i64>(2)?.unsigned_abs()),
             until: Moment(row.get::<_, i64>(3)?.unsigned_abs()),
         };
-        pool.restore_rest(address(key, row, 4)?, rest);
+        pool.restore_cooldown(address(key, row, 4)?, cooldown);
     }
     Ok(Snapshot { pool, version })
 }
@@ -78,12 +78,14 @@ pub(super) fn commit(
         ])?;
     for change in changes {
         let done = match change {
-            Change::Claim { address, record } => claim_address(connection, key, *address, record)?,
+            Change::Allocate { address, record } => {
+                claim_address(connection, key, *address, record)?
+            }
             Change::Release {
                 address,
                 expected,
-                rest,
-            } => release_address(connection, key, *address, expected, rest.as_ref())?,
+                cooldown,
+            } => release_address(connection, key, *address, expected, cooldown.as_ref())?,
             Change::Update {
                 address,
                 expected,
@@ -128,7 +130,7 @@ fn release_address(
     key: &PoolKey,
     address: Address,
     expected: &Record,
-    rest: Option<&Rest>,
+    cooldown: Option<&Cooldown>,
 ) -> Result<bool, Failure> {
     let text = address.to_string();
     let deleted = connection
@@ -143,7 +145,7 @@ fn release_address(
             expected.owner.part,
             expected.handle.as_str()
         ])?;
-    if let Some(rest) = rest {
+    if let Some(cooldown) = cooldown {
         connection
             .prepare_cached(
                 "INSERT OR REPLACE INTO rests (pool, address, since, until, subject, part)
@@ -152,10 +154,10 @@ fn release_address(
             .execute(params![
                 key.name,
                 text,
-                stored(rest.since),
-                stored(rest.until),
-                rest.owner.subject,
-                rest.owner.part
+                stored(cooldown.since),
+                stored(cooldown.until),
+                cooldown.owner.subject,
+                cooldown.owner.part
             ])?;
     }
     Ok(deleted == 1)

@@ -1,18 +1,18 @@
-//! What this process has heard of a ring, and when its own turn comes.
+//! What this process has read of a ring, and when its own turn comes.
 //!
-//! Promises that waiting for a turn ends: each member before this one is waited for about as long as a
-//! turn takes, counted from when the first of them became the first. Does not promise that what it has heard is
-//! of now.
+//! Guarantee: waiting for a turn ends. Each member before this one is waited for about as long as a turn takes, counted
+//! from when it became the first. What was read may be outdated.
 
 use std::cmp;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::Api;
 use kube::api::{WatchEvent, WatchParams};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
@@ -21,7 +21,7 @@ use crate::Version;
 
 /// What a turn is thought to take before one was seen. Too little makes members pass each other over.
 const FIRST_GUESS: Duration = Duration::from_millis(100);
-/// Whoever has the turn longer than this many times the time that a silent member is given has lost it.
+/// A member that has the turn longer than this many times the time for a silent member has lost it.
 const LONGEST_HOLD: u32 = 3;
 /// The ring is followed for this long after the last wait for a turn.
 const FOLLOWED_FOR: Duration = Duration::from_secs(5);
@@ -53,10 +53,6 @@ struct Known {
     changed_at: Instant,
     /// When the member whose turn it is became that.
     turn_since: Instant,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Line {
@@ -123,13 +119,13 @@ impl Line {
 
     /// A turn took this long.
     pub(crate) fn took(&self, time: Duration) {
-        let mut usual = lock(&self.usual);
+        let mut usual = self.usual.lock();
         *usual = usual.mul_f64(0.8) + time.mul_f64(0.2);
     }
 
     /// How long one member is waited for: thrice a turn, so that a slow one is not passed over.
     pub(crate) fn turn_time(&self) -> Duration {
-        (*lock(&self.usual) * 3).clamp(self.patience.least, self.patience.longest)
+        (*self.usual.lock() * 3).clamp(self.patience.least, self.patience.longest)
     }
 
     pub(crate) fn is_followed(&self) -> bool {
@@ -144,7 +140,7 @@ impl Line {
             let due = {
                 let known = known.borrow_and_update();
                 let passed = known.ring.place(member)?;
-                *lock(&self.waited_at) = Instant::now();
+                *self.waited_at.lock() = Instant::now();
                 let before = u32::try_from(passed).unwrap_or(u32::MAX);
                 let each = self.turn_time();
                 let quiet = known.changed_at + each.saturating_mul(before);
@@ -182,7 +178,7 @@ impl Line {
         if from == Version::default() || self.followed.swap(true, Ordering::AcqRel) {
             return;
         }
-        *lock(&self.waited_at) = Instant::now();
+        *self.waited_at.lock() = Instant::now();
         let line = Arc::clone(self);
         let (api, name) = (api.clone(), name.to_string());
         tokio::spawn(async move {
@@ -205,7 +201,7 @@ impl Line {
         let params = WatchParams::default().fields(&format!("metadata.name={name}"));
         // Only metadata: whose turn it is, and that there is something to read.
         let mut events = api.watch_metadata(&params, version).await?.boxed();
-        while lock(&self.waited_at).elapsed() < FOLLOWED_FOR {
+        while self.waited_at.lock().elapsed() < FOLLOWED_FOR {
             match tokio::time::timeout(FOLLOWED_FOR, events.next()).await {
                 Ok(Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)))) => {
                     let version = object.metadata.resource_version.unwrap_or_default();

@@ -6,9 +6,9 @@
 //! patch of one's own annotation, which can't conflict. Where the annotations are is the ledger's choice:
 //! ```text
 //!   ConfigMap      on the object itself: its write passes the turn on, and takes out who let theirs pass
-//!   IPPool         on a Lease beside it: the object stays what whereabouts made it; whoever is done signs off
+//!   IPPool         on a Lease beside it: the object stays as whereabouts made it; a writer that is done leaves
 //! ```
-//! A ring of one is no ring: whoever writes alone leaves none behind.
+//! A writer that is alone leaves no ring behind.
 //!
 //! Promises order, and nothing else: a write counts because of its own preconditions (I1), whatever the ring says. A member that died costs the others one turn's time, once.
 
@@ -54,7 +54,7 @@ impl Ring {
         first.map(|(_, id)| id.as_str())
     }
 
-    /// Whether nobody but `member` is in it.
+    /// Whether only `member` is in it.
     pub(crate) fn is_alone(&self, member: &str) -> bool {
         self.members.iter().all(|(_, id)| id == member)
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_core::{Address, Change, Handle, Moment, Owner, Record, Rest};
+use berth_core::{Address, Change, Cooldown, Handle, Moment, Owner, Record};
 use berth_ledger::{
     ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, RetryPolicy, SharedLedger, Version,
 };
@@ -24,8 +24,8 @@ pub struct Subject {
     pub pool: PoolKey,
     /// Several handles to the same store.
     pub ledgers: Vec<SharedLedger>,
-    /// Whether the store keeps rests.
-    pub rests: bool,
+    /// Whether the store keeps cooldowns.
+    pub cooldowns: bool,
     /// Whether it can hold claims by name.
     pub named: bool,
     /// Whether it looks at another pool in the step of a commit.
@@ -44,7 +44,7 @@ pub fn mk_address(n: u32) -> Address {
 }
 
 pub fn claim(n: u32, name: &str) -> Change {
-    Change::Claim {
+    Change::Allocate {
         address: mk_address(n),
         record: mk_record(name),
     }
@@ -54,7 +54,7 @@ pub fn release(n: u32, name: &str) -> Change {
     Change::Release {
         address: mk_address(n),
         expected: mk_record(name),
-        rest: None,
+        cooldown: None,
     }
 }
 
@@ -89,7 +89,7 @@ pub async fn suite(subject: Subject) {
     changes_of_one_address_apply_in_order(ledger, &subject.pool).await;
     refresh_tells_old_from_new(ledger, &subject.pool).await;
     a_watch_shows_that_a_copy_is_old(&subject).await;
-    if subject.rests {
+    if subject.cooldowns {
         rests_are_kept_and_end_with_a_claim(ledger, &subject.pool).await;
     }
     if subject.named {
@@ -153,7 +153,7 @@ async fn a_release_of_anothers_record_fails(ledger: &dyn Ledger, pool: &PoolKey)
     let late = Change::Release {
         address: mk_address(1),
         expected: same_owner_other_handle,
-        rest: None,
+        cooldown: None,
     };
     for change in [release(1, "b"), late, release(9, "a")] {
         let refused = write(ledger, pool, std::slice::from_ref(&change)).await;
@@ -252,7 +252,7 @@ async fn a_watch_shows_that_a_copy_is_old(subject: &Subject) {
 async fn rests_are_kept_and_end_with_a_claim(ledger: &dyn Ledger, pool: &PoolKey) {
     let millis = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
     let now = Moment(u64::try_from(millis).unwrap());
-    let rest = Rest {
+    let cooldown = Cooldown {
         since: now,
         until: now.plus(Duration::from_secs(3600)),
         owner: mk_record("r").owner,
@@ -260,18 +260,18 @@ async fn rests_are_kept_and_end_with_a_claim(ledger: &dyn Ledger, pool: &PoolKey
     let release = Change::Release {
         address: mk_address(20),
         expected: mk_record("r"),
-        rest: Some(rest.clone()),
+        cooldown: Some(cooldown.clone()),
     };
     write(ledger, pool, &[release]).await.unwrap();
-    let rests = |pool: &berth_core::Pool| -> Vec<(Address, Rest)> {
-        pool.rests()
-            .map(|(address, rest)| (address, rest.clone()))
+    let cooldowns = |pool: &berth_core::Pool| -> Vec<(Address, Cooldown)> {
+        pool.cooldowns()
+            .map(|(address, cooldown)| (address, cooldown.clone()))
             .collect()
     };
     let kept = ledger.load(pool).await.unwrap();
-    assert_eq!(rests(&kept.pool), [(mk_address(20), rest)]);
+    assert_eq!(cooldowns(&kept.pool), [(mk_address(20), cooldown)]);
     write(ledger, pool, &[claim(20, "r")]).await.unwrap();
-    assert!(rests(&ledger.load(pool).await.unwrap().pool).is_empty());
+    assert!(cooldowns(&ledger.load(pool).await.unwrap().pool).is_empty());
 }
 
 /// From a to c, by its other container; nobody else's word counts.
@@ -366,6 +366,7 @@ async fn a_commit_is_made_only_beside_what_was_read(subject: &Subject) {
     let attempt = async |n: u32, guard: &Guard| {
         let base = ledger.load(pool).await.unwrap().version;
         let changes = [claim(n, "guarded")];
+        let guard = Some(guard);
         ledger.commit_guarded(pool, &base, &changes, guard).await
     };
     attempt(50, &absent).await.unwrap();
@@ -399,7 +400,7 @@ async fn a_guard_that_nobody_can_keep_is_refused(subject: &Subject) {
     let guard = mk_guard(subject, Version::default());
     let changes = [claim(50, "guarded")];
     let refused = ledger
-        .commit_guarded(pool, &before.version, &changes, &guard)
+        .commit_guarded(pool, &before.version, &changes, Some(&guard))
         .await;
     let refused = refused.unwrap_err();
     assert!(
@@ -468,7 +469,7 @@ pub async fn claim_lowest(ledger: &dyn Ledger, pool: &PoolKey, name: &str) -> (A
             .filter(|address| !snapshot.pool.is_held(*address))
             .nth(drawn as usize);
         let address = free.expect("the test's network has room");
-        let change = Change::Claim {
+        let change = Change::Allocate {
             address,
             record: record.clone(),
         };

@@ -74,7 +74,7 @@ async fn persist(ledger: KubeLedger, name: String, stop: Arc<AtomicBool>) -> BTr
                 }
                 let free = (100..).map(mk_address).find(|a| !snapshot.pool.is_held(*a));
                 let address = free.unwrap();
-                let change = Change::Claim {
+                let change = Change::Allocate {
                     address,
                     record: record.clone(),
                 };

@@ -60,7 +60,7 @@ async fn a_running_whereabouts_and_berth_share_a_pool() {
             let gone = Change::Release {
                 address,
                 expected: record,
-                rest: None,
+                cooldown: None,
             };
             bed.write(&[gone]).await.unwrap();
             ours.remove(&address);
@@ -135,8 +135,13 @@ async fn what_berth_does_not_know_stays() {
 
     // What can't be read is reported, and an address that something strange is at is not free.
     let seen = bed.ledger.load(&mk_pool()).await.unwrap();
-    let strays: BTreeSet<&str> = seen.pool.strays().iter().map(|s| s.key.as_str()).collect();
-    assert_eq!(strays, BTreeSet::from(["seven", "-3", "9", "10"]));
+    let unparsed: BTreeSet<&str> = seen
+        .pool
+        .unparsed()
+        .iter()
+        .map(|s| s.key.as_str())
+        .collect();
+    assert_eq!(unparsed, BTreeSet::from(["seven", "-3", "9", "10"]));
     for n in [1, 2, 9, 10, 11] {
         assert!(seen.pool.is_held(mk_address(n)), "{n}");
         let refused = bed.write(&[claim(n, "thief")]).await;
@@ -149,7 +154,7 @@ async fn what_berth_does_not_know_stays() {
     let freed = Change::Release {
         address: mk_address(9),
         expected: strange,
-        rest: None,
+        cooldown: None,
     };
     let refused = bed.write(&[freed]).await;
     assert!(matches!(refused, Err(LedgerError::Conflict { .. })), "(I5)");
@@ -166,7 +171,7 @@ async fn what_berth_does_not_know_stays() {
         Change::Release {
             address: mk_address(2),
             expected: mk("y", "default/y", ""),
-            rest: None,
+            cooldown: None,
         },
         claim(3, "new"),
     ];
@@ -174,7 +179,7 @@ async fn what_berth_does_not_know_stays() {
     let padded = Change::Release {
         address: mk_address(11),
         expected: mk("p", "default/padded", "net1"),
-        rest: None,
+        cooldown: None,
     };
     bed.write(&[padded]).await.unwrap();
     let mut expected = spec;
@@ -215,7 +220,7 @@ async fn an_object_of_another_range_is_refused_and_stays() {
         let error = bed.ledger.load(&pool).await.unwrap_err();
         assert!(matches!(error, LedgerError::Unreadable { .. }), "{error}");
         assert!(error.to_string().contains("spec.range"), "{error}");
-        let change = Change::Claim {
+        let change = Change::Allocate {
             address: network.network().plus(1).unwrap(),
             record: mk_record("a"),
         };
@@ -252,7 +257,7 @@ async fn a_strange_annotation_of_ours_holds_allocations_alone_and_stays() {
     bed.write(&[release(2, "b")]).await.unwrap();
     let seen = bed.ledger.load(&mk_pool()).await.unwrap();
     assert_eq!(held(&bed.ledger, &mk_pool()).await.len(), 2);
-    assert_eq!(seen.pool.strays()[0].key, "berth.dev/resting");
+    assert_eq!(seen.pool.unparsed()[0].key, "berth.dev/resting");
     let now = bed.raw().await;
     assert_eq!(now["metadata"]["annotations"]["berth.dev/resting"], "soon");
     // Without it, everything is as before.

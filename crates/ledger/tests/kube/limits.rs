@@ -7,7 +7,7 @@ use super::*;
 /// A claim of about 800 bytes: the real limit is reached in seconds.
 fn fat(n: u32) -> Change {
     let owner = Owner::new(format!("default/{n:0>700}"), "net1");
-    Change::Claim {
+    Change::Allocate {
         address: mk_address(n),
         record: Record::new(owner, Handle::new(format!("{n:0>64}"))),
     }
@@ -50,13 +50,13 @@ async fn a_full_object_is_refused_before_it_is_sent() {
         "refused too early: {size}"
     );
     // What can be released makes room again.
-    let Change::Claim { address, record } = fat(0) else {
+    let Change::Allocate { address, record } = fat(0) else {
         unreachable!()
     };
     let gone = Change::Release {
         address,
         expected: record,
-        rest: None,
+        cooldown: None,
     };
     bed.write(&[gone]).await.unwrap();
     bed.write(&[fat(n)]).await.unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use berth_api::whereabouts::IPPool;
 use berth_core::{Change, Handle, Owner, Record};
-use berth_ledger::kube::Connect;
+use berth_kube::Connect;
 use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, SharedLedger, Version};
 use berth_testkit::Cluster;
 use conformance::{claim, held, mk_address, mk_record, release, write};
@@ -155,7 +155,7 @@ async fn all_conform(name: &str, turned: fn(KubeLedger) -> KubeLedger) {
     conformance::suite(conformance::Subject {
         pool: mk_pool(),
         ledgers,
-        rests: true,
+        cooldowns: true,
         named: true,
         guarded: false,
     })
@@ -179,7 +179,7 @@ async fn the_object_is_what_whereabouts_would_have_written() {
     );
     // A holder without an interface has no such field, as whereabouts has it.
     let record = Record::new(Owner::new("default/b", ""), Handle::new("id-b"));
-    let bare = Change::Claim {
+    let bare = Change::Allocate {
         address: mk_address(6),
         record: record.clone(),
     };
@@ -191,7 +191,7 @@ async fn the_object_is_what_whereabouts_would_have_written() {
     let gone = Change::Release {
         address: mk_address(6),
         expected: record,
-        rest: None,
+        cooldown: None,
     };
     bed.write(&[gone, release(5, "a")]).await.unwrap();
     // An empty map stays: without it the next claim would have no place to go.
@@ -252,7 +252,7 @@ async fn addresses_past_the_first_65_bits_are_kept() {
         "fd00:1:ffff:ffff:ffff:ffff:ffff:fffe",
     ]
     .iter()
-    .map(|text| Change::Claim {
+    .map(|text| Change::Allocate {
         address: text.parse().unwrap(),
         record: mk_record(text),
     })
@@ -260,7 +260,7 @@ async fn addresses_past_the_first_65_bits_are_kept() {
     write(&bed.ledger, &pool, &changes).await.unwrap();
     let kept = held(&bed.ledger, &pool).await;
     for change in &changes {
-        let Change::Claim { address, record } = change else {
+        let Change::Allocate { address, record } = change else {
             unreachable!()
         };
         assert!(kept[address].same_holder(record));
@@ -269,7 +269,7 @@ async fn addresses_past_the_first_65_bits_are_kept() {
     let release = Change::Release {
         address: "fd00:1:8000::".parse().unwrap(),
         expected: mk_record("fd00:1:8000::"),
-        rest: None,
+        cooldown: None,
     };
     write(&bed.ledger, &low, &[release]).await.unwrap();
     assert_eq!(held(&bed.ledger, &pool).await.len(), 2);
@@ -285,7 +285,7 @@ async fn field_tracking_ends_with_the_first_patch() {
     assert!(tracked(&bed.pools.get(name).await.unwrap()));
     let pool = PoolKey::of_network(name, "10.1.0.0/16".parse().unwrap());
     for n in 1..3 {
-        let change = Change::Claim {
+        let change = Change::Allocate {
             address: pool.network.unwrap().network().plus(n).unwrap(),
             record: mk_record(&format!("p{n}")),
         };
@@ -321,10 +321,10 @@ async fn nobody_gets_an_address_that_was_put_to_rest_meanwhile() {
     assert_eq!(annotations.get("berth.dev/resting"), None, "{annotations}");
 }
 
-/// A release after which the address rests for ten minutes.
+/// A release after which the address cools down for ten minutes.
 fn put_to_rest(n: u32, name: &str) -> Change {
     let now = jiff_now();
-    let rest = berth_core::Rest {
+    let cooldown = berth_core::Cooldown {
         since: now,
         until: now.plus(Duration::from_secs(600)),
         owner: mk_record(name).owner,
@@ -332,7 +332,7 @@ fn put_to_rest(n: u32, name: &str) -> Change {
     Change::Release {
         address: mk_address(n),
         expected: mk_record(name),
-        rest: Some(rest),
+        cooldown: Some(cooldown),
     }
 }
 

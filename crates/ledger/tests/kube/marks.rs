@@ -2,13 +2,13 @@
 
 use berth_core::slice::closed::Closed;
 use berth_core::slice::elastic::Mark;
-use berth_core::slice::ways::{Bar, PlainMarks};
+use berth_core::slice::ways::{Exclusion, PlainMarks};
 use berth_ledger::kube::UNCHECKED;
 
 use super::*;
 
 fn unchecked(n: u32, owner: &str) -> Change {
-    Change::Claim {
+    Change::Allocate {
         address: mk_address(n),
         record: mk_record(owner).with(UNCHECKED, "true"),
     }
@@ -33,14 +33,14 @@ async fn each_mark_bars_whom_it_says() {
     let closed = Closed::by(None, "blue");
 
     let before = ledger.load(&pool).await.unwrap().version;
-    close(Bar::Assigned, None, closed.as_ref()).await;
+    close(Exclusion::Assigned, None, closed.as_ref()).await;
     let late = ledger.commit(&pool, &before, &[unchecked(2, "late")]).await;
     assert!(is_moved(late), "planned before");
     let with = ledger.commit(&pool, &before, &[claim(2, "reserved")]).await;
     assert!(!is_moved(with), "its reservation guards it");
 
     let before = ledger.load(&pool).await.unwrap().version;
-    close(Bar::Unreserved, None, closed.as_ref()).await;
+    close(Exclusion::Unreserved, None, closed.as_ref()).await;
     for change in [claim(3, "late"), unchecked(3, "late")] {
         let late = ledger.commit(&pool, &before, std::slice::from_ref(&change));
         assert!(is_moved(late.await), "planned before");
@@ -55,7 +55,7 @@ async fn each_mark_bars_whom_it_says() {
     };
     assert_eq!(ledger.marks(&pool).await.unwrap(), told);
 
-    close(Bar::Unreserved, closed.as_ref(), None).await;
+    close(Exclusion::Unreserved, closed.as_ref(), None).await;
     assert!(is_moved(write(ledger, &pool, &[unchecked(3, "c")]).await));
     assert!(!is_moved(write(ledger, &pool, &[claim(3, "c")]).await));
     let sliced = Some(Mark::sliced(24).for_network(false));
@@ -75,7 +75,7 @@ async fn berth_15_24_unknown_fields_of_marks_are_kept() {
     let sliced = Mark::sliced(24);
     assert!(ledger.set_mark(&pool, None, Some(sliced)).await.unwrap());
     let closed = Closed::by(None, "blue").unwrap();
-    let bar = Bar::Assigned;
+    let bar = Exclusion::Assigned;
     assert!(
         ledger
             .set_closed(&pool, bar, None, Some(&closed))

@@ -10,7 +10,7 @@ fn on(node: &str, name: &str) -> Record {
 }
 
 fn claim_on(n: u32, node: &str, name: &str) -> Change {
-    Change::Claim {
+    Change::Allocate {
         address: mk_address(n),
         record: on(node, name),
     }
@@ -139,7 +139,7 @@ async fn a_definition_that_prunes_the_node_costs_nothing_else() {
 fn usual(n: u32, node: Option<&str>) -> Change {
     let owner = Owner::new(format!("default/web-7d4b9c8f6d-{n:05}"), "net1");
     let record = Record::new(owner, Handle::new(format!("{n:064x}")));
-    Change::Claim {
+    Change::Allocate {
         address: mk_address(n),
         record: match node {
             Some(node) => record.with(NODE, node),

@@ -44,7 +44,7 @@ async fn a_missing_permission_names_verb_and_kind() {
         "{text}"
     );
     let absent = PoolKey::of_network("10.7.0.0-16", "10.7.0.0/16".parse().unwrap());
-    let change = Change::Claim {
+    let change = Change::Allocate {
         address: "10.7.0.1".parse().unwrap(),
         record: mk_record("a"),
     };
@@ -115,7 +115,7 @@ async fn what_the_server_finds_invalid_is_refused_for_good() {
     // An IPv6 range that begins with a colon has no valid name in whereabouts' scheme.
     let network = "::/64".parse().unwrap();
     let pool = PoolKey::of_network(berth_api::names::pool("", "", network), network);
-    let change = Change::Claim {
+    let change = Change::Allocate {
         address: "::5".parse().unwrap(),
         record: mk_record("a"),
     };
@@ -127,7 +127,7 @@ async fn what_the_server_finds_invalid_is_refused_for_good() {
     assert!(text.contains("---64"), "{text}");
 
     bed.write(&[claim(1, "a")]).await.unwrap();
-    let outside = Change::Claim {
+    let outside = Change::Allocate {
         address: "9.255.255.255".parse().unwrap(),
         record: mk_record("b"),
     };
@@ -164,7 +164,7 @@ async fn berth_16_1_a_pool_s_name_leads_to_no_other_object() {
         let pool = PoolKey::of_network(name, "10.0.0.0/16".parse().unwrap());
         let snapshot = bed.ledger.load(&pool).await.unwrap();
         assert_eq!(snapshot.pool.records().count(), 0, "{name}");
-        let claim = Change::Claim {
+        let claim = Change::Allocate {
             address: "10.0.0.9".parse().unwrap(),
             record: Record::new(Owner::new("ns/q", "net1"), Handle::new("d")),
         };

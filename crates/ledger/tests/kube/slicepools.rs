@@ -7,7 +7,7 @@ use berth_core::slice::assigned::Assignments;
 use berth_core::slice::{Cut, NodeName};
 use berth_core::{RangeSpec, Space};
 use berth_ledger::kube::slicepools::{Marks, SlicePool, SlicePools};
-use berth_testkit::{Fate, Relay};
+use berth_testkit::{Fate, FaultProxy};
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn mk_table(nodes: &[&str]) -> SlicePool {
 }
 
 struct Tables {
-    relay: Relay,
+    relay: FaultProxy,
     /// By way of the relay, and straight.
     here: SlicePools,
     there: SlicePools,
@@ -44,7 +44,7 @@ impl Tables {
     async fn new(name: &str) -> Self {
         let cluster = cluster().await;
         let namespace = cluster.namespace(name).await.unwrap();
-        let relay = Relay::new(cluster).await.unwrap();
+        let relay = FaultProxy::new(cluster).await.unwrap();
         let straight = mk_connect(cluster, &namespace);
         let relayed = Connect {
             kubeconfig: Some(relay.kubeconfig()),

@@ -1,6 +1,6 @@
 //! Large objects are written whole, and nothing that others put there is lost by it.
 
-use berth_testkit::{Fate, Relay};
+use berth_testkit::{Fate, FaultProxy};
 
 use super::*;
 
@@ -11,7 +11,7 @@ const COUNT: u32 = 2_000;
 /// A pool that is large enough, and a ledger whose requests are seen.
 struct Large {
     bed: Bed,
-    relay: Relay,
+    relay: FaultProxy,
     ledger: KubeLedger,
 }
 
@@ -32,7 +32,7 @@ impl Large {
         });
         let spec = json!({ "range": "10.0.0.0/16", "allocations": entries });
         bed.plant(&mk_pool().name, metadata, spec).await;
-        let relay = Relay::new(cluster).await.unwrap();
+        let relay = FaultProxy::new(cluster).await.unwrap();
         let connect = Connect {
             kubeconfig: Some(relay.kubeconfig()),
             namespace: Some(bed.namespace.clone()),
@@ -139,6 +139,34 @@ async fn another_writer_in_between_costs_the_attempt_and_nothing_else() {
     assert_eq!(last.len(), 10, "{last:?}");
     assert_eq!(large.relay.seen().len(), reads + 10, "nothing was read");
     assert_eq!(large.held().await, COUNT as usize + 12);
+}
+
+/// A commit that turns out to change nothing (the node is stored already, or a definition prunes it) raises no generation:
+/// another writer's change was taken for it, and a later write of the whole object erased that writer's entry (I1).
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_17_1_an_entry_beside_a_commit_without_effect_stays() {
+    let large = Large::new("noeffect").await;
+    let ours = json!({ "id": mk_record("a").handle.as_str(), "podref": "default/a", "ifname": "net1", "node": "n1" });
+    large
+        .bed
+        .merge(json!({ "spec": { "allocations": { "1": ours } } }))
+        .await;
+    let base = large.base().await;
+    let theirs = json!({ "id": "x", "podref": "default/theirs", "ifname": "net1" });
+    let patch = json!({ "spec": { "allocations": { "7": theirs } } });
+    large.bed.merge(patch).await;
+    let without_effect = Change::Update {
+        address: mk_address(1),
+        expected: mk_record("a"),
+        record: mk_record("a").with("node", "n1"),
+    };
+    let mut version = large.commit(&base, &[without_effect]).await;
+    assert!(version.is_merged(), "the caller lacks what they wrote");
+    for n in 10..20 {
+        version = large.commit(&version, &[claim(n, &format!("p{n}"))]).await;
+    }
+    let entry = &large.bed.raw().await["spec"]["allocations"]["7"];
+    assert_eq!(*entry, theirs);
 }
 
 /// The generation counts what the spec went through: a mark that another sets meanwhile does not show in it.

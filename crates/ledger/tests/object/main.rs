@@ -9,14 +9,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_core::{Change, Rest};
-use berth_ledger::kube::{Connect, ObjectClient, Selection};
+use berth_core::{Change, Cooldown};
+use berth_kube::{Connect, ObjectClient, Selection};
 use berth_ledger::object::{WriteAs, now};
 use berth_ledger::{
     ClaimKey, ClaimKind, Contention, Ledger, LedgerError, ObjectLedger, PoolKey, Rejection,
     SharedLedger, Version,
 };
-use berth_testkit::{Cluster, Fate, Relay};
+use berth_testkit::{Cluster, Fate, FaultProxy};
 use conformance::{claim, held, mk_address, mk_record, release, write};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
@@ -61,7 +61,7 @@ async fn open(kubeconfig: &std::path::Path, codec: Shelves) -> ObjectLedger<Shel
 /// One object of the kind, and a ledger whose requests are seen.
 struct Bed {
     pool: PoolKey,
-    relay: Relay,
+    relay: FaultProxy,
     ledger: ObjectLedger<Shelves>,
     objects: Api<DynamicObject>,
 }
@@ -73,7 +73,7 @@ impl Bed {
 
     async fn with(name: &str, codec: Shelves) -> Self {
         let cluster = cluster().await;
-        let relay = Relay::new(cluster).await.unwrap();
+        let relay = FaultProxy::new(cluster).await.unwrap();
         let kind = ApiResource {
             group: SHELVES.group.into(),
             version: SHELVES.version.into(),
@@ -164,7 +164,7 @@ async fn conforms(name: &str, write_as: WriteAs) {
     conformance::suite(conformance::Subject {
         pool: PoolKey::of_network(name, "10.0.0.0/16".parse().unwrap()),
         ledgers,
-        rests: true,
+        cooldowns: true,
         named: false,
         guarded: false,
     })
@@ -325,7 +325,7 @@ async fn what_can_not_be_read_or_kept_is_refused_and_stays() {
     };
     let bed = Bed::with("refused", codec).await;
     let base = bed.base().await;
-    let outside = Change::Claim {
+    let outside = Change::Allocate {
         address: "10.9.0.1".parse().unwrap(),
         record: mk_record("a"),
     };
@@ -369,7 +369,7 @@ async fn an_address_that_cools_down_is_its_last_owners_alone() {
         .await
         .unwrap();
     let since = now();
-    let rest = Rest {
+    let cooldown = Cooldown {
         since,
         until: since.plus(Duration::from_secs(3600)),
         owner: mk_record("a").owner,
@@ -377,7 +377,7 @@ async fn an_address_that_cools_down_is_its_last_owners_alone() {
     let cool_down = Change::Release {
         address: mk_address(1),
         expected: mk_record("a"),
-        rest: Some(rest),
+        cooldown: Some(cooldown),
     };
     write(&bed.ledger, &bed.pool, &[cool_down]).await.unwrap();
     is_conflict(write(&bed.ledger, &bed.pool, &[claim(1, "b")]).await);
@@ -418,12 +418,12 @@ async fn objects_of_any_kind_are_listed_page_by_page_and_watched() {
     use futures::StreamExt;
     use kube::runtime::watcher::Event;
 
-    const CONFIG_MAPS: berth_ledger::kube::Resource = berth_ledger::kube::Resource {
+    const CONFIG_MAPS: berth_kube::Resource = berth_kube::Resource {
         group: "",
         version: "v1",
         plural: "configmaps",
         kind: "ConfigMap",
-        place: berth_ledger::kube::Place::Namespaced,
+        place: berth_kube::Place::Namespaced,
     };
     let cluster = cluster().await;
     let namespace = cluster.namespace("client").await.unwrap();

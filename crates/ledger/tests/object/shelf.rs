@@ -1,8 +1,8 @@
 //! A kind of the tests' own: cluster-scoped, with its entries in `status`, and its codec.
 
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
+use berth_kube::{Part, Place, Resource};
 use berth_ledger::PoolKey;
-use berth_ledger::kube::{Part, Place, Resource};
 use berth_ledger::object::{Codec, Commit, Cooldowns, Creation, EncodeError, WriteAs, now};
 use serde_json::{Value, json};
 

@@ -55,7 +55,7 @@ impl Granted {
     }
 }
 
-/// A policy without pools: what nmstate is given.
+/// A policy without pools: the input of nmstate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rendered {
     /// `desiredState` with addresses for pool templates.

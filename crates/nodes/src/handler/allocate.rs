@@ -1,6 +1,6 @@
 //! Claims an address for a capture: the one that the enactment names, else the node's reservation, else the first free one.
 
-use berth_core::{Address, Answer, Claim, Refusal, Request, Space, Want};
+use berth_core::{Address, AddressRequest, Allocate, Answer, Refusal, Request, Space};
 use berth_ledger::PoolKey;
 
 use super::execute::{Done, HandlerError, Next, Run};
@@ -21,16 +21,18 @@ impl Run<'_> {
         };
         let granted = match granted {
             Some(granted) => Some(granted),
-            // The pool has given it to another, or has it no more: only then another one is asked for.
+            // The pool has allocated it to another owner, or no longer has it: only then is another one requested.
             None if self.seen.node.ready => self.allocate_new(pool, &holder).await?,
             None => return Ok(Done::Rest(Next::Settled)),
         };
+        let metrics = &self.handler.config.metrics;
+        metrics.allocated(pool, granted.is_some());
         match granted {
             Some(address) => {
                 self.memory.grant(pool, capture, address);
                 Ok(Done::Again)
             }
-            // The next plan says so.
+            // The next plan reads the pool again and reports it.
             None => Ok(Done::Again),
         }
     }
@@ -44,22 +46,22 @@ impl Run<'_> {
     ) -> Result<Option<Address>, HandlerError> {
         let record = holder.record().with(TAKEN_BACK, "true");
         let space = std::sync::Arc::new(Space::only(address));
-        let claim = Request::Claim(Claim {
+        let claim = Request::Allocate(Allocate {
             record: record.clone(),
-            wants: vec![Want::exactly(space, address)],
+            wants: vec![AddressRequest::exactly(space, address)],
         });
         let desk = self.handler.desks.of(&PoolKey::named(pool));
         let unnamed = codec::unnamed();
         match desk.submit(claim).await? {
             Answer::Granted(granted) => Ok(granted.first().map(|one| one.address)),
             Answer::Refused(Refusal::Held { by, .. }) if by == unnamed.owner => {
-                let transfer = Request::Reown {
+                let transfer = Request::Transfer {
                     address,
                     expected: unnamed,
                     record,
                 };
                 let answer = desk.submit(transfer).await?;
-                Ok(matches!(answer, Answer::Reowned).then_some(address))
+                Ok(matches!(answer, Answer::Transferred).then_some(address))
             }
             _ => Ok(None),
         }
@@ -76,7 +78,7 @@ impl Run<'_> {
         };
         let desk = self.handler.desks.of(&PoolKey::named(pool));
         for want in wants(read, &holder.node) {
-            let claim = Request::Claim(Claim {
+            let claim = Request::Allocate(Allocate {
                 record: holder.record(),
                 wants: vec![want],
             });

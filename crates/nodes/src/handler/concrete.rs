@@ -20,7 +20,7 @@ use crate::objects;
 const KEEPER: &str = "berth-pool-policies";
 /// The label of a concrete policy: the pool policy that it is of.
 pub const OF: &str = "berth.dev/of-pool-policy";
-/// How often the outcome is looked at.
+/// How often the outcome is read.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Why `--nodes-apply=policy` does not start, if it can't.
@@ -32,7 +32,7 @@ pub async fn check_kept_away(client: &Client, timeout: Duration) -> Result<(), S
             .list(&kube::api::ListParams::default())
             .map_err(|error| error.to_string())?;
         let answer = tokio::time::timeout(timeout, client.request_text(request)).await;
-        let answer = answer.map_err(|_| "no answer of the API server in time".to_owned())?;
+        let answer = answer.map_err(|_| "the API server did not answer in time".to_owned())?;
         answer.map_err(|error| error.to_string())
     };
     let kinds = ask(GROUP)
@@ -53,7 +53,7 @@ pub async fn check_kept_away(client: &Client, timeout: Duration) -> Result<(), S
         let request = request.get(KEEPER, &kube::api::GetParams::default());
         let request = request.map_err(|error| error.to_string())?;
         let found = tokio::time::timeout(timeout, client.request_text(request)).await;
-        let found = found.map_err(|_| "no answer of the API server in time".to_owned())?;
+        let found = found.map_err(|_| "the API server did not answer in time".to_owned())?;
         found.map_err(|error| {
             format!(
                 "--nodes-apply=policy: {plural} {KEEPER}: {error}; apply deploy/nodes/beside-nmstate"
@@ -151,7 +151,7 @@ impl Run<'_> {
         Ok(Done::Rest(Next::After(LOOK / 2)))
     }
 
-    /// Before kubernetes-nmstate is given another state: whether another node failed, or enough nodes are unavailable.
+    /// Before the concrete policy changes: waits if another node failed or enough nodes are unavailable.
     async fn hold_back(&mut self, policy: &Value) -> Result<Option<Done>, HandlerError> {
         let phase = self.seen.enactment().map(|known| known.phase);
         if phase == Some(Phase::Progressing) {
@@ -178,9 +178,10 @@ impl Run<'_> {
         }
         let message = "kubernetes-nmstate applies the rendered policy";
         let shown = Shown::new(Phase::Progressing, "ConfigurationProgressing", message);
-        match self.show(&shown).await? {
+        self.show(&shown).await?;
+        match self.wait_for_turn().await? {
             Done::Go => Ok(None),
-            other => Ok(Some(other)),
+            waits => Ok(Some(waits)),
         }
     }
 
@@ -216,7 +217,7 @@ impl Run<'_> {
             _ => return Ok(Done::Rest(Next::After(LOOK))),
         };
         if shown.phase == Phase::Failing {
-            // kubernetes-nmstate has tried by itself: the other nodes are not given what failed here.
+            // kubernetes-nmstate retries by itself: what failed here is not applied to other nodes.
             let status = enact::tried(&self.status(), self.seen.generation(), TRIES);
             if status != self.status() {
                 self.put_status(status).await?;

@@ -12,28 +12,29 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Pre
 use serde_json::{Value, json};
 use thiserror::Error;
 
+use super::agenda::Memory;
 use super::enact;
+use super::link::InUse;
 use super::observe::{POLICY_UID, Seen, is_ours};
-use super::peers::Turn;
+use super::peers::{Turn, is_unlimited};
 use super::phase::{Phase, Shown};
-use super::plan::{Mode, Peers, Step, Wait, plan};
-use super::run::{Handler, Memory};
-use crate::capture::Rendered;
+use super::plan::{Mode, Peers, Record, Step, Wait, plan};
+use super::run::Handler;
 use crate::enactment::{self, ANNOTATION, Claims};
 use crate::host::HostError;
 use crate::objects;
 
 /// How often one policy is planned in a row.
 const ROUNDS: usize = 24;
-/// After what may be over soon: a conflict, a pool that is being rebuilt, another node's turn.
+/// The pause after a conflict, while a pool is rebuilt, or while another node applies.
 const SOON: Duration = Duration::from_millis(500);
 
-/// Why a policy was not served to the end; it is tried again.
+/// Why a policy was not reconciled to the end; it is retried.
 #[derive(Debug, Error)]
 pub enum HandlerError {
     #[error(transparent)]
     Kube(#[from] kube::Error),
-    #[error("no answer of the API server in time")]
+    #[error("the API server did not answer in time")]
     NoAnswer,
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -50,18 +51,20 @@ impl HandlerError {
         HandlerError::Object(error.to_string())
     }
 
-    /// Somebody else wrote: planned again at once.
+    /// Another writer changed an object: planned again at once.
     fn is_conflict(&self) -> bool {
         matches!(self, HandlerError::Kube(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
             || matches!(self, HandlerError::Ledger(LedgerError::Conflict { .. }))
     }
 }
 
-/// When a policy is looked at again, unless something changes before.
+/// When a policy is reconciled again, unless something changes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Only a change matters.
+    /// Only a change of the policy, the enactment, the node or a pool's spec matters.
     Settled,
+    /// Any change of its pools matters, too.
+    WhenPoolChanges,
     After(Duration),
 }
 
@@ -92,7 +95,7 @@ impl Handler {
                 Ok(None) => {}
                 Ok(Some(next)) => return Ok(next),
                 Err(error) if error.is_conflict() => {
-                    tracing::debug!(policy, %error, "somebody else wrote; planned again");
+                    tracing::debug!(policy, %error, "another writer changed an object; planning again");
                 }
                 Err(error) => return Err(error),
             }
@@ -109,7 +112,7 @@ impl Handler {
         if self.this_node().is_none() {
             return Ok(Some(Next::Settled));
         }
-        let mut seen = self.see(policy, name).await?;
+        let mut seen = self.see(policy, name, memory).await?;
         let foreign = |object: &Value| seen.policy.is_none() && !is_ours(object);
         if seen.enactment.as_ref().is_some_and(foreign) {
             return Ok(Some(Next::Settled));
@@ -120,8 +123,10 @@ impl Handler {
         }
         seen.lost = self.has_lost(&seen, memory).await;
         let mut steps = plan(&seen.observed(self, policy, memory, Peers::unlimited()));
-        let applies = |step: &Step| matches!(step, Step::Apply(_));
-        if let Some(object) = seen.policy.as_ref().filter(|_| steps.iter().any(applies)) {
+        let begins =
+            |step: &Step| matches!(step, Step::Show(shown) if shown.phase == Phase::Progressing);
+        let limited = |object: &&Value| steps.iter().any(begins) && !is_unlimited(object);
+        if let Some(object) = seen.policy.as_ref().filter(limited) {
             let peers = self.peers(object).await?;
             steps = plan(&seen.observed(self, policy, memory, peers));
         }
@@ -132,8 +137,16 @@ impl Handler {
             seen: &mut seen,
             memory,
         };
-        for step in steps {
-            match run.execute(step).await? {
+        let mut steps = steps.into_iter().peekable();
+        while let Some(step) = steps.next() {
+            let done = match (step, steps.peek()) {
+                // What is shown next goes into the same write.
+                (Step::Record(record), Some(Step::Show(shown))) => {
+                    run.record(&record, shown).await?
+                }
+                (step, _) => run.execute(step).await?,
+            };
+            match done {
                 Done::Go => {}
                 Done::Again => return Ok(None),
                 Done::Rest(next) => return Ok(Some(next)),
@@ -142,7 +155,7 @@ impl Handler {
         Ok(Some(Next::Settled))
     }
 
-    /// What would be done, for people.
+    /// Logs what would be done.
     fn rehearse(&self, policy: &str, seen: &Seen) {
         let Ok(spec) = &seen.spec else {
             return;
@@ -171,20 +184,16 @@ pub(super) struct Run<'a> {
 impl Run<'_> {
     async fn execute(&mut self, step: Step) -> Result<Done, HandlerError> {
         match step {
-            // It is made with what it is to record, or to show.
+            // It is created by the record or the conditions that follow.
             Step::CreateEnactment => Ok(Done::Go),
             Step::Allocate {
                 capture,
                 pool,
                 address,
             } => self.allocate(&pool, &capture, address).await,
-            Step::Record {
-                generation,
-                claims,
-                rendered,
-            } => {
-                self.record(generation, &claims, &rendered).await?;
-                Ok(Done::Again)
+            Step::Record(record) => {
+                let unknown = Shown::new(Phase::New, "", "");
+                self.record(&record, &unknown).await
             }
             Step::Show(shown) => self.show(&shown).await,
             Step::Apply(rendered) => self.apply(&rendered).await,
@@ -202,11 +211,20 @@ impl Run<'_> {
                 Ok(Done::Rest(Next::Settled))
             }
             Step::Wait(wait) => Ok(Done::Rest(match wait {
-                Wait::Pool(_) | Wait::NodeReady | Wait::PolicyChange => Next::Settled,
+                Wait::Pool(_) | Wait::PolicyChange => Next::WhenPoolChanges,
+                Wait::NodeReady => Next::Settled,
                 Wait::MaxUnavailable => Next::After(SOON),
                 Wait::Backoff(left) => Next::After(left),
             })),
         }
+    }
+
+    /// The enactment as this handler has just written it.
+    fn wrote(&mut self, written: &DynamicObject) {
+        if let Some(version) = &written.metadata.resource_version {
+            self.memory.wrote(version);
+        }
+        self.seen.enactment = Some(objects::value(written));
     }
 
     pub(super) fn status(&self) -> Value {
@@ -216,12 +234,12 @@ impl Run<'_> {
     }
 
     /// The claims first as metadata, which other writers keep, then the whole status.
-    async fn record(
-        &mut self,
-        generation: i64,
-        claims: &Claims,
-        rendered: &Rendered,
-    ) -> Result<(), HandlerError> {
+    async fn record(&mut self, record: &Record, shown: &Shown) -> Result<Done, HandlerError> {
+        let Record {
+            generation,
+            claims,
+            rendered,
+        } = record;
         let known = self.seen.enactment().map(|known| known.claims);
         let kept: Vec<Address> = claims.addresses().collect();
         let dropped = known.iter().flat_map(Claims::addresses);
@@ -231,8 +249,9 @@ impl Run<'_> {
             self.withdraw(&dropped).await?;
         }
         self.ensure(claims).await?;
-        let status = enact::record(&self.status(), generation, claims, rendered);
-        self.put_status(status).await
+        let status = enact::record(&self.status(), *generation, claims, rendered);
+        self.put_status(enact::show(&status, shown)).await?;
+        Ok(Done::Again)
     }
 
     /// The enactment with these claims in its metadata.
@@ -266,7 +285,7 @@ impl Run<'_> {
                     .await?
             }
         };
-        self.seen.enactment = Some(objects::value(&written));
+        self.wrote(&written);
         Ok(())
     }
 
@@ -280,7 +299,7 @@ impl Run<'_> {
         let (api, params) = (&self.handler.enactments, PostParams::default());
         let written = api.replace_status(self.name, &params, &object);
         let written = self.handler.ask(written).await?;
-        self.seen.enactment = Some(objects::value(&written));
+        self.wrote(&written);
         Ok(())
     }
 
@@ -295,14 +314,25 @@ impl Run<'_> {
             return Ok(Done::Go);
         }
         self.put_status(enact::show(&status, shown)).await?;
-        match shown.phase {
-            Phase::Progressing => self.wait_for_turn().await,
-            _ => Ok(Done::Go),
-        }
+        Ok(Done::Go)
     }
 
-    /// This node counts as unavailable from now on; it applies when no more than `maxUnavailable` do.
-    async fn wait_for_turn(&mut self) -> Result<Done, HandlerError> {
+    /// Records in the enactment's metadata which address another machine uses; none clears it.
+    pub(super) async fn set_in_use(&mut self, found: Option<&InUse>) -> Result<(), HandlerError> {
+        let known = self.seen.enactment.as_ref().and_then(InUse::read);
+        if known.as_ref() == found {
+            return Ok(());
+        }
+        let patch = InUse::metadata(found);
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let written = self.handler.enactments.patch(self.name, &params, &patch);
+        let written = self.handler.ask(written).await?;
+        self.wrote(&written);
+        Ok(())
+    }
+
+    /// The enactment says that this node is unavailable; it applies when no more than `maxUnavailable` are.
+    pub(super) async fn wait_for_turn(&mut self) -> Result<Done, HandlerError> {
         let Some(policy) = self.seen.policy.clone() else {
             return Ok(Done::Again);
         };

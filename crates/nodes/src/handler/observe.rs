@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use berth_core::{Address, Answer, Claim, Refusal, Request, Want, plan as dry_run};
+use berth_core::{Address, AddressRequest, Allocate, Answer, Refusal, Request, plan as dry_run};
 use serde_json::Value;
 
+use super::agenda::Memory;
 use super::enact;
 use super::execute::HandlerError;
 use super::phase::Phase;
 use super::plan::{Backoff, Enactment, Observed, Peers, PolicyState, PoolView};
-use super::run::{Handler, Memory};
+use super::run::Handler;
 use crate::capture::{CaptureError, PoolPolicy};
-use crate::enactment::ANNOTATION;
+use crate::enactment::{ANNOTATION, Claims};
 use crate::objects;
 use crate::pool::codec::{self, Holder, NodePool};
 
@@ -20,7 +21,7 @@ use crate::pool::codec::{self, Holder, NodePool};
 /// is another policy, though its generation may be the same.
 pub const POLICY_UID: &str = "berth.dev/policy-uid";
 
-/// The selector that keeps kubernetes-nmstate away from pool policies; no node has it, and Berth does not ask for it.
+/// The selector that keeps kubernetes-nmstate away from pool policies; no node has it, and Berth ignores it.
 pub const KEPT_AWAY: &str = "berth.dev/pool-policy";
 
 /// This node, as the watch shows it.
@@ -40,7 +41,7 @@ pub(super) struct Seen {
     pub spec: Result<PoolPolicy, CaptureError>,
     pub enactment: Option<Value>,
     pub pools: BTreeMap<String, PoolSeen>,
-    /// The host lacks an address that was applied: after a reboot, or because somebody took it off.
+    /// The host lacks an address that was applied: after a reboot, or because it was removed by hand.
     pub lost: bool,
 }
 
@@ -76,7 +77,12 @@ pub fn is_ours(enactment: &Value) -> bool {
 }
 
 impl Handler {
-    pub(super) async fn see(&self, policy: &str, name: &str) -> Result<Seen, HandlerError> {
+    pub(super) async fn see(
+        &self,
+        policy: &str,
+        name: &str,
+        memory: &Memory,
+    ) -> Result<Seen, HandlerError> {
         let node = self.this_node().unwrap_or_default();
         let found = self.ask(self.policies.get_opt(policy)).await?;
         let found = found.map(|object| objects::value(&object));
@@ -92,8 +98,11 @@ impl Handler {
             Ok(spec) => spec.wanted().map(|(_, pool)| pool.to_owned()).collect(),
             Err(_) => Vec::new(),
         };
-        if let Some(enactment) = enactment.as_ref().filter(|_| found.is_none()) {
-            names.extend(enact::read(enactment).claims.pools().map(str::to_owned));
+        if found.is_none() {
+            let claims = enactment.as_ref().map(|one| enact::read(one).claims);
+            let claimed = claims.iter().flat_map(Claims::pools);
+            names.extend(claimed.map(str::to_owned));
+            names.extend(memory.held_in().cloned());
         }
         let mut pools = BTreeMap::new();
         for name in names {
@@ -198,6 +207,11 @@ impl Seen {
         let enactment = self.enactment();
         let claimed = |capture: &str| enactment.as_ref()?.claims.address(name, capture);
         let mut held = BTreeMap::new();
+        if self.policy.is_none() {
+            let described = read.recorded.described.iter();
+            let own = described.filter(|one| one.node == node && one.policy == policy);
+            held.extend(own.map(|one| (one.capture.clone(), one.address)));
+        }
         for capture in &wanted {
             let known = memory.granted(name, capture).or_else(|| claimed(capture));
             let found = held_for(read, &Holder::new(node, policy, capture), known);
@@ -245,30 +259,30 @@ fn is_exhausted(read: &NodePool, holder: &Holder) -> bool {
     let now = codec::moment(jiff::Timestamp::now());
     let wants = wants(read, &holder.node);
     wants.into_iter().all(|want| {
-        let claim = Claim {
+        let claim = Allocate {
             record: holder.record(),
             wants: vec![want],
         };
-        let outcome = dry_run(&mut read.pool.clone(), &[Request::Claim(claim)], now);
+        let outcome = dry_run(&mut read.pool.clone(), &[Request::Allocate(claim)], now);
         matches!(
             outcome.answers.first(),
             Some(Answer::Refused(
-                Refusal::Exhausted { .. } | Refusal::Held { .. } | Refusal::Resting { .. }
+                Refusal::Exhausted { .. } | Refusal::Held { .. } | Refusal::CoolingDown { .. }
             ))
         )
     })
 }
 
 /// What a node may get of a pool, in the order in which it is asked for: its reservation, then each range.
-pub(super) fn wants(read: &NodePool, node: &str) -> Vec<Want> {
+pub(super) fn wants(read: &NodePool, node: &str) -> Vec<AddressRequest> {
     let mut wants = Vec::new();
     if let Some(address) = read.space.reservation_of(node) {
         let space = Arc::new(berth_core::Space::only(address));
-        wants.push(Want::exactly(space, address));
+        wants.push(AddressRequest::exactly(space, address));
     }
     let reserved: Vec<Address> = read.space.reserved().collect();
     for space in read.space.spaces() {
-        let mut want = Want::any(Arc::new(space.clone()));
+        let mut want = AddressRequest::any(Arc::new(space.clone()));
         want.avoid.clone_from(&reserved);
         wants.push(want);
     }

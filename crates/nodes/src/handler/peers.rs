@@ -54,9 +54,12 @@ impl Handler {
         max_unavailable(policy.pointer("/spec/maxUnavailable"), nodes)
     }
 
-    /// After this node has said that it applies: whether it may. At most one of those that meet here gives way to all others, so that
-    /// no two wait for each other.
+    /// Whether this node may apply, after its enactment says Progressing. Of the nodes that find too many applying, the one whose name comes
+    /// first waits and the others withdraw, so that no two wait for each other.
     pub(super) async fn may_apply(&self, policy: &Value) -> Result<Turn, HandlerError> {
+        if is_unlimited(policy) {
+            return Ok(Turn::Granted);
+        }
         let generation = objects::generation(policy);
         let peers = self.peers_of(objects::name(policy), generation).await?;
         let max = self.max_unavailable(policy, peers.len() + 1);
@@ -78,6 +81,15 @@ pub(super) enum Turn {
     /// Others will give way.
     Wait,
     GiveWay,
+}
+
+/// All nodes may be unavailable at the same time: none waits, and so none is aborted.
+pub(super) fn is_unlimited(policy: &Value) -> bool {
+    let value = policy.pointer("/spec/maxUnavailable");
+    let percent = value
+        .and_then(Value::as_str)
+        .and_then(|text| text.strip_suffix('%'));
+    percent.is_some_and(|number| number.parse().is_ok_and(|percent: usize| percent >= 100))
 }
 
 fn max_unavailable(value: Option<&Value>, nodes: usize) -> usize {

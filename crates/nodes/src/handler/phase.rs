@@ -14,7 +14,7 @@ pub enum Phase {
     Available,
     /// It could not be generated or applied.
     Failing,
-    /// It was not begun, because another node failed.
+    /// It was not started, because another node failed.
     Aborted,
 }
 

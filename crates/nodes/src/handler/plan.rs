@@ -13,7 +13,7 @@ use crate::pool::PoolSpace;
 /// How often a generation is applied before it stays Failing.
 pub const TRIES: u32 = 5;
 
-/// What becomes of a rendered state.
+/// How a rendered state is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// This node applies it.
@@ -44,7 +44,7 @@ pub struct PoolView<'a> {
     pub held: BTreeMap<String, Address>,
     /// Its condition allows new allocations.
     pub allocates: bool,
-    /// A claim of this node found nothing, and the pool has not changed since.
+    /// An allocation for this node found no free address, and the pool has not changed since.
     pub refused: bool,
     /// It has changed since the enactment failed.
     pub changed: bool,
@@ -62,9 +62,9 @@ pub struct Enactment {
 /// The policy on other nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
-    /// Nodes that apply it now, and may be away.
+    /// Nodes that apply it now, and may be unreachable.
     pub unavailable: usize,
-    /// How many may be.
+    /// How many may apply at the same time.
     pub max_unavailable: usize,
     /// A node that has failed to apply this generation.
     pub failed: Option<String>,
@@ -112,6 +112,14 @@ pub enum Wait {
     PolicyChange,
 }
 
+/// Claims, captured states and the rendered state, to be written to the enactment under a generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    pub generation: i64,
+    pub claims: Claims,
+    pub rendered: Rendered,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// Makes `<node>.<policy>`, all conditions Unknown.
@@ -122,12 +130,7 @@ pub enum Step {
         pool: String,
         address: Option<Address>,
     },
-    /// Writes claims, captured states and the rendered state to the enactment, under this generation.
-    Record {
-        generation: i64,
-        claims: Claims,
-        rendered: Rendered,
-    },
+    Record(Record),
     /// Writes the enactment's conditions.
     Show(Shown),
     /// Applies the rendered state to the host, and shows how it went; counts a try.
@@ -191,24 +194,25 @@ fn current(observed: &Observed<'_>, generation: i64) -> Enactment {
     enactment
 }
 
-/// The policy no longer concerns this node. The pool's offsets are released by the leader, when the enactment is gone and the host shows the
-/// addresses no more.
+/// The policy no longer selects this node. Its enactment may be deleted already; then the pools say what was applied. The leader releases the
+/// offsets when the enactment is gone and the host no longer shows the addresses.
 fn leave(observed: &Observed<'_>) -> Vec<Step> {
-    let Some(enactment) = &observed.enactment else {
-        return Vec::new();
-    };
     let held = observed
         .pools
         .values()
         .flat_map(|pool| pool.held.values().copied());
-    let mut addresses: Vec<Address> = held.chain(enactment.claims.addresses()).collect();
+    let enactment = observed.enactment.as_ref();
+    let claimed = enactment.into_iter().flat_map(|one| one.claims.addresses());
+    let mut addresses: Vec<Address> = held.chain(claimed).collect();
     addresses.sort_unstable();
     addresses.dedup();
     let mut steps = Vec::new();
     if observed.mode == Mode::Host && !addresses.is_empty() {
         steps.push(Step::Withdraw { addresses });
     }
-    steps.push(Step::DeleteEnactment);
+    if enactment.is_some() {
+        steps.push(Step::DeleteEnactment);
+    }
     steps
 }
 
@@ -332,11 +336,11 @@ fn proceed(
         known.is_some_and(|known| known.generation == generation && known.claims == claims);
     if !recorded {
         let rendered = rendered.clone();
-        steps.push(Step::Record {
+        steps.push(Step::Record(Record {
             generation,
             claims,
             rendered,
-        });
+        }));
         // Another address is another state.
         (phase, tries) = (Phase::New, 0);
     }
@@ -352,7 +356,7 @@ fn proceed(
             Backoff::Left(left) => steps.push(Step::Wait(Wait::Backoff(left))),
             Backoff::Over => steps.extend(apply(observed, tries, rendered)),
         },
-        // It was begun before, and the process ended: this node counts among the unavailable ones already.
+        // The process ended during an apply: this node already counts as unavailable.
         Phase::Progressing => steps.push(Step::Apply(rendered)),
         Phase::New | Phase::Pending => steps.extend(apply(observed, tries, rendered)),
     }

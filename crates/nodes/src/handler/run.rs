@@ -1,35 +1,37 @@
 //! The handler of one node: watches what concerns it and reconciles each policy, one at a time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use berth_core::Address;
 use berth_desk::Desks;
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DynamicObject, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, ResourceExt};
-use rand::RngExt;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::agenda::{Agenda, Sign};
 use super::execute::{HandlerError, Next};
 use super::observe::{ThisNode, is_ours};
 use super::plan::{Mode, Peers};
 use crate::capture::PoolPolicy;
 use crate::host::Host;
+use crate::metrics::HandlerMetrics;
 use crate::objects::{self, ENACTMENT, NODE_IP_POOL, NODE_LABEL, NODE_STATE, POLICY, POLICY_LABEL};
+use crate::pool::codec;
 use crate::store::PoolStore;
 
 /// How often the NodeNetworkState is compared with the host.
 const REFRESH: Duration = Duration::from_secs(60);
-/// How long signs of change are gathered.
+/// How long changes are collected before policies are reconciled.
 const GATHER: Duration = Duration::from_millis(50);
 /// After an error of the API server or the host program.
 const LATER: Duration = Duration::from_secs(2);
@@ -49,21 +51,11 @@ pub struct HandlerConfig {
     pub node: String,
     pub mode: Mode,
     pub host: Host,
+    /// The network namespace that the host program works in; none for this process's own.
+    pub netns: Option<PathBuf>,
     /// For one request to the API server.
     pub timeout: Duration,
-}
-
-/// What concerns this node has changed.
-#[derive(Debug)]
-enum Sign {
-    Node(Option<ThisNode>),
-    /// A policy is there, with the pools that it names.
-    Policy(String, BTreeSet<String>),
-    PolicyGone(String),
-    Enactment(String),
-    Pool(String),
-    /// All policies were listed: one that is not among them may have gone unheard.
-    Listed,
+    pub metrics: HandlerMetrics,
 }
 
 pub struct Handler {
@@ -81,65 +73,6 @@ impl fmt::Debug for Handler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Handler");
         debug.field("config", &self.config).finish_non_exhaustive()
-    }
-}
-
-/// What is known of one policy between two plans. Losing it costs time, never an address.
-#[derive(Debug, Default)]
-pub(super) struct Memory {
-    granted: BTreeMap<(String, String), Address>,
-    /// The pools, by UID and generation, that the last apply failed with.
-    failed_with: BTreeMap<String, (String, i64)>,
-    next_try: Option<Instant>,
-    /// Whether the host lacked an address when it was first looked at.
-    lost: Option<bool>,
-}
-
-impl Memory {
-    pub const fn is_first_look(&self) -> bool {
-        self.lost.is_none()
-    }
-
-    pub fn has_lost(&self) -> bool {
-        self.lost == Some(true)
-    }
-
-    pub fn looked(&mut self, lost: bool) {
-        self.lost = Some(lost);
-    }
-
-    pub fn grant(&mut self, pool: &str, capture: &str, address: Address) {
-        let key = (pool.to_owned(), capture.to_owned());
-        self.granted.insert(key, address);
-    }
-
-    pub fn granted(&self, pool: &str, capture: &str) -> Option<Address> {
-        let key = (pool.to_owned(), capture.to_owned());
-        self.granted.get(&key).copied()
-    }
-
-    pub fn failed(&mut self, pause: Duration, pools: BTreeMap<String, (String, i64)>) {
-        self.next_try = Some(Instant::now() + pause);
-        self.failed_with = pools;
-    }
-
-    pub fn succeeded(&mut self) {
-        self.next_try = None;
-        self.failed_with.clear();
-    }
-
-    pub fn has_changed(&self, pool: &str, identity: &(String, i64)) -> bool {
-        let known = self.failed_with.get(pool);
-        known.is_some_and(|known| known != identity)
-    }
-
-    pub fn backoff(&self) -> Option<Duration> {
-        let left = self.next_try?.checked_duration_since(Instant::now())?;
-        (!left.is_zero()).then_some(left)
-    }
-
-    pub fn forget(&mut self) {
-        *self = Memory::default();
     }
 }
 
@@ -172,7 +105,7 @@ impl Handler {
         Ok(answer.map_err(|_| HandlerError::NoAnswer)??)
     }
 
-    /// Serves until told to stop. What was begun is resumed by the next start.
+    /// Serves until it is stopped. The next start resumes what was not finished.
     pub async fn run(&self, stop: CancellationToken) {
         let (signs, heard) = mpsc::channel(1024);
         tokio::select! {
@@ -183,89 +116,84 @@ impl Handler {
     }
 
     async fn work(&self, mut signs: mpsc::Receiver<Sign>) {
-        let mut policies: BTreeMap<String, Known> = BTreeMap::new();
+        let mut agenda = Agenda::default();
         let mut refresh = Instant::now();
         loop {
-            let due = policies.values().filter_map(|known| known.due).min();
-            let due = due.map_or(refresh, |due| due.min(refresh));
+            let refresh_due = self.publishes(&agenda).then_some(refresh);
+            let due = agenda.next().into_iter().chain(refresh_due).min();
             let sign = tokio::select! {
                 sign = signs.recv() => match sign {
                     Some(sign) => Some(sign),
                     None => return,
                 },
-                () = tokio::time::sleep_until(due) => None,
+                () = at(due) => None,
             };
             if let Some(sign) = sign {
-                self.take(sign, &mut policies);
+                self.take(sign, &mut agenda);
                 tokio::time::sleep(GATHER).await;
                 while let Ok(sign) = signs.try_recv() {
-                    self.take(sign, &mut policies);
+                    self.take(sign, &mut agenda);
                 }
             }
-            if Instant::now() >= refresh && self.config.mode == Mode::Host {
+            for pool in agenda.take_listed(Instant::now()) {
+                self.find_held(&pool, &mut agenda).await;
+            }
+            for policy in agenda.due(Instant::now()) {
+                let Some(memory) = agenda.begin(&policy) else {
+                    continue;
+                };
+                let next = self.reconcile(&policy, memory).await;
+                let next = next.unwrap_or_else(|error| {
+                    tracing::warn!(policy, %error, "the policy was not reconciled; retrying");
+                    Next::After(LATER)
+                });
+                agenda.end(&policy, next);
+            }
+            // After the policies, so that what they changed is in the same write.
+            if self.publishes(&agenda) && Instant::now() >= refresh {
                 if let Err(error) = self.publish_state().await {
                     tracing::debug!(%error, "the NodeNetworkState was not written");
                 }
                 refresh = Instant::now() + REFRESH;
-            } else if Instant::now() >= refresh {
-                refresh = Instant::now() + REFRESH;
-            }
-            let now = Instant::now();
-            let due: Vec<String> = policies
-                .iter()
-                .filter(|(_, known)| known.due.is_some_and(|due| due <= now))
-                .map(|(name, _)| name.clone())
-                .collect();
-            for name in due {
-                let Some(known) = policies.get_mut(&name) else {
-                    continue;
-                };
-                known.due = None;
-                let outcome = self.reconcile(&name, &mut known.memory).await;
-                known.due = match outcome {
-                    Ok(Next::Settled) => None,
-                    Ok(Next::After(pause)) => Some(Instant::now() + jittered(pause)),
-                    Err(error) => {
-                        tracing::warn!(policy = name, %error, "the policy was not served; tried again");
-                        Some(Instant::now() + jittered(LATER))
-                    }
-                };
-                if known.gone && known.due.is_none() {
-                    policies.remove(&name);
-                }
             }
         }
     }
 
-    fn take(&self, sign: Sign, policies: &mut BTreeMap<String, Known>) {
-        let now = Some(Instant::now());
-        match sign {
-            Sign::Node(node) => {
-                let mut known = self.node.lock().unwrap_or_else(PoisonError::into_inner);
-                if *known != node {
-                    *known = node;
-                    policies.values_mut().for_each(|known| known.due = now);
-                }
+    /// Whether the NodeNetworkState is this handler's to write, and the policies were served once.
+    fn publishes(&self, agenda: &Agenda) -> bool {
+        self.config.mode == Mode::Host && agenda.is_complete() && self.this_node().is_some()
+    }
+
+    fn take(&self, sign: Sign, agenda: &mut Agenda) {
+        if let Sign::Node(node) = &sign {
+            let mut known = self.node.lock().unwrap_or_else(PoisonError::into_inner);
+            if *known == *node {
+                return;
             }
-            Sign::Policy(name, pools) => {
-                let known = policies.entry(name).or_default();
-                (known.pools, known.gone, known.due) = (pools, false, now);
+            known.clone_from(node);
+        }
+        agenda.take(sign, Instant::now());
+    }
+
+    /// Which policies have addresses of a pool on this node: a policy and its enactment may have been deleted while no handler ran, and the
+    /// addresses are then on the host.
+    async fn find_held(&self, pool: &str, agenda: &mut Agenda) {
+        if self.config.mode != Mode::Host {
+            return;
+        }
+        let object = match self.store.object(pool).await {
+            Ok(Some(object)) => object,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(pool, %error, "the pool was not searched for addresses of this node; retrying");
+                agenda.search_later(pool, Instant::now() + LATER);
+                return;
             }
-            Sign::PolicyGone(name) => {
-                let known = policies.entry(name).or_default();
-                (known.gone, known.due) = (true, now);
-            }
-            Sign::Listed => policies.values_mut().for_each(|known| known.due = now),
-            Sign::Enactment(name) => {
-                let known = policies.entry(name).or_default();
-                known.due = now;
-            }
-            Sign::Pool(pool) => {
-                let of_pool = policies.values_mut();
-                of_pool
-                    .filter(|known| known.pools.contains(&pool))
-                    .for_each(|known| known.due = now);
-            }
+        };
+        let described = codec::decode(&object).map(|read| read.recorded.described);
+        let of_node = described.into_iter().flatten();
+        for one in of_node.filter(|one| one.node == self.config.node) {
+            agenda.held(&one.policy, pool, Instant::now());
         }
     }
 
@@ -287,17 +215,12 @@ impl Handler {
     }
 }
 
-/// A policy that this node has heard of.
-#[derive(Debug, Default)]
-struct Known {
-    pools: BTreeSet<String>,
-    gone: bool,
-    due: Option<Instant>,
-    memory: Memory,
-}
-
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(rand::rng().random_range(0.7..1.3))
+/// At that time; never, if there is none.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn follow<K: Send>(
@@ -315,7 +238,7 @@ async fn follow<K: Send>(
                     }
                 }
             }
-            Err(error) => tracing::debug!(%error, "a watch ended; it begins again"),
+            Err(error) => tracing::debug!(%error, "a watch failed; it is restarted"),
         }
     }
 }
@@ -358,11 +281,16 @@ fn policy_signs(event: Event<DynamicObject>) -> Vec<Sign> {
             match pools {
                 Ok(pools) if pools.is_empty() => Vec::new(),
                 Err(_) if !about_pools => Vec::new(),
-                pools => vec![Sign::Policy(object.name_any(), pools.unwrap_or_default())],
+                pools => {
+                    let generation = object.metadata.generation.unwrap_or_default();
+                    let identity = Some((object.uid().unwrap_or_default(), generation));
+                    let pools = pools.unwrap_or_default();
+                    vec![Sign::Policy(object.name_any(), identity, pools)]
+                }
             }
         }
         Event::Delete(object) => vec![Sign::PolicyGone(object.name_any())],
-        Event::InitDone => vec![Sign::Listed],
+        Event::InitDone => vec![Sign::PoliciesListed],
         Event::Init => Vec::new(),
     }
 }
@@ -374,7 +302,8 @@ fn enactment_signs(event: Event<DynamicObject>) -> Vec<Sign> {
             let value = objects::value(&object);
             let policy = objects::label(&value, POLICY_LABEL);
             let ours = is_ours(&value).then_some(policy).flatten();
-            ours.map(|policy| Sign::Enactment(policy.to_owned()))
+            let version = object.resource_version().unwrap_or_default();
+            ours.map(|policy| Sign::Enactment(policy.to_owned(), version))
                 .into_iter()
                 .collect()
         }
@@ -383,10 +312,14 @@ fn enactment_signs(event: Event<DynamicObject>) -> Vec<Sign> {
 }
 
 fn pool_signs(event: Event<PartialObjectMeta<DynamicObject>>) -> Vec<Sign> {
+    let identity = |object: &PartialObjectMeta<DynamicObject>| {
+        let generation = object.metadata.generation.unwrap_or_default();
+        Some((object.uid().unwrap_or_default(), generation))
+    };
     match event {
-        Event::Apply(object) | Event::InitApply(object) | Event::Delete(object) => {
-            vec![Sign::Pool(object.name_any())]
-        }
+        Event::Apply(object) => vec![Sign::Pool(object.name_any(), identity(&object))],
+        Event::InitApply(object) => vec![Sign::PoolListed(object.name_any(), identity(&object))],
+        Event::Delete(object) => vec![Sign::Pool(object.name_any(), None)],
         Event::Init | Event::InitDone => Vec::new(),
     }
 }

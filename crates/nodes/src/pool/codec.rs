@@ -1,13 +1,13 @@
 //! A NodeIPPool object as a pool of the engine, and changes of that pool as the object's next status; pure.
 //!
-//! Guarantees: a change that the pool's spec does not allow is refused, whoever planned it on an older spec (I1); a pool whose status
+//! Guarantees: a change that the pool's spec does not allow is refused, also if it was planned on an older spec (I1); a pool whose status
 //! can't be read whole, or that is being rebuilt, takes no new owner (I5); fields of the status that are not about allocations
 //! stay as they are (I7).
 
 use std::collections::BTreeSet;
 
 use berth_api::nmstate::{CoolingDown, NodeIPPoolSpec, NodeIPPoolStatus};
-use berth_core::{Address, Change, Handle, Moment, NODE, Offset, Owner, Pool, Record, Rest};
+use berth_core::{Address, Change, Cooldown, Handle, Moment, NODE, Offset, Owner, Pool, Record};
 use jiff::Timestamp;
 use serde_json::Value;
 use thiserror::Error;
@@ -20,8 +20,8 @@ use super::status::{Described, Offsets, Recorded, encode};
 /// The attribute of a record whose address an enactment names: the pool takes it back in any condition that has a usable spec.
 pub const TAKEN_BACK: &str = "taken-back";
 
-/// Whom an address is for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// The owner of an address: a capture of a policy on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Holder {
     pub node: String,
     pub policy: String,
@@ -60,7 +60,7 @@ pub struct NodePool {
     pub space: PoolSpace,
     pub pool: Pool,
     pub recorded: Recorded,
-    /// The reason of the condition `Available`; none for a pool that the leader has not looked at yet.
+    /// The reason of the condition `Available`; none for a pool that the leader has not reconciled yet.
     pub reason: Option<String>,
 }
 
@@ -115,9 +115,9 @@ pub fn decode(object: &Value) -> Result<NodePool, SpecError> {
             pool.restore(address, unnamed());
         }
     }
-    for (address, rest) in cooling(&status, &space) {
+    for (address, cooldown) in cooling(&status, &space) {
         if !pool.is_held(address) {
-            pool.restore_rest(address, rest);
+            pool.restore_cooldown(address, cooldown);
         }
     }
     Ok(NodePool {
@@ -149,7 +149,7 @@ pub fn apply(object: &Value, changes: &[Change], now: Timestamp) -> Result<Value
     let mut read = decode(object)?;
     for change in changes {
         match change {
-            Change::Claim { address, record } => check_claim(&read, *address, record)?,
+            Change::Allocate { address, record } => check_claim(&read, *address, record)?,
             Change::Update {
                 address, record, ..
             } if record.attribute(TAKEN_BACK).is_none() => check_claim(&read, *address, record)?,
@@ -209,12 +209,12 @@ pub fn write(object: &Value, read: &NodePool, now: Timestamp) -> Value {
         }
     }
     encode(&mut typed, &read.space, &held, &described);
-    let rests = read
+    let cooldowns = read
         .pool
-        .rests()
-        .filter(|(_, rest)| rest.until > moment(now));
-    typed.cooling_down = rests
-        .filter_map(|(address, rest)| cooling_entry(&read.space, address, rest))
+        .cooldowns()
+        .filter(|(_, cooldown)| cooldown.until > moment(now));
+    typed.cooling_down = cooldowns
+        .filter_map(|(address, cooldown)| cooling_entry(&read.space, address, cooldown))
         .collect();
     put_status(object, &typed)
 }
@@ -253,33 +253,33 @@ fn offset(space: &PoolSpace, address: Address) -> Option<u64> {
     u64::try_from(space.offset(address)?.0).ok()
 }
 
-fn cooling(status: &Value, space: &PoolSpace) -> Vec<(Address, Rest)> {
+fn cooling(status: &Value, space: &PoolSpace) -> Vec<(Address, Cooldown)> {
     let entries = status.get("cooling-down").and_then(Value::as_array);
     let read = |entry: &Value| {
         let entry: CoolingDown = serde_json::from_value(entry.clone()).ok()?;
         let address = space.address(Offset(u128::try_from(entry.offset).ok()?))?;
         let time = |text: &str| Some(moment(text.parse::<Timestamp>().ok()?));
         let holder = Holder::new(&entry.node, &entry.policy, &entry.capture);
-        let rest = Rest {
+        let cooldown = Cooldown {
             since: time(&entry.since)?,
             until: time(&entry.until)?,
             owner: holder.record().owner,
         };
-        Some((address, rest))
+        Some((address, cooldown))
     };
     entries.into_iter().flatten().filter_map(read).collect()
 }
 
-fn cooling_entry(space: &PoolSpace, address: Address, rest: &Rest) -> Option<CoolingDown> {
+fn cooling_entry(space: &PoolSpace, address: Address, cooldown: &Cooldown) -> Option<CoolingDown> {
     let time = |moment: Moment| {
         let millis = i64::try_from(moment.0).ok()?;
         Some(Timestamp::from_millisecond(millis).ok()?.to_string())
     };
-    let holder = Holder::of_owner(&rest.owner).unwrap_or_default();
+    let holder = Holder::of_owner(&cooldown.owner).unwrap_or_default();
     Some(CoolingDown {
         offset: i64::try_from(offset(space, address)?).ok()?,
-        since: time(rest.since)?,
-        until: time(rest.until)?,
+        since: time(cooldown.since)?,
+        until: time(cooldown.until)?,
         node: holder.node,
         policy: holder.policy,
         capture: holder.capture,

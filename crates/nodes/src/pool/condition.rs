@@ -6,7 +6,7 @@ use std::fmt;
 
 use berth_core::{Address, Block};
 
-/// How a pool fares. One holds at a time: the first of the list that applies.
+/// The health of a pool: the first of these that applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The spec can't be used; nothing is allocated.
@@ -21,11 +21,11 @@ pub enum Health {
     Collision(Collision),
     /// A claim found no free address.
     Exhausted { claim: String },
-    /// Everything is as it should be; `notes` are for people.
+    /// Nothing is wrong; `notes` go into the message.
     UpToDate { notes: Vec<String> },
 }
 
-/// Two that have one address.
+/// One address in two places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collision {
     pub address: Address,
@@ -67,7 +67,22 @@ impl Health {
         Self::reason_allocates(self.condition().reason)
     }
 
-    /// The same by the condition's reason, as those who read the object know it.
+    /// A reason as this program writes it; a label takes no other.
+    pub fn known_reason(reason: &str) -> &'static str {
+        const REASONS: [&str; 7] = [
+            "InvalidIPPool",
+            "ReconcilingPool",
+            "UnsyncronizedIPPool",
+            "OverlappingIPPool",
+            "IPCollision",
+            "ExhaustedIPPool",
+            "ReconciledPool",
+        ];
+        let known = REASONS.into_iter().find(|known| *known == reason);
+        known.unwrap_or("Unknown")
+    }
+
+    /// The same, by the reason of the condition in the object.
     pub fn reason_allocates(reason: &str) -> bool {
         matches!(reason, "ReconciledPool" | "ExhaustedIPPool" | "IPCollision")
     }

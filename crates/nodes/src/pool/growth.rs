@@ -1,6 +1,6 @@
 //! Whether an update of a pool's spec only grows it: every offset keeps its address, and nothing that could be allocated is lost.
 //!
-//! The definition's rules check the same at admission; this is the check of those who read the object without them, and the rules' model.
+//! The definition's rules check the same at admission; this checks objects that were admitted without them, and is the rules' model in tests.
 
 use berth_core::{Address, Block};
 use thiserror::Error;

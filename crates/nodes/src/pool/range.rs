@@ -1,7 +1,7 @@
 //! One range of a NodeIPPool: its texts, read strictly.
 //!
-//! Admission refuses most of what is refused here; an API server without the definition's rules does not, and a file that a person
-//! hands to `berth offsets` has seen neither.
+//! Admission refuses most of what is refused here; an API server without the definition's rules does not, and a file
+//! for `berth offsets` has passed neither.
 
 use berth_api::nmstate::{MAX_EXCLUDES, Range};
 use berth_core::dialect::NODE_IP_POOL;

@@ -1,4 +1,4 @@
-//! One address in two places.
+//! Finds addresses that are in two places.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use berth_core::Address;
 use super::plan::{Claim, Observed, Seen};
 use crate::pool::Collision;
 
-/// The first collision, by address: two enactments that claim one address, two nodes that show it, or a probe that something else answered.
+/// The first collision, by address: two enactments that claim one address, two nodes that show it, or a probe that another machine answered.
 pub(super) fn find(observed: &Observed<'_>) -> Option<Collision> {
     // The enactment of a node that is gone claims nothing.
     let living = observed.claims.iter();
@@ -25,14 +25,11 @@ pub(super) fn find(observed: &Observed<'_>) -> Option<Collision> {
             .iter()
             .filter_map(|(address, seen)| of_shown(observed, *address, seen)),
     );
-    all.extend(observed.answered.iter().map(|(address, mac)| {
-        let (node, interface) = place(observed, *address);
-        Collision {
-            address: *address,
-            node,
-            interface,
-            other: mac.clone(),
-        }
+    all.extend(observed.answered.iter().map(|one| Collision {
+        address: one.address,
+        node: one.node.clone(),
+        interface: one.interface.clone(),
+        other: one.other.clone(),
     }));
     all.into_iter().min_by_key(|collision| collision.address)
 }

@@ -1,16 +1,22 @@
 //! Events of what the leader did and found.
 
 use std::collections::BTreeSet;
+use std::sync::PoisonError;
 
 use berth_api::nmstate::RESET_ANNOTATION;
-use berth_ledger::kube::events::Tone;
+use berth_kube::events::Tone;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
 use super::plan::{Outcome, Step};
 use super::run::Upkeep;
 use super::seen::Seen;
+use crate::enactment;
+use crate::handler::Phase;
 use crate::objects::{self, ENACTMENT, Kind, NODE_IP_POOL, POLICY};
+
+/// Events that are remembered as written: more are written again, which the API server refuses by their name.
+const REMEMBERED: usize = 4_096;
 
 impl Upkeep {
     /// Events of what was done and found.
@@ -70,7 +76,7 @@ impl Upkeep {
         let pools: BTreeSet<&str> = known.pools().map(|(name, _)| name.as_str()).collect();
         let message = |pool: &str| {
             format!(
-                "{RESET_ANNOTATION}: there is no NodeIPPool `{pool}`; give the name of one that exists"
+                "{RESET_ANNOTATION}: there is no NodeIPPool `{pool}`; use the name of one that exists"
             )
         };
         for (_, policy) in known.policies() {
@@ -96,6 +102,43 @@ impl Upkeep {
         }
     }
 
+    /// Policies that can't be rendered, and enactments that failed for another reason: no free address, or the host.
+    pub(super) async fn report_failures(&self, known: &Seen) {
+        let spaces = known.spaces();
+        let space = |pool: &str| spaces.get(pool)?.as_ref().ok();
+        let mut broken = BTreeSet::new();
+        for (name, policy) in known.policies().filter(|(_, policy)| policy.is_ours()) {
+            let rendered = policy.spec.as_ref().map_err(Clone::clone);
+            if let Err(error) = rendered.and_then(|spec| spec.rehearse(space)) {
+                broken.insert(name.as_str());
+                let (tone, object, message) = (Tone::Warning, &policy.object, error.to_string());
+                self.tell(POLICY, object, tone, "InvalidCapture", &message)
+                    .await;
+            }
+        }
+        let failing = known.enactments().filter(|one| one.phase == Phase::Failing);
+        for one in failing.filter(|one| !broken.contains(one.policy.as_str())) {
+            let object = json!({ "metadata": { "name": one.name, "uid": one.uid } });
+            let (tone, reason) = (Tone::Warning, "FailedToConfigure");
+            self.tell(ENACTMENT, &object, tone, reason, &one.message)
+                .await;
+        }
+    }
+
+    /// Nodes that a policy selects and whose enactment could not be named: nothing can be recorded there.
+    pub(super) async fn report_unnameable(&self, known: &Seen) {
+        for (name, policy) in known.policies().filter(|(_, policy)| policy.is_ours()) {
+            let mut nodes = known.nodes().filter(|(_, labels)| policy.selects(labels));
+            let error = nodes.find_map(|(node, _)| enactment::name(node, name).err());
+            if let Some(error) = error {
+                let message = format!("{error}; the policy is not served there");
+                let (tone, object) = (Tone::Warning, &policy.object);
+                self.tell(POLICY, object, tone, "NameTooLong", &message)
+                    .await;
+            }
+        }
+    }
+
     pub(super) async fn tell(
         &self,
         kind: Kind,
@@ -104,6 +147,9 @@ impl Upkeep {
         reason: &str,
         message: &str,
     ) {
+        if !self.is_news(objects::uid(object), reason, message) {
+            return;
+        }
         let (version, kind, _) = kind;
         let about = ObjectReference {
             api_version: Some(format!("nmstate.io/{version}")),
@@ -113,5 +159,15 @@ impl Upkeep {
             ..ObjectReference::default()
         };
         self.events.tell_once(about, tone, reason, message).await;
+    }
+
+    /// Whether this was not written yet, in this term: every pass finds what is still wrong.
+    fn is_news(&self, uid: &str, reason: &str, message: &str) -> bool {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if written.len() >= REMEMBERED {
+            written.clear();
+        }
+        let text = |text: &str| text.to_owned();
+        written.insert((text(uid), text(reason), text(message)))
     }
 }

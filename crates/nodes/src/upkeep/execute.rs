@@ -1,7 +1,7 @@
 //! What a plan of the leader makes of a pool's object; pure.
 
 use berth_api::nmstate::SetAside;
-use berth_core::{Change, Rest};
+use berth_core::{Change, Cooldown};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -38,13 +38,13 @@ fn apply(read: &mut NodePool, step: &Step, now: Timestamp) {
                     expected: held.clone(),
                     record,
                 },
-                None => Change::Claim {
+                None => Change::Allocate {
                     address: one.address,
                     record,
                 },
             }
         }
-        Step::Hold { seen, .. } => Change::Claim {
+        Step::Hold { seen, .. } => Change::Allocate {
             address: seen.address,
             record: codec::unnamed(),
         },
@@ -61,7 +61,7 @@ fn apply(read: &mut NodePool, step: &Step, now: Timestamp) {
             let since = codec::moment(now);
             Change::Release {
                 address: *address,
-                rest: (!cooldown.is_zero()).then(|| Rest {
+                cooldown: (!cooldown.is_zero()).then(|| Cooldown {
                     since,
                     until: since.plus(*cooldown),
                     owner: expected.owner.clone(),

@@ -1,5 +1,5 @@
-//! What the leader writes beside pools: enactments of nodes that are gone, reset annotations, conditions of policies. Each write names what it was decided
-//! on: a UID, a version, a value.
+//! What the leader writes beside pools: enactments of nodes that are gone, reset annotations, conditions of policies. Each write has
+//! the precondition that it was decided on: a UID, a version, a value.
 
 use berth_api::nmstate::RESET_ANNOTATION;
 use kube::ResourceExt;

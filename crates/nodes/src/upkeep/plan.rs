@@ -1,9 +1,10 @@
 //! The decision: pure, from what was observed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use berth_core::{Address, Moment, Offset};
+use berth_collector::suspicions::Round;
+use berth_core::{Address, Offset};
 
 use super::collisions;
 use crate::pool::{Described, Health, Holder, Offsets, Place, PoolSpace, Recorded, SpecError};
@@ -25,8 +26,20 @@ pub struct Seen {
     pub interface: String,
 }
 
+/// An address that a node was about to apply, and the machine that uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub address: Address,
+    pub node: String,
+    pub interface: String,
+    /// The node that has the answering interface, or the hardware address of what is no node.
+    pub other: String,
+}
+
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {
+    /// The UID of the pool: one that was created again is another pool.
+    pub uid: &'a str,
     pub space: Result<&'a PoolSpace, &'a SpecError>,
     pub recorded: &'a Recorded,
     /// The pool's status has no condition yet: it is a new one.
@@ -42,12 +55,8 @@ pub struct Observed<'a> {
     /// The nodes that exist.
     pub nodes: BTreeSet<String>,
     pub shown: Vec<Seen>,
-    /// Addresses that something answers for which is no node, with its MAC address.
-    pub answered: Vec<(Address, String)>,
-    /// Since when no enactment claims an offset, as the last plan left it.
-    pub unclaimed: BTreeMap<u64, Moment>,
-    pub grace: Duration,
-    pub now: Moment,
+    /// Addresses that another machine answered for, when a node probed its link.
+    pub answered: Vec<Answered>,
     /// A claim that found no free address since the pool last had one.
     pub refused: Option<String>,
 }
@@ -123,12 +132,10 @@ pub enum Step {
 pub struct Outcome {
     pub steps: Vec<Step>,
     pub health: Health,
-    /// To be handed to the next plan.
-    pub unclaimed: BTreeMap<u64, Moment>,
 }
 
-/// What the leader does next about one pool.
-pub fn plan(observed: &Observed<'_>) -> Outcome {
+/// What the leader does next about one pool. The round has the suspicions of earlier reads: one read alone releases nothing (I4).
+pub fn plan(observed: &Observed<'_>, round: &mut Round<'_>) -> Outcome {
     let space = match observed.space {
         Ok(space) => space,
         Err(error) => {
@@ -137,7 +144,6 @@ pub fn plan(observed: &Observed<'_>) -> Outcome {
                 health: Health::Invalid {
                     why: error.to_string(),
                 },
-                unclaimed: BTreeMap::new(),
             };
         }
     };
@@ -148,8 +154,7 @@ pub fn plan(observed: &Observed<'_>) -> Outcome {
     }
     steps.extend(plan.dead_enactments());
     let adopted = plan.adopted(&mut steps);
-    let unclaimed = plan.unclaimed(&adopted);
-    plan.release(&adopted, &unclaimed, &mut steps);
+    plan.release(&adopted, round, &mut steps);
     let rebuilding = plan.rebuilding(&steps);
     if !rebuilding {
         steps.extend(observed.resets.iter().cloned().map(Step::RemoveReset));
@@ -157,7 +162,6 @@ pub fn plan(observed: &Observed<'_>) -> Outcome {
     Outcome {
         health: plan.health(rebuilding, &adopted, &steps),
         steps,
-        unclaimed,
     }
 }
 
@@ -244,23 +248,16 @@ impl Plan<'_> {
         self.observed.recorded.offsets.iter().count() > berth_api::nmstate::MAX_DESCRIBED
     }
 
-    /// Since when each held offset is claimed by no enactment and belongs to no live owner.
-    fn unclaimed(&self, held: &BTreeSet<u64>) -> BTreeMap<u64, Moment> {
+    /// The held offsets that no enactment claims and that belong to no live owner.
+    fn unclaimed(&self, held: &BTreeSet<u64>) -> Vec<u64> {
         let claimed: BTreeSet<u64> = self
             .claims()
             .filter_map(|claim| u64::try_from(self.space.offset(claim.address)?.0).ok())
             .collect();
-        let since = |offset: &u64| {
-            self.observed
-                .unclaimed
-                .get(offset)
-                .copied()
-                .unwrap_or(self.observed.now)
-        };
-        let loose = held
-            .iter()
-            .filter(|offset| !claimed.contains(offset) && !self.is_live(**offset));
-        loose.map(|offset| (*offset, since(offset))).collect()
+        let unclaimed = held.iter().copied();
+        unclaimed
+            .filter(|offset| !claimed.contains(offset) && !self.is_live(*offset))
+            .collect()
     }
 
     fn described(&self, offset: u64) -> Option<&Described> {
@@ -278,42 +275,32 @@ impl Plan<'_> {
     }
 
     /// Offsets that are free again, and those that a host still shows.
-    fn release(
-        &self,
-        held: &BTreeSet<u64>,
-        unclaimed: &BTreeMap<u64, Moment>,
-        steps: &mut Vec<Step>,
-    ) {
-        for (offset, since) in unclaimed.iter().filter(|(offset, _)| held.contains(offset)) {
-            let Some(address) = self.space.address(Offset((*offset).into())) else {
+    fn release(&self, held: &BTreeSet<u64>, round: &mut Round<'_>, steps: &mut Vec<Step>) {
+        for offset in self.unclaimed(held) {
+            let Some(address) = self.space.address(Offset(offset.into())) else {
                 continue;
             };
-            let described = self.described(*offset);
-            let reset = self
-                .observed
-                .resets
-                .iter()
-                .any(|reset| reset.covers(described));
-            let over = self.observed.now.0.saturating_sub(since.0) >= millis(self.observed.grace);
-            if let Some(seen) = self
-                .observed
-                .shown
-                .iter()
-                .find(|seen| seen.address == address)
-            {
-                if over || reset {
-                    steps.push(Step::ReportHeld {
-                        offset: *offset,
-                        seen: seen.clone(),
-                    });
-                }
+            let described = self.described(offset);
+            let owner = described.map(holder);
+            let mut resets = self.observed.resets.iter();
+            let reset = resets.any(|reset| reset.covers(described));
+            let grace = match reset {
+                true => Duration::ZERO,
+                false => round.usual_grace(),
+            };
+            if !round.is_due((self.observed.uid, offset, &owner), grace) {
                 continue;
             }
-            if over || reset {
-                steps.push(Step::Release {
-                    offset: *offset,
+            let mut shown = self.observed.shown.iter();
+            steps.push(match shown.find(|seen| seen.address == address) {
+                Some(seen) => Step::ReportHeld {
+                    offset,
+                    seen: seen.clone(),
+                },
+                None => Step::Release {
+                    offset,
                     address,
-                    holder: described.map(holder),
+                    holder: owner,
                     why: match described {
                         _ if reset => Freed::Reset,
                         None => Freed::Stale,
@@ -321,8 +308,8 @@ impl Plan<'_> {
                         Some(_) => Freed::PolicyGone,
                     },
                     cooldown: self.space.reuse_delay(),
-                });
-            }
+                },
+            });
         }
     }
 
@@ -402,10 +389,6 @@ fn holder(one: &Described) -> Holder {
         policy: one.policy.clone(),
         capture: one.capture.clone(),
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

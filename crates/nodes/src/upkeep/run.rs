@@ -1,16 +1,18 @@
-//! The leader's loop: watches tell that something is to be done; every write is decided by quorum reads.
+//! The leader's loop: watches trigger a pass; every write is decided by quorum reads.
 //!
 //! Guarantees: correctness does not rest on leadership. A pool's status is written under the version that was read, an enactment is
 //! deleted by its UID, a reset annotation is removed only where it still stands (I4, I6).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use berth_collector::GracePeriods;
+use berth_collector::suspicions::{Round, Suspicions};
 use berth_core::Moment;
+use berth_kube::events::{Events, Tone};
 use berth_ledger::LedgerError;
-use berth_ledger::kube::events::{Events, Tone};
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -24,9 +26,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::execute;
-use super::plan::{Step, plan};
+use super::plan::{Outcome, Step, plan};
 use super::policies;
 use super::seen::{self, Seen};
+use crate::metrics::UpkeepMetrics;
 use crate::objects::{self, ENACTMENT, Kind, NODE_IP_POOL, NODE_STATE, POLICY};
 use crate::pool::{Health, codec};
 use crate::store::PoolStore;
@@ -38,11 +41,11 @@ const SOON: Duration = Duration::from_millis(500);
 pub struct UpkeepConfig {
     /// How long no enactment must claim an offset before it is released (I4).
     pub grace: Duration,
-    /// How long signs of change are gathered.
+    /// How long changes are collected before a pass.
     pub gather: Duration,
-    /// How often everything is planned without a sign.
+    /// How often everything is planned without a change.
     pub resync: Duration,
-    /// This process, in events.
+    /// The name of this process in events.
     pub identity: String,
     /// For one request to the API server.
     pub timeout: Duration,
@@ -65,8 +68,11 @@ pub struct Upkeep {
     client: Client,
     store: PoolStore,
     pub(super) events: Events,
+    /// Events of this term: UID, reason and message.
+    pub(super) written: Mutex<BTreeSet<(String, String, String)>>,
     seen: Mutex<Seen>,
     changed: Notify,
+    metrics: UpkeepMetrics,
 }
 
 impl fmt::Debug for Upkeep {
@@ -76,11 +82,25 @@ impl fmt::Debug for Upkeep {
     }
 }
 
-/// What is known of a pool between two plans of one term.
+/// What one term of leadership knows between two passes: which addresses were read as unclaimed, and when the next grace period ends.
 #[derive(Debug, Default)]
-struct Memory {
-    uid: String,
-    unclaimed: BTreeMap<u64, Moment>,
+struct Term {
+    suspicions: Suspicions,
+    next: Option<Moment>,
+}
+
+impl Term {
+    /// Compares a read of everything with the reads before, and keeps what it suspects.
+    fn compare<T>(&mut self, grace: Duration, read: impl FnOnce(&mut Round<'_>) -> T) -> T {
+        let grace = GracePeriods {
+            pod: grace,
+            node: grace,
+        };
+        let mut round = Round::new(&self.suspicions, grace, now());
+        let found = read(&mut round);
+        (self.suspicions, self.next) = round.done();
+        found
+    }
 }
 
 impl Upkeep {
@@ -88,12 +108,18 @@ impl Upkeep {
         let (timeout, identity) = (config.timeout, config.identity.clone());
         Upkeep {
             events: Events::new(client.clone(), timeout, "berth-controller", &identity),
+            written: Mutex::default(),
             config,
             client,
             store,
             seen: Mutex::default(),
             changed: Notify::new(),
+            metrics: UpkeepMetrics::default(),
         }
+    }
+
+    pub const fn metrics(&self) -> &UpkeepMetrics {
+        &self.metrics
     }
 
     /// Whether everything was listed.
@@ -105,7 +131,7 @@ impl Upkeep {
         read(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Watches until told to stop; a follower does that too, so that it can take over at once.
+    /// Watches until it is stopped; a follower watches too, so that it can take over at once.
     pub async fn follow(&self, stop: CancellationToken) {
         let kinds = async {
             let nodes = Api::<Node>::all(self.client.clone());
@@ -186,7 +212,7 @@ impl Upkeep {
                     self.look(|seen| place(seen).get_or_insert_default().remove(&name));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "a watch ended; it begins again");
+                    tracing::debug!(%error, "a watch failed; it is restarted");
                     continue;
                 }
             }
@@ -194,48 +220,53 @@ impl Upkeep {
         }
     }
 
-    /// Works until the term ends. What was known in an earlier term proves nothing: grace periods begin anew.
+    /// Works until the term ends. Reads of an earlier term prove nothing: grace periods start over.
     pub async fn lead(&self, term: CancellationToken) {
-        let mut memories: BTreeMap<String, Memory> = BTreeMap::new();
+        let written = self.written.lock();
+        written.unwrap_or_else(PoisonError::into_inner).clear();
+        tokio::select! {
+            () = term.cancelled() => {}
+            () = self.work() => {}
+        }
+        self.metrics.clear();
+    }
+
+    async fn work(&self) {
+        let mut known = Term::default();
         let mut due = Instant::now();
         loop {
             tokio::select! {
-                () = term.cancelled() => return,
                 () = self.changed.notified() => tokio::time::sleep(self.config.gather).await,
                 () = tokio::time::sleep_until(due) => {}
             }
-            let pause = tokio::select! {
-                () = term.cancelled() => return,
-                pause = self.pass(&mut memories) => pause,
-            };
+            let pause = self.pass(&mut known).await;
             due = Instant::now() + pause.min(self.config.resync);
         }
     }
 
-    /// Looks at everything once; how long until the next look is due.
-    async fn pass(&self, memories: &mut BTreeMap<String, Memory>) -> Duration {
+    /// Reconciles everything once; returns the time until the next pass.
+    async fn pass(&self, term: &mut Term) -> Duration {
         let known = self.look(|seen| seen.is_complete().then(|| seen.clone()));
         let Some(known) = known else {
             return SOON;
         };
         let mut pause = self.config.resync;
-        if self.is_anything_due(&known, memories) {
+        let due = term.compare(self.config.grace, |round| {
+            self.is_anything_due(&known, round)
+        });
+        if due {
             match Seen::read(&self.client).await {
-                Ok(read) => pause = pause.min(self.pools(&read, memories).await),
+                Ok(read) => pause = pause.min(self.pools(&read, term).await),
                 Err(error) => {
-                    tracing::warn!(%error, "pools can't be looked after; tried again");
+                    tracing::warn!(%error, "NodeIPPools are not reconciled: a list failed; retrying");
                     pause = SOON * 4;
                 }
             }
         }
-        let waits = memories
-            .values()
-            .flat_map(|memory| memory.unclaimed.values());
-        if let Some(first) = waits.min() {
-            let over = first.plus(self.config.grace).0.saturating_sub(now().0);
-            pause = pause.min(Duration::from_millis(over + 10));
+        if let Some(next) = term.next {
+            let left = next.0.saturating_sub(now().0);
+            pause = pause.min(Duration::from_millis(left + 10));
         }
-        memories.retain(|name, _| known.pools.iter().flatten().any(|(pool, _)| pool == name));
         for (name, policy) in known.policies().filter(|(_, policy)| policy.is_ours()) {
             if let Some(patch) = policies::conditions(&known, name, policy)
                 && !self.write_policy(name, &policy.object, patch).await
@@ -244,33 +275,24 @@ impl Upkeep {
             }
         }
         self.report_unknown_resets(&known).await;
+        self.report_unnameable(&known).await;
+        self.report_failures(&known).await;
+        self.count(&known);
         pause
     }
 
     /// Whether a plan on what the watches show would change anything.
-    fn is_anything_due(&self, known: &Seen, memories: &mut BTreeMap<String, Memory>) -> bool {
+    fn is_anything_due(&self, known: &Seen, round: &mut Round<'_>) -> bool {
         let spaces = known.spaces();
         let mut due = false;
         for (name, object) in known.pools() {
-            let memory = memories.entry(name.clone()).or_default();
-            let uid = objects::uid(object);
-            if memory.uid != uid {
-                *memory = Memory {
-                    uid: uid.to_owned(),
-                    unclaimed: BTreeMap::new(),
-                };
-            }
             due |= match codec::decode(object) {
                 Err(error) => {
                     let health = invalid(&error.to_string());
                     execute::invalid(object, &health, Timestamp::now()).is_some()
                 }
                 Ok(read) => {
-                    let time = (self.config.grace, now());
-                    let unclaimed = memory.unclaimed.clone();
-                    let observed = known.observed(name, &read, &spaces, unclaimed, time);
-                    let outcome = plan(&observed);
-                    memory.unclaimed = outcome.unclaimed.clone();
+                    let outcome = plan(&known.observed(name, &read, &spaces), round);
                     let is_write = |step: &Step| {
                         !matches!(step, Step::ReportHeld { .. } | Step::ReportForeign(_))
                     };
@@ -282,50 +304,57 @@ impl Upkeep {
         due
     }
 
-    async fn pools(&self, seen: &Seen, memories: &mut BTreeMap<String, Memory>) -> Duration {
+    /// Plans all pools on one quorum read, then executes.
+    async fn pools(&self, seen: &Seen, term: &mut Term) -> Duration {
         let spaces = seen.spaces();
+        let planned: Vec<Planned<'_>> = term.compare(self.config.grace, |round| {
+            let pools = seen.pools().map(|(name, object)| {
+                let read = codec::decode(object).map_err(|error| error.to_string());
+                let plan = read.map(|read| {
+                    let outcome = plan(&seen.observed(name, &read, &spaces), round);
+                    (read, outcome)
+                });
+                Planned { name, object, plan }
+            });
+            pools.collect()
+        });
         let mut pause = self.config.resync;
-        for (name, object) in seen.pools() {
-            let read = match codec::decode(object) {
-                Ok(read) => read,
-                Err(error) => {
-                    let why = error.to_string();
-                    let next = execute::invalid(object, &invalid(&why), Timestamp::now());
-                    if let Some(next) = next
-                        && self.write(name, &next).await
-                    {
-                        self.tell(NODE_IP_POOL, object, Tone::Warning, "InvalidIPPool", &why)
-                            .await;
-                    }
-                    continue;
+        for one in planned {
+            pause = pause.min(self.execute(seen, one).await);
+        }
+        pause
+    }
+
+    async fn execute(&self, seen: &Seen, planned: Planned<'_>) -> Duration {
+        let Planned { name, object, plan } = planned;
+        let (read, outcome) = match plan {
+            Ok(planned) => planned,
+            Err(why) => {
+                let next = execute::invalid(object, &invalid(&why), Timestamp::now());
+                if let Some(next) = next
+                    && self.write(name, &next).await
+                {
+                    self.tell(NODE_IP_POOL, object, Tone::Warning, "InvalidIPPool", &why)
+                        .await;
                 }
-            };
-            let memory = memories.entry(name.clone()).or_default();
-            let unclaimed = match memory.uid == objects::uid(object) {
-                true => memory.unclaimed.clone(),
-                false => BTreeMap::new(),
-            };
-            let time = (self.config.grace, now());
-            let outcome = plan(&seen.observed(name, &read, &spaces, unclaimed, time));
-            memory.uid = objects::uid(object).to_owned();
-            memory.unclaimed = outcome.unclaimed.clone();
-            let next = execute::next(object, &read, &outcome, Timestamp::now());
-            if let Some(next) = &next
-                && !self.write(name, next).await
-            {
+                return self.config.resync;
+            }
+        };
+        let mut pause = self.config.resync;
+        let next = execute::next(object, &read, &outcome, Timestamp::now());
+        if let Some(next) = &next {
+            if !self.write(name, next).await {
+                return SOON;
+            }
+            self.count_released(name, &outcome);
+            self.report(object, &outcome).await;
+            // The next plan tells whether it is done.
+            pause = pause.min(SOON);
+        }
+        for step in &outcome.steps {
+            if let Err(error) = self.finish(seen, name, step).await {
+                tracing::warn!(pool = name, %error, "a step of the pool's plan failed; retrying");
                 pause = SOON;
-                continue;
-            }
-            if next.is_some() {
-                self.report(object, &outcome).await;
-                // The next plan tells whether it is done.
-                pause = pause.min(SOON);
-            }
-            for step in &outcome.steps {
-                if let Err(error) = self.finish(seen, name, step).await {
-                    tracing::warn!(pool = name, %error, "a step is tried again");
-                    pause = SOON;
-                }
             }
         }
         pause
@@ -342,6 +371,13 @@ impl Upkeep {
             }
         }
     }
+}
+
+/// A pool, and the plan for it or why its spec can't be used.
+struct Planned<'a> {
+    name: &'a str,
+    object: &'a Value,
+    plan: Result<(codec::NodePool, Outcome), String>,
 }
 
 fn invalid(why: &str) -> Health {

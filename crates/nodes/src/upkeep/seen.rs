@@ -1,21 +1,21 @@
 //! What the leader knows of pools, policies, nodes, enactments and host states, each reduced to what it decides by.
 //!
-//! Two ways to fill it: watches, which tell that something is to be done, and [`Seen::read`], paged quorum reads that every write is decided
+//! It is filled by watches, which trigger a pass, and by [`Seen::read`], the paged quorum reads that every write is decided
 //! by. Objects are reduced as they come; no list of whole objects is held.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use berth_api::nmstate::RESET_ANNOTATION;
-use berth_core::{Address, Moment};
+use berth_core::Address;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::Value;
 
-use super::plan::{Claim, Observed, Reset, Seen as Shown};
+use super::plan::{Answered, Claim, Observed, Reset, Seen as Shown};
 use crate::capture::{CaptureError, PoolPolicy};
 use crate::enactment::Claims;
-use crate::handler::{Phase, enact, is_ours, no_free_address, selects};
+use crate::handler::{InUse, Phase, enact, is_ours, no_free_address, selects};
 use crate::host;
 use crate::objects::{self, ENACTMENT, NODE_IP_POOL, NODE_LABEL, NODE_STATE, POLICY, POLICY_LABEL};
 use crate::pool::codec::{self, Holder, NodePool};
@@ -45,6 +45,17 @@ pub struct EnactmentSeen {
     pub generation: i64,
     pub policy_uid: String,
     pub reset: Option<String>,
+    /// An address of it that another machine uses, as the node's probe found.
+    pub in_use: Option<InUse>,
+}
+
+/// What a NodeNetworkState shows of a host.
+#[derive(Clone, Debug, Default)]
+pub struct HostSeen {
+    /// Interface and address.
+    pub addresses: Vec<(String, Address)>,
+    /// Hardware addresses, in lower case.
+    pub macs: BTreeSet<String>,
 }
 
 /// Each kind by name; none until its first list is complete: before that, nothing is absent.
@@ -55,7 +66,7 @@ pub struct Seen {
     /// Labels by name.
     pub nodes: Option<BTreeMap<String, BTreeMap<String, String>>>,
     pub enactments: Option<BTreeMap<String, EnactmentSeen>>,
-    pub states: Option<BTreeMap<String, Vec<(String, Address)>>>,
+    pub states: Option<BTreeMap<String, HostSeen>>,
 }
 
 pub fn policy(object: &DynamicObject) -> PolicySeen {
@@ -90,12 +101,18 @@ pub fn enactment(object: &DynamicObject) -> Option<EnactmentSeen> {
             .unwrap_or_default()
             .to_owned(),
         reset,
+        in_use: InUse::read(&object),
     })
 }
 
-pub fn state(object: &DynamicObject) -> Vec<(String, Address)> {
-    let current = object.data.pointer("/status/currentState");
-    current.map(host::addresses).unwrap_or_default()
+pub fn state(object: &DynamicObject) -> HostSeen {
+    let Some(current) = object.data.pointer("/status/currentState") else {
+        return HostSeen::default();
+    };
+    HostSeen {
+        addresses: host::addresses(current),
+        macs: host::macs(current),
+    }
 }
 
 impl PolicySeen {
@@ -229,10 +246,31 @@ impl Seen {
         live
     }
 
-    /// A policy that can't be read keeps what its nodes hold: a slip of the pen frees nothing.
+    /// A policy that can't be read keeps what its nodes hold: a typing error releases nothing.
     fn unreadable_policies(&self) -> BTreeSet<&str> {
         let broken = self.policies().filter(|(_, policy)| policy.spec.is_err());
         broken.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// The addresses of this pool that other machines use. The claim of a node that is gone, or that names another address by now, is none.
+    fn answered(&self, pool: &str) -> Vec<Answered> {
+        let mut found = Vec::new();
+        for one in self.enactments() {
+            let Some(in_use) = &one.in_use else { continue };
+            let mut claims = one.claims.of_pool(pool);
+            if !claims.any(|(_, address)| address == in_use.address) {
+                continue;
+            }
+            let mut hosts = self.states.iter().flatten();
+            let of_node = hosts.find(|(_, host)| host.macs.contains(&in_use.mac));
+            found.push(Answered {
+                address: in_use.address,
+                node: one.node.clone(),
+                interface: in_use.interface.clone(),
+                other: of_node.map_or_else(|| in_use.mac.clone(), |(node, _)| node.clone()),
+            });
+        }
+        found
     }
 
     pub fn observed<'a>(
@@ -240,8 +278,6 @@ impl Seen {
         pool: &str,
         read: &'a NodePool,
         spaces: &'a BTreeMap<String, Result<PoolSpace, SpecError>>,
-        unclaimed: BTreeMap<u64, Moment>,
-        (grace, now): (std::time::Duration, Moment),
     ) -> Observed<'a> {
         let claims = self.enactments().flat_map(|one| {
             let of_pool = one.claims.of_pool(pool);
@@ -257,8 +293,9 @@ impl Seen {
         let kept = read.recorded.described.iter();
         let kept = kept.filter(|one| broken.contains(one.policy.as_str()));
         live.extend(kept.map(|one| Holder::new(&one.node, &one.policy, &one.capture)));
-        let shown = self.states.iter().flatten().flat_map(|(node, addresses)| {
-            let of_pool = addresses
+        let shown = self.states.iter().flatten().flat_map(|(node, host)| {
+            let of_pool = host
+                .addresses
                 .iter()
                 .filter(|(_, address)| read.space.offset(*address).is_some());
             of_pool.map(|(interface, address)| Shown {
@@ -273,7 +310,9 @@ impl Seen {
             (failing && says).then(|| format!("node {} (policy {})", one.node, one.policy))
         });
         let others = spaces.iter().filter(|(name, _)| *name != pool);
+        let object = self.pools.as_ref().and_then(|pools| pools.get(pool));
         Observed {
+            uid: object.map_or("", objects::uid),
             space: Ok(&read.space),
             recorded: &read.recorded,
             new: read.reason.is_none(),
@@ -285,10 +324,7 @@ impl Seen {
             live,
             nodes: self.nodes().map(|(name, _)| name.clone()).collect(),
             shown: shown.collect(),
-            answered: Vec::new(),
-            unclaimed,
-            grace,
-            now,
+            answered: self.answered(pool),
             refused,
         }
     }

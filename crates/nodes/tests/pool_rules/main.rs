@@ -1,6 +1,7 @@
 //! What the API server itself refuses in a NodeIPPool: every rule of the definition, on a real server.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod captures;
 mod create;
 mod update;
 

@@ -1,17 +1,19 @@
-//! A cluster with kubernetes-nmstate's definitions and admission policy, Berth's roles, one leader, and handlers that tests start and kill.
+//! A cluster with kubernetes-nmstate's definitions and admission policy, the garbage collector, Berth's roles, one leader, and handlers that
+//! tests start and kill.
 //!
 //! Objects are cluster-scoped and the cluster is shared: each test has a name of its own, which its pools, policies and nodes carry. The host
-//! program is a script that keeps what it was told to apply, because what is tested here is not the host.
+//! program is a script that keeps the state of its last apply; `real_host` runs berth-host.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
+use berth_kube::Connection;
 use berth_ledger::RetryPolicy;
-use berth_ledger::kube::Connection;
 use berth_nodes::handler::{Handler, HandlerConfig, Mode};
 use berth_nodes::host::Host;
+use berth_nodes::metrics::HandlerMetrics;
 use berth_nodes::objects::{self, ENACTMENT, Kind, NODE_IP_POOL, NODE_STATE, POLICY};
 use berth_nodes::store::{self, PoolStore};
 use berth_nodes::upkeep::{Upkeep, UpkeepConfig};
@@ -39,6 +41,8 @@ async fn prepared() -> &'static Cluster {
     READY
         .get_or_init(|| async {
             install(cluster).await;
+            // It ends with the process.
+            Box::leak(Box::new(cluster.garbage_collector().unwrap()));
             lead(cluster).await;
         })
         .await;
@@ -199,7 +203,7 @@ impl Bed {
 
     /// A client by a kubeconfig.
     pub async fn client_of(&self, kubeconfig: &Path) -> kube::Client {
-        let connect = berth_ledger::kube::Connect {
+        let connect = berth_kube::Connect {
             kubeconfig: Some(kubeconfig.to_owned()),
             ..Default::default()
         };
@@ -323,12 +327,24 @@ impl Bed {
     }
 
     pub fn handler_by(&self, node: &str, client: kube::Client, mode: Mode) -> Running {
-        let place = self.dir.path().join(node);
-        std::fs::create_dir_all(&place).unwrap();
-        let program = place.join("host");
+        let program = self.host_dir(node).join("host");
         if !program.exists() {
             std::os::unix::fs::symlink(script(), &program).unwrap();
         }
+        let mut host = Host::new(program);
+        host.limit = Duration::from_secs(5);
+        self.handler_on(node, client, mode, host, None)
+    }
+
+    /// A handler with this host program, whose interfaces are in that network namespace.
+    pub fn handler_on(
+        &self,
+        node: &str,
+        client: kube::Client,
+        mode: Mode,
+        host: Host,
+        netns: Option<PathBuf>,
+    ) -> Running {
         let connection = connection(client);
         let settings = DeskSettings {
             retry: RetryPolicy {
@@ -338,18 +354,18 @@ impl Bed {
             ..DeskSettings::default()
         };
         let desks = Desks::new(store::ledger(&connection), settings, DeskMetrics::default());
-        let mut host = Host::new(program);
-        host.limit = Duration::from_secs(5);
         let config = HandlerConfig {
             node: node.to_owned(),
             mode,
             host,
+            netns,
             timeout: Duration::from_secs(10),
+            metrics: HandlerMetrics::default(),
         };
         let handler = Handler::new(&connection, desks, config);
         Running {
             task: tokio::spawn(async move { handler.run(CancellationToken::new()).await }),
-            host: place,
+            host: self.host_dir(node),
         }
     }
 

@@ -109,10 +109,16 @@ async fn kubernetes_nmstate_gets_one_concrete_policy_per_node() {
         handlers.iter().all(|handler| handler.calls().is_empty()),
         "the host is kubernetes-nmstate's"
     );
-    // The policy goes: concrete policies and enactments go with it, and nothing shows the addresses.
+    // The policy goes while one handler is dead: the garbage collector deletes the concrete policies, which the policy owned. The enactments
+    // go with their handlers, and nothing shows the addresses.
+    handlers.pop().unwrap().kill().await;
     bed.delete(POLICY, &policy).await;
     for (node, _) in &addresses {
         bed.until_gone(POLICY, &format!("{policy}.{node}")).await;
+    }
+    let (last, _) = addresses.last().unwrap();
+    let _back = bed.handler_by(last, account.client().await.unwrap(), Mode::Policy);
+    for (node, _) in &addresses {
         bed.until_gone(ENACTMENT, &format!("{node}.{policy}")).await;
     }
     bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).is_empty())

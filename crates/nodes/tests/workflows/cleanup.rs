@@ -1,8 +1,12 @@
-//! "Manual NodeIPPool clean up" and "manual NNCP/NNCE allocated ips clean up", and what is collected without anybody asking.
+//! "Manual NodeIPPool clean up" and "manual NNCP/NNCE allocated ips clean up", and what is collected without a request.
 
-use berth_nodes::objects::{ENACTMENT, NODE_IP_POOL, POLICY};
-use k8s_openapi::api::core::v1::Event;
+use std::sync::{Arc, Mutex};
+
+use berth_nodes::objects::{self, ENACTMENT, NODE_IP_POOL, POLICY};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1 as core;
 use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::runtime::watcher::{self, Event};
 use serde_json::json;
 
 use crate::bed::{Bed, all_different, available, offsets, state_kind};
@@ -25,8 +29,26 @@ impl Bed {
         api.patch_status(pool, &params, &patch).await.unwrap();
     }
 
-    async fn events(&self, of: &str) -> Vec<Event> {
-        let events: Api<Event> = Api::namespaced(self.admin.clone(), "default");
+    /// Status and reason of a pool's condition, of every version from now on.
+    async fn watch_conditions(&self, pool: &str) -> Arc<Mutex<Vec<(String, String)>>> {
+        let config = watcher::Config::default().fields(&format!("metadata.name={pool}"));
+        let mut events = Box::pin(watcher::watcher(self.api(NODE_IP_POOL), config));
+        while !matches!(events.next().await, Some(Ok(Event::InitDone))) {}
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let all = Arc::clone(&seen);
+        tokio::spawn(async move {
+            while let Some(event) = events.next().await {
+                if let Ok(Event::Apply(object)) = event {
+                    let (status, reason, _) = available(&objects::value(&object));
+                    all.lock().unwrap().push((status, reason));
+                }
+            }
+        });
+        seen
+    }
+
+    pub async fn events(&self, of: &str) -> Vec<core::Event> {
+        let events: Api<core::Event> = Api::namespaced(self.admin.clone(), "default");
         let params = ListParams::default().fields(&format!("involvedObject.name={of}"));
         events.list(&params).await.unwrap().items
     }
@@ -42,6 +64,7 @@ async fn manual_clean_up_of_the_pool() {
     bed.until_policy(&policy, "Available").await;
     let before = bed.addresses(&policy).await;
     bed.add_stale(&pool, 7).await;
+    let conditions = bed.watch_conditions(&pool).await;
     bed.annotate(NODE_IP_POOL, &pool, RESET, "").await;
     let done = bed
         .until(NODE_IP_POOL, &pool, |pool| {
@@ -52,6 +75,16 @@ async fn manual_clean_up_of_the_pool() {
     let done = bed.until_pool(&pool, "ReconciledPool").await;
     assert_eq!(available(&done).0, "True");
     assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
+    let reconciling = ("Unknown".to_owned(), "ReconcilingPool".to_owned());
+    let begun = std::time::Instant::now();
+    loop {
+        let seen = conditions.lock().unwrap().clone();
+        if seen.contains(&reconciling) {
+            break;
+        }
+        assert!(begun.elapsed().as_secs() < 60, "only {seen:?}");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
 }
 
 /// The same on the policy and on one enactment, with the pool's name; another pool's name is an event.

@@ -7,6 +7,26 @@ use serde_json::{Value, json};
 use crate::bed::{Bed, message, offsets};
 
 impl Bed {
+    /// Waits for an event of an object, with these parts in its message.
+    async fn until_event(&self, of: &str, reason: &str, parts: Vec<&str>) {
+        let begun = std::time::Instant::now();
+        loop {
+            let events = self.events(of).await;
+            let mut texts = events
+                .iter()
+                .filter(|event| event.reason.as_deref() == Some(reason))
+                .map(|event| event.message.as_deref().unwrap_or_default());
+            if texts.any(|text| parts.iter().all(|part| text.contains(part))) {
+                return;
+            }
+            assert!(
+                begun.elapsed().as_secs() < 90,
+                "no event {reason} of {of} with {parts:?}"
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    }
+
     fn interface(&self, ip: &str) -> Value {
         json!({ "interfaces": [{ "name": "eth1", "type": "ethernet", "state": "up",
             "ipv4": { "enabled": true, "address": [{ "ip": ip, "prefix-length": 24 }] } }] })
@@ -31,37 +51,47 @@ async fn bad_captures_are_refused_before_anything_is_allocated() {
             "typo",
             json!({ "a": format!("ippool.{pool}.alocate") }),
             "{{ capture.a.ip }}",
-            vec!["alocate", "allocate"],
+            vec!["spec.capture.a", "`alocate`", "is allocate"],
         ),
         (
             "dotted",
             json!({ "my.addr": allocate }),
             "{{ capture.my.addr.ip }}",
-            vec!["my.addr"],
+            vec!["spec.capture.my.addr", "letters, digits"],
         ),
         (
             "field",
             json!({ "a": allocate }),
             "{{ capture.a.ipx }}",
-            vec!["ipx"],
+            vec![
+                "spec.desiredState.interfaces[0].ipv4.address[0].ip",
+                "capture.a.ipx",
+                "prefix-length",
+            ],
         ),
         (
             "piped",
             json!({ "a": format!("{allocate} | interfaces.name==\"eth1\"") }),
             "{{ capture.a.ip }}",
-            vec!["|"],
+            vec!["spec.capture.a", "pipes a pool capture", "capture.a.ip"],
+        ),
+        (
+            "compared",
+            json!({ "a": format!("{allocate} == \"10.23.1.1\"") }),
+            "{{ capture.a.ip }}",
+            vec!["spec.capture.a", "compares", "fields for templates"],
         ),
         (
             "unequal",
             json!({ "a": allocate, "b": "interfaces.name!=\"eth1\"" }),
             "{{ capture.a.ip }}",
-            vec!["!="],
+            vec!["spec.capture.b", "`!=`", "use =="],
         ),
         (
             "family",
             json!({ "a": format!("ippool.{six}.allocate") }),
             "{{ capture.a.ip }}",
-            vec!["ipv4", "IPv6"],
+            vec!["ipv4.address[0].ip", "is IPv6", "a pool of IPv4"],
         ),
     ];
     for (name, capture, ip, words) in cases {
@@ -73,11 +103,12 @@ async fn bad_captures_are_refused_before_anything_is_allocated() {
             text.starts_with("failure generating desiredState and capturedStates:"),
             "{name}: {text}"
         );
-        for word in words {
+        for word in &words {
             assert!(text.contains(word), "{name}: {text}");
         }
         let degraded = bed.until_policy(&policy, "Degraded").await;
         assert!(message(&degraded).contains("1/1 nodes failed"), "{name}");
+        bed.until_event(&policy, "InvalidCapture", words).await;
         bed.delete(POLICY, &policy).await;
     }
     for pool in [&pool, &six] {
@@ -85,6 +116,25 @@ async fn bad_captures_are_refused_before_anything_is_allocated() {
         assert!(offsets(&pool).is_empty(), "nothing was allocated");
     }
     assert!(!handler.calls().contains("apply"), "nothing was applied");
+}
+
+/// A node whose name is too long for a label has no enactment; the policy's event says so, and other nodes are served.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_too_long_is_an_event_of_the_policy() {
+    let bed = Bed::new("toolong").await;
+    let pool = bed.pool("traffic-1", "10.23.7.1", "10.23.7.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let long = format!("toolong-{}", "n".repeat(60));
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": long, "labels": { "bed": bed.name } } });
+    bed.cluster.apply_object(node).await.unwrap();
+    let _long = bed.handler(&long).await;
+    let short = bed.add_node(1).await;
+    let _short = bed.handler(&short).await;
+    bed.until_enacted(&short, &policy, "Available").await;
+    let parts = vec![long.as_str(), "68 characters", "at most 63"];
+    bed.until_event(&policy, "NameTooLong", parts).await;
+    let pool = bed.get(NODE_IP_POOL, &pool).await.unwrap();
+    assert_eq!(offsets(&pool).len(), 1);
 }
 
 /// A policy that names a pool which does not exist waits, and is served when the pool appears.
@@ -124,6 +174,9 @@ async fn an_apply_that_fails_is_tried_five_times_and_aborts_the_others() {
         )
         .await;
     assert!(message(&failed).contains(told), "{}", message(&failed));
+    let enactment = format!("{node}.{policy}");
+    bed.until_event(&enactment, "FailedToConfigure", vec![told])
+        .await;
     let calls = handler.calls();
     let applies = calls
         .lines()

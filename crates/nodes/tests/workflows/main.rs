@@ -8,3 +8,4 @@ mod cleanup;
 mod inputs;
 mod nodes;
 mod proposal;
+mod real_host;

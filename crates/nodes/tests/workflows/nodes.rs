@@ -7,7 +7,9 @@ use berth_nodes::objects::{ENACTMENT, NODE_IP_POOL};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use crate::bed::{Bed, all_different, applied, available, is_true, message, offsets, upkeep};
+use crate::bed::{
+    Bed, all_different, applied, available, is_true, message, offsets, state_kind, upkeep,
+};
 
 /// 50 handlers, each with its own client and desk, race for 50 addresses: each gets one, none twice.
 #[tokio::test(flavor = "multi_thread")]
@@ -130,7 +132,6 @@ async fn a_node_that_is_deleted_and_returns_gets_an_address() {
     let node = bed.node(2);
     handlers.pop().unwrap().kill().await;
     bed.delete_node(&node).await;
-    bed.delete(crate::bed::state_kind(), &node).await;
     bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 1)
         .await;
     bed.until_gone(ENACTMENT, &format!("{node}.{policy}")).await;
@@ -189,7 +190,6 @@ async fn a_second_leader_does_no_harm_and_takes_over() {
     both.await.unwrap();
     handlers.pop().unwrap().kill().await;
     bed.delete_node(&bed.node(3)).await;
-    bed.delete(crate::bed::state_kind(), &bed.node(3)).await;
     bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 2)
         .await;
 }
@@ -197,7 +197,7 @@ async fn a_second_leader_does_no_harm_and_takes_over() {
 /// kill -9 between each pair of writes: the next handler ends with one address, in pool, enactment and host alike.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_killed_after_each_of_its_writes_is_resumed() {
-    use berth_testkit::{Fate, Relay};
+    use berth_testkit::{Fate, FaultProxy};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     let bed = Bed::new("killed").await;
@@ -206,7 +206,7 @@ async fn a_handler_killed_after_each_of_its_writes_is_resumed() {
     let policy = bed.policy(&[&pool]).await;
     for allowed in 0..8 {
         let node = bed.add_node(allowed).await;
-        let relay = Relay::new(bed.cluster).await.unwrap();
+        let relay = FaultProxy::new(bed.cluster).await.unwrap();
         let writes = Arc::new(AtomicUsize::new(0));
         let (counter, limit) = (Arc::clone(&writes), allowed);
         relay.rule(move |asked| {
@@ -303,6 +303,38 @@ async fn an_enactment_that_claims_anothers_address_is_a_collision() {
     assert!(text.starts_with(&start), "{text}");
 }
 
+/// Two hosts that show one address are a collision that names both, the owner first.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hosts_that_show_one_address_are_a_collision() {
+    let bed = Bed::new("twoshow").await;
+    let pool = bed.pool("traffic-1", "10.22.13.1", "10.22.13.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let mut handlers = bed.handlers(2).await;
+    bed.until_policy(&policy, "Available").await;
+    let addresses = bed.addresses(&policy).await;
+    let taken = &addresses[0].1[0];
+    let (owner, other) = (bed.node(1), bed.node(2));
+    bed.until(state_kind(), &owner, |state| {
+        state.to_string().contains(taken)
+    })
+    .await;
+    // Somebody configures the second host by hand; its handler is dead, and a later one shows it.
+    handlers.pop().unwrap().kill().await;
+    let interface = json!({ "name": "eth7", "type": "ethernet", "ipv4": {
+        "enabled": true, "address": [{ "ip": taken, "prefix-length": 24 }] } });
+    let own = json!({ "name": "eth1", "type": "ethernet", "ipv4": {
+        "enabled": true, "address": [{ "ip": addresses[1].1[0], "prefix-length": 24 }] } });
+    let state = json!({ "interfaces": [own, interface] });
+    std::fs::write(bed.host_dir(&other).join("state"), state.to_string()).unwrap();
+    let _again = bed.handler(&other).await;
+    let told = bed.until_pool(&pool, "IPCollision").await;
+    let start = format!(
+        "The IP address {taken} at node {owner} and interface eth1 is is colliding with node {other}"
+    );
+    let text = available(&told).2;
+    assert!(text.starts_with(&start), "{text}");
+}
+
 /// Two pools that overlap name each other, and nothing new is allocated from either.
 #[tokio::test(flavor = "multi_thread")]
 async fn pools_that_overlap_name_each_other() {
@@ -321,7 +353,7 @@ async fn pools_that_overlap_name_each_other() {
 /// leader ends what the others began.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_killed_after_each_of_its_writes_is_replaced() {
-    use berth_testkit::{Fate, Relay};
+    use berth_testkit::{Fate, FaultProxy};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     let bed = Bed::alone("leaderkill").await;
@@ -340,7 +372,7 @@ async fn a_leader_killed_after_each_of_its_writes_is_replaced() {
     let node = bed.add_node(4).await;
     let _fourth = bed.handler(&node).await;
     for allowed in 0..6 {
-        let relay = Relay::new(bed.cluster).await.unwrap();
+        let relay = FaultProxy::new(bed.cluster).await.unwrap();
         let writes = Arc::new(AtomicUsize::new(0));
         let (counter, limit) = (Arc::clone(&writes), allowed);
         relay.rule(move |asked| {

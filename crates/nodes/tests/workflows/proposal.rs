@@ -167,11 +167,11 @@ async fn scaling_down_cluster() {
     let policy = bed.policy(&[&pool]).await;
     let mut handlers = bed.handlers(3).await;
     bed.until_policy(&policy, "Available").await;
-    // Not graceful: the handler is gone first, and withdraws nothing. Its state goes with the node, as the garbage collector has it.
+    // Not graceful: the handler is gone first, and withdraws nothing. The garbage collector deletes what the node owned.
     handlers.pop().unwrap().kill().await;
     let node = bed.node(3);
     bed.delete_node(&node).await;
-    bed.delete(crate::bed::state_kind(), &node).await;
+    bed.until_gone(crate::bed::state_kind(), &node).await;
     let freed = bed
         .until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 2)
         .await;

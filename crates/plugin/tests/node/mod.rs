@@ -9,10 +9,14 @@ use std::time::{Duration, Instant};
 
 use berth_agent::AgentConfig;
 use berth_front::Node;
+use berth_pods::garbage::{GarbageSettings, GracePeriods};
 use berth_pods::node::PodFront;
 use berth_testkit::fed;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Copies of the plugin are made one at a time: a file that a forked child still holds open for writing cannot be
 /// run (ETXTBSY).
@@ -155,6 +159,15 @@ impl TestNode {
                 flat_places: Some(Vec::new()),
                 // Tests name their clusters in the network.
                 definition_paths: Some(vec!["/".into()]),
+                // The pods of these tests are in no API server: the collector would release their addresses once its grace
+                // period is over, in the middle of a test that takes longer.
+                garbage: GarbageSettings {
+                    grace: GracePeriods {
+                        pod: NEVER,
+                        node: NEVER,
+                    },
+                    ..GarbageSettings::default()
+                },
                 ..PodFront::default()
             })],
         };

@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use crate::add;
 use crate::config::PodNetwork;
-use crate::definitions::{self, DefinitionError};
 use crate::error::PodError;
-use crate::garbage::witness::{Blind, Witness};
 use crate::store::Store;
+use berth_collector::{QuorumReader, ReadError};
+use berth_networks::definitions::{self, DefinitionError};
 
 /// Why a network's definition can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +19,7 @@ pub enum NetworkError {
     #[error("there is no NetworkAttachmentDefinition {0}")]
     Absent(String),
     #[error(transparent)]
-    Blind(#[from] Blind),
+    ReadError(#[from] ReadError),
     /// Its author has to mend it.
     #[error("{network}: {source}")]
     Definition {
@@ -42,17 +42,17 @@ struct Spec {
     config: String,
 }
 
-/// The network of a NetworkAttachmentDefinition. `flat` is where a node's flat file may be: none, unless somebody says which
+/// The network of a NetworkAttachmentDefinition. `flat` is where a node's flat file may be: none, unless the caller names one
 /// is meant, for this process may run on any machine.
 pub async fn network_of_cluster(
-    witness: &Witness,
+    reader: &QuorumReader,
     namespace: &str,
     name: &str,
     flat: &[PathBuf],
 ) -> Result<PodNetwork, NetworkError> {
     let kind = "network-attachment-definitions";
     let path = format!("/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/{kind}");
-    let found: Option<Object> = witness.get(&path, kind, name).await?;
+    let found: Option<Object> = reader.get(&path, kind, name).await?;
     let full_name = format!("{namespace}/{name}");
     let object = found.ok_or_else(|| NetworkError::Absent(full_name.clone()))?;
     let network = read(&full_name, name, &object.spec.config, flat)?;

@@ -8,11 +8,11 @@ mod allocate;
 mod release;
 
 use berth_desk::DeskMetrics;
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
 use berth_ledger::{PoolKey, SharedLedger};
+use berth_node::journal::OLD_POOLS;
 use berth_slices::{PlainPools, sliced};
 
-use crate::journal;
 use crate::store::Store;
 
 pub use allocate::{Allocated, NetworkError, allocate, network_of_cluster, network_of_text};
@@ -31,7 +31,7 @@ pub fn standalone_store(ledger: SharedLedger) -> Store {
 
 /// Whether a pool of a node's file is no pool of addresses: its journal, its list of slices, its notes of what is published.
 pub fn is_bookkeeping(pool: &PoolKey) -> bool {
-    let inner = [journal::POOLS, sliced::HOLDINGS, sliced::NOTES];
+    let inner = [OLD_POOLS, sliced::HOLDINGS, sliced::NOTES];
     inner.iter().any(|prefix| pool.name.starts_with(prefix))
 }
 

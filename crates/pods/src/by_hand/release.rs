@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use berth_api::names;
+use berth_collector::liveness::{Verdict, judge};
+use berth_collector::observed::{Held, NodeState, Note, Owners, PodRef, PodState, Sandbox};
+use berth_collector::{QuorumReader, ReadError};
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Change, Handle, Record, Release, Request};
 use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey};
+use berth_node::boot;
 
 use crate::attachment::attribute;
-use crate::boot;
 use crate::error::PodError;
-use crate::garbage::facts::{Held, Note, PodRef, Sandbox, Sight};
-use crate::garbage::judge::{Verdict, judge};
-use crate::garbage::pairing::expected_name;
+use crate::garbage::reservation_index::expected_name;
 use crate::garbage::sandbox;
-use crate::garbage::witness::{Blind, NodeSight, Witness};
 use crate::reserve;
 use crate::store::Store;
 
@@ -40,9 +40,9 @@ pub enum Standing {
 /// Who asks for a holder's standing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker<'a> {
-    /// Somebody who knows nothing of sandboxes.
+    /// A caller that can't check sandboxes.
     Anywhere,
-    /// Somebody who has that node's agent ask again.
+    /// A caller that has that node's agent check again.
     Through(&'a str),
     /// That node's agent.
     Agent(&'a str),
@@ -60,10 +60,10 @@ impl Asker<'_> {
 /// Reads the holder's pod and that pod's node, by quorum reads. As the collector does, it takes a deleted pod for gone
 /// only where its node is lost or shows that the sandbox is gone.
 pub async fn standing(
-    witness: &Witness,
+    reader: &QuorumReader,
     record: &Record,
     asker: Asker<'_>,
-) -> Result<Standing, Blind> {
+) -> Result<Standing, ReadError> {
     if record.is_by_hand() {
         return Ok(Standing::ByHand);
     }
@@ -71,21 +71,25 @@ pub async fn standing(
     let Some(pod) = PodRef::parse(subject) else {
         return Ok(Standing::Unknown);
     };
-    let sight = witness.pod(&pod).await?;
+    let state = reader.pod(&pod).await?;
     let mut node = None;
     let mut nodes = HashMap::new();
-    if let Sight::There(found) = &sight
+    if let PodState::Present(found) = &state
         && let Some(name) = &found.node
     {
-        let there = witness.node_sight(name).await? != NodeSight::Absent;
-        nodes.insert(name.clone(), there);
+        let exists = reader.node(name).await? != NodeState::Absent;
+        nodes.insert(name.clone(), exists);
         node = Some(name.clone());
     }
-    let pods = HashMap::from([(pod, sight)]);
+    let owners = Owners {
+        pods: HashMap::from([(pod, state)]),
+        nodes,
+        ..Owners::default()
+    };
     let pod = subject.clone();
-    Ok(match judge(subject, &Note::default(), &pods, &nodes) {
+    Ok(match judge(subject, &Note::default(), &owners) {
         Verdict::Gone(reason) if reason.is_of_the_object() => {
-            match runs_on(witness, record, asker).await? {
+            match runs_on(reader, record, asker).await? {
                 Some(node) => Standing::Unreleased { pod, node },
                 None => Standing::Gone(reason.to_string()),
             }
@@ -99,15 +103,15 @@ pub async fn standing(
 /// Where there is no cluster to ask: whether the container of a record of this machine is still there, by its boot and its
 /// network namespace.
 pub fn runs_here(record: &Record) -> bool {
-    !record.is_by_hand() && sandbox::of(record, &boot::current()) == Sandbox::There
+    !record.is_by_hand() && sandbox::of(record, &boot::current()) == Sandbox::Present
 }
 
 /// The node on which the container may run although its pod was deleted.
 async fn runs_on(
-    witness: &Witness,
+    reader: &QuorumReader,
     record: &Record,
     asker: Asker<'_>,
-) -> Result<Option<String>, Blind> {
+) -> Result<Option<String>, ReadError> {
     let Some(node) = record.attribute(attribute::NODE) else {
         return Ok(None);
     };
@@ -116,9 +120,9 @@ async fn runs_on(
         Asker::Anywhere | Asker::Through(_) => Sandbox::Unknown,
     };
     let runs = match sandbox {
-        Sandbox::There => true,
+        Sandbox::Present => true,
         Sandbox::Gone => false,
-        Sandbox::Unknown => node != asker.node() && !witness.node_sight(node).await?.is_lost(),
+        Sandbox::Unknown => node != asker.node() && !reader.node(node).await?.is_lost(),
     };
     Ok(runs.then(|| node.to_owned()))
 }
@@ -154,7 +158,7 @@ pub async fn release(
     };
     let request = Request::Release(Release {
         selector,
-        rest: Duration::ZERO,
+        cooldown: Duration::ZERO,
     });
     let freed = match store.ask(pool, request).await? {
         Answer::Released(freed) => !freed.is_empty(),
@@ -166,7 +170,7 @@ pub async fn release(
     Ok(freed)
 }
 
-/// The reservation's name follows from the pool's; where that does not tell, all reservations are read.
+/// The reservation's name follows from the pool's; where that is ambiguous, all reservations are read.
 async fn reservations(
     store: &Store,
     pool: &PoolKey,
@@ -213,7 +217,7 @@ pub async fn leftover(
 }
 
 /// Ends the cooldown of an address; false if it does not cool down. Its last owner takes it and releases it in one
-/// commit: nobody else may take it before.
+/// commit: no other owner may take it before.
 pub async fn end_cooldown(
     ledger: &dyn Ledger,
     pool: &PoolKey,
@@ -222,20 +226,23 @@ pub async fn end_cooldown(
     let mut tries = 0;
     loop {
         let now = ledger.load(pool).await?;
-        let cooling = now.pool.rests().find(|(cooling, _)| *cooling == address);
-        let Some((_, rest)) = cooling else {
+        let cooling = now
+            .pool
+            .cooldowns()
+            .find(|(cooling, _)| *cooling == address);
+        let Some((_, cooldown)) = cooling else {
             return Ok(false);
         };
-        let record = Record::new(rest.owner.clone(), Handle::new("end-of-cooldown"));
+        let record = Record::new(cooldown.owner.clone(), Handle::new("end-of-cooldown"));
         let changes = [
-            Change::Claim {
+            Change::Allocate {
                 address,
                 record: record.clone(),
             },
             Change::Release {
                 address,
                 expected: record,
-                rest: None,
+                cooldown: None,
             },
         ];
         tries += 1;

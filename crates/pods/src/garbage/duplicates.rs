@@ -1,21 +1,22 @@
-//! Addresses that several owners have: in pools whose ranges overlap, by a reservation, by what pods say of themselves.
+//! Addresses that several owners have: in pools whose ranges overlap, by a reservation, by their pods' network-status.
 //!
-//! Promises: only looks (core's `examine` has the rule). Networks with different names are apart, as their pools and
-//! reservations are. An owner that is known to be gone is no holder: the collector sees to what it left.
+//! Guarantees: changes nothing (core's `examine` has the rule). Networks with different names are separate, as their pools
+//! and reservations are. An owner that is known to be gone does not count: the collector releases what it left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use berth_api::names;
-use berth_core::examine::{Sighting, same_owner, shared};
+use berth_collector::liveness::{Verdict, judge};
+use berth_collector::observed::{Held, Note, Owners, PodRef};
+use berth_collector::quorum_reader::Attached;
+use berth_core::diagnose::{Sighting, same_owner, shared};
 use berth_core::{Address, Owner};
 use berth_ledger::PoolKey;
 
-use super::facts::{Held, Note, Observed, PodRef, Reservation};
-use super::judge::{Verdict, judge};
-use super::pairing::network_name;
-use super::terms::Terms;
-use super::witness::Attached;
+use super::plan::Reservation;
+use super::pool_policies::PoolPolicies;
+use super::reservation_index::network_name;
 
 /// One address with several owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub struct Duplicate {
     pub holders: Vec<Holder>,
 }
 
-/// Who has it, and by what that is known.
+/// An owner, and the place that names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub owner: Owner,
@@ -63,8 +64,8 @@ pub struct Sources<'a> {
     pub reservations: &'a [Reservation],
     pub attached: &'a [Attached],
     /// Pools that nodes publish, and the nodes.
-    pub views: &'a BTreeMap<String, String>,
-    pub terms: &'a Terms,
+    pub published: &'a BTreeMap<String, String>,
+    pub pool_policies: &'a PoolPolicies,
     /// The names of all networks that have pools.
     pub networks: &'a [String],
 }
@@ -88,14 +89,16 @@ impl<'a> Sources<'a> {
                 named.map(|(_, address)| address)
             }
         };
-        let said = |place: usize| {
+        let sighting = |place: usize| {
             let network = match self.at(place) {
                 At::Held(held) => {
-                    let publisher = self.views.get(&held.pool.name);
+                    let publisher = self.published.get(&held.pool.name);
                     network_of(&held.pool, publisher.map(String::as_str))?
                 }
                 At::Attached(attached) => {
-                    let pool = self.terms.pool_of(&attached.network, attached.address)?;
+                    let pool = self
+                        .pool_policies
+                        .pool_of(&attached.network, attached.address)?;
                     network_name(pool)?
                 }
                 At::Reservation(_) => {
@@ -107,7 +110,7 @@ impl<'a> Sources<'a> {
             Some(Sighting { network, owner })
         };
         let count = self.held.len() + self.reservations.len() + self.attached.len();
-        let groups = shared(count, address, said);
+        let groups = shared(count, address, sighting);
         let duplicate = |group: Vec<usize>| {
             let address = address(*group.first()?)?;
             let mut holders: Vec<Holder> = Vec::new();
@@ -180,10 +183,10 @@ pub(super) fn network_of<'a>(pool: &'a PoolKey, publisher: Option<&str>) -> Opti
 
 impl Duplicate {
     /// The same without owners that are gone; none if fewer than two are left.
-    pub fn living(mut self, observed: &Observed) -> Option<Duplicate> {
+    pub fn living(mut self, owners: &Owners) -> Option<Duplicate> {
         self.holders.retain(|holder| {
             let by_status = matches!(holder.place, Place::Pod(_));
-            by_status || !is_gone(&holder.owner, observed)
+            by_status || !is_gone(&holder.owner, owners)
         });
         (self.holders.len() > 1).then_some(self)
     }
@@ -195,13 +198,8 @@ impl Duplicate {
     }
 }
 
-fn is_gone(owner: &Owner, observed: &Observed) -> bool {
-    let verdict = judge(
-        &owner.subject,
-        &Note::default(),
-        &observed.pods,
-        &observed.nodes,
-    );
+fn is_gone(owner: &Owner, owners: &Owners) -> bool {
+    let verdict = judge(&owner.subject, &Note::default(), owners);
     matches!(verdict, Verdict::Gone(_))
 }
 

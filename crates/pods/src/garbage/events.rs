@@ -1,15 +1,15 @@
-//! Kubernetes Events on the pods whose addresses were freed, with the reasons and words that whereabouts uses: what
-//! watches for those keeps working.
+//! Kubernetes Events on pods whose addresses were collected, with the reasons and words that whereabouts uses: tools that
+//! watch for those keep working.
 
 use std::time::Duration;
 
+use berth_collector::observed::PodRef;
 use berth_core::Address;
-use berth_ledger::kube::events::{Events, Tone};
+use berth_kube::events::{Events, Tone};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 
 use super::duplicates::Duplicate;
-use super::facts::PodRef;
 
 const COLLECTED: &str = "IPAddressGarbageCollected";
 const DUPLICATE: &str = "IPAddressDuplicate";
@@ -36,7 +36,7 @@ impl Recorder {
             .await;
     }
 
-    /// Told to each pod that shares its address with another.
+    /// Written on each pod that shares its address with another.
     pub async fn duplicate(&self, pod: &PodRef, uid: Option<&str>, duplicate: &Duplicate) {
         let message = format!("{duplicate}; delete all but one of them");
         self.record(pod, uid, Tone::Warning, DUPLICATE, &message)

@@ -1,4 +1,4 @@
-//! A machine by itself: what a reboot cut short is freed when the agent starts (host-local keeps it: plugins#252 #697).
+//! A machine without a cluster: what a reboot cut short is freed when the agent starts (host-local keeps it: plugins#252 #697).
 //!
 //! The proof is the boot that a record was made under: no container outlives its kernel (I4). A container that is made
 //! again under its id after the reboot renews its record ([`renew`]); the commit that frees holds only for the pool
@@ -7,28 +7,28 @@
 use std::collections::HashSet;
 
 use berth_api::names;
+use berth_collector::observed::{Held, Note};
 use berth_core::{Address, Change, Pool, Record, Request};
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedLedger};
 
-use super::facts::{Held, Note};
-use super::pairing::expected_name;
+use super::reservation_index::expected_name;
 use crate::attachment::attribute;
 use crate::error::PodError;
-use crate::own;
+use crate::local_pools;
 use crate::store::Store;
 
 /// Frees what older boots than `boot` left in this machine's own ledger, and the reservations that no record is left
-/// for; gives back the addresses.
+/// for; returns the addresses.
 pub async fn sweep(ledger: &SharedLedger, boot: &str) -> Result<Vec<Address>, LedgerError> {
     if boot.is_empty() {
         return Ok(Vec::new());
     }
-    // Before the pools: a reservation is made after its record, so one without a record is nobody's.
+    // Before the pools: a reservation is made after its record, so one without a record has no owner.
     let reservations = ledger.claims(ClaimKind::Reservation).await?;
     let mut freed = Vec::new();
     let mut kept = Kept::default();
     // A cluster's pods are judged by the cluster.
-    for pool in own::pools(ledger).await? {
+    for pool in local_pools::pools(ledger).await? {
         freed.extend(sweep_pool(ledger, &pool, boot, &mut kept).await?);
     }
     for (key, record) in reservations {
@@ -47,7 +47,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether a reservation may be of one of them: of its name, or, for a pool that was named by somebody, of its address.
+    /// Whether a reservation may be of one of them: of its name, or, for a pool that a person named, of its address.
     fn need(&self, name: &str) -> bool {
         self.reservations.contains(name)
             || self
@@ -71,7 +71,7 @@ async fn sweep_pool(
             .map(|(address, record)| Change::Release {
                 address: *address,
                 expected: record.clone(),
-                rest: None,
+                cooldown: None,
             })
             .collect();
         if !releases.is_empty() {
@@ -128,13 +128,13 @@ pub(crate) async fn renew(
     record: &Record,
 ) -> Result<(), PodError> {
     for (pool, address) in held {
-        let now = store.look(pool).await?;
+        let now = store.load(pool).await?;
         let stale = now
             .pool
             .holders(*address)
             .find(|found| found.same_holder(record) && found.attributes != record.attributes);
         if let Some(stale) = stale {
-            let renewal = Request::Reown {
+            let renewal = Request::Transfer {
                 address: *address,
                 expected: stale.clone(),
                 record: record.clone(),
@@ -149,10 +149,9 @@ pub(crate) async fn renew(
 mod tests {
     use std::sync::Arc;
 
-    use berth_cni::Environment;
-    use berth_cni::wire::Request as Call;
     use berth_desk::DeskMetrics;
     use berth_ledger::SqliteLedger;
+    use berth_testkit::PodCall;
     use serde_json::{Value, json};
 
     use super::*;
@@ -170,15 +169,8 @@ mod tests {
             "cniVersion": "1.0.0", "name": "blue", "type": "bridge",
             "ipam": { "type": "berth", "range": "10.0.0.0/24" },
         });
-        let environment = Environment {
-            command: "ADD".into(),
-            container_id: container.into(),
-            netns: "/run/netns/x".into(),
-            ifname: "eth0".into(),
-            path: "/opt/cni/bin".into(),
-            ..Environment::default()
-        };
-        let call = Call::new("berth", environment, network.to_string());
+        let call = PodCall::new("berth", "ADD", "").of_container(container);
+        let call = call.with_args("").request_of(&network.to_string());
         let answer = front.answer(&call).await;
         assert_eq!(answer.exit, 0, "{}", answer.stdout);
         let result: Value = serde_json::from_str(&answer.stdout).unwrap();

@@ -1,25 +1,25 @@
 //! Whether a container's sandbox is still on this node: by its boot, and by the path of its network namespace.
 //!
-//! The runtime removes the namespace's file after its DEL has succeeded. A path that is missing is a proof only where its
-//! directory can be seen (the agent's container may not have it mounted), and never below `/proc`, whose process ids
+//! The runtime removes the namespace's file after its DEL has succeeded. A missing path is a proof only where its
+//! directory exists (the agent's container may not have it mounted), and never below `/proc`, whose process ids
 //! are those of the host.
 
 use std::io::ErrorKind;
 use std::path::Path;
 
+use berth_collector::observed::Sandbox;
 use berth_core::Record;
 
-use super::facts::Sandbox;
 use crate::attachment::attribute;
 
-/// What is known of the sandbox that a record of this node was made for.
+/// What is known about the sandbox that a record of this node was made for.
 pub(crate) fn of(record: &Record, boot: &str) -> Sandbox {
     if is_of_older_boot(record, boot) {
         return Sandbox::Gone;
     }
     match record.attribute(attribute::NETNS) {
         Some(netns) if is_gone(Path::new(netns)) => Sandbox::Gone,
-        Some(_) => Sandbox::There,
+        Some(_) => Sandbox::Present,
         None => Sandbox::Unknown,
     }
 }
@@ -31,9 +31,9 @@ pub(super) fn is_of_older_boot(record: &Record, boot: &str) -> bool {
 }
 
 fn is_gone(netns: &Path) -> bool {
-    let seen = netns.parent().is_some_and(Path::is_dir) && !netns.starts_with("/proc");
+    let mounted = netns.parent().is_some_and(Path::is_dir) && !netns.starts_with("/proc");
     let missing = |error: std::io::Error| error.kind() == ErrorKind::NotFound;
-    seen && netns.symlink_metadata().is_err_and(missing)
+    mounted && netns.symlink_metadata().is_err_and(missing)
 }
 
 #[cfg(test)]
@@ -50,19 +50,19 @@ mod tests {
         let there = there.to_str().unwrap();
         let gone = dir.path().join("gone");
         let gone = gone.to_str().unwrap();
-        let unseen = dir.path().join("not-mounted/gone");
-        let unseen = unseen.to_str().unwrap();
+        let unmounted = dir.path().join("not-mounted/gone");
+        let unmounted = unmounted.to_str().unwrap();
         let record = Record::new(Owner::new("ns/p", "net1"), Handle::new("c1"));
         let noted = |netns: &str| {
             let record = record.clone().with(attribute::BOOT, "now");
             record.with(attribute::NETNS, netns)
         };
         assert_eq!(of(&record, "now"), Sandbox::Unknown);
-        assert_eq!(of(&noted(there), "now"), Sandbox::There);
+        assert_eq!(of(&noted(there), "now"), Sandbox::Present);
         assert_eq!(of(&noted(there), "later"), Sandbox::Gone);
         assert_eq!(of(&noted(gone), "now"), Sandbox::Gone);
-        // What can't be seen is not gone.
-        assert_eq!(of(&noted(unseen), "now"), Sandbox::There);
-        assert_eq!(of(&noted("/proc/0/ns/net"), "now"), Sandbox::There);
+        // What is not mounted here may exist.
+        assert_eq!(of(&noted(unmounted), "now"), Sandbox::Present);
+        assert_eq!(of(&noted("/proc/0/ns/net"), "now"), Sandbox::Present);
     }
 }

@@ -1,255 +1,331 @@
-//! What a sweep reads before it judges: reservations, then all pools, then the pods and nodes that these name.
+//! What a sweep keeps beside the pools: reservations, what networks want of their pools, and this node's journal.
 //!
-//! Promises: no list of all entries is held. Of a pool's entries the survey keeps who is named, a few bytes each for the
-//! comparison of owners ([`Index`]), and how many entries each reservation has; the pool is read again when it is judged.
+//! Guarantees: no list of all entries is held. Of a pool's entries a few bytes each are kept for the
+//! comparison of owners ([`AddressIndex`]), and how many entries each reservation has.
 //!
-//! Pools are read before pods: an entry was made for a pod that existed, so a pod that is missing from the later list has
-//! gone since. What changes between the reads of one look is suspected at most, and is found right by the next look.
+//! Reservations are read before pools: a reservation is made after its entry, so one that the list shows has its entry in
+//! the pools that are read later, or has none.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
+use async_trait::async_trait;
+use berth_collector::observed::{Held, Observed, Owners, PodRef, Sandbox};
+use berth_collector::suspicions::Round;
+use berth_collector::{Names, Policy, ReadPool, Survey, SweepError};
 use berth_core::{Address, Handle, Owner};
-use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, Snapshot, Visited};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, Visited};
+use tokio::time::sleep;
 
-use super::duplicates::{Duplicate, Sources};
-use super::facts::{Held, Note, Observed, PodRef, Sandbox, Sight};
-use super::index::{Index, Shared};
-use super::reserved::{Packing, Reserved};
-use super::sweep::{Broken, Sweep};
-use super::terms::{Terms, read_terms};
-use super::witness::NodeSight;
+use super::address_index::{AddressIndex, Shared};
+use super::claim_repair::{self, ClaimedPools};
+use super::duplicates::{Duplicate, Holder, Place, Sources};
+use super::packed_reservations::{PackedReservations, Packing};
+use super::plan::{PoolReservations, Reservation, Step, plan_orphans, plan_pool};
+use super::policy::PodPolicy;
+use super::pool_policies::PoolPolicies;
 
-/// One look at the cluster, but for the entries of the pools.
-pub(super) struct Survey {
-    pub reserved: Reserved,
-    pub index: Index,
-    /// Every pool that can be read, and how many entries it has.
-    pub pools: Vec<(PoolKey, usize)>,
+/// Between the two reads of an address that seems to have several holders.
+const READ_AGAIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub struct PodSurvey {
+    reserved: PackedReservations,
+    index: AddressIndex,
+    policies: PoolPolicies,
+    overlap_checked: HashSet<String>,
     /// Pools that nodes publish, and the nodes.
-    pub views: BTreeMap<String, String>,
-    pub terms: Terms,
-    /// What was observed of everything else; its entries and reservations are those of one pool at a time.
-    pub observed: Observed,
-    /// What this node's own journal has.
-    pub journal: HashSet<(String, Address, Handle)>,
-}
-
-/// What a pass over all pools keeps of them.
-#[derive(Default)]
-struct Pools {
-    reserved: Reserved,
-    index: Index,
-    pools: Vec<(PoolKey, usize)>,
-    views: BTreeMap<String, String>,
-    pods: BTreeSet<PodRef>,
-    nodes: BTreeSet<String>,
+    published: BTreeMap<String, String>,
+    /// Pools with an entry that has no reservation of its own.
+    unreserved: HashSet<String>,
     /// The names of pools that can't be read.
     unreadable: Vec<String>,
+    claimed: ClaimedPools,
+    /// What this node's own journal has of shared pools.
+    journal: HashSet<(String, Address, Handle)>,
+    /// Owners in the journal: what they hold is released by this node, which knows about their sandboxes.
+    journalled: HashSet<Owner>,
+    disputed: Vec<Address>,
+    /// How many reservations without an entry were planned.
+    planned: usize,
 }
 
-impl Pools {
-    fn add(&mut self, seen: Visited) {
-        let Visited {
-            key,
-            publisher,
-            snapshot,
-        } = seen;
-        let snapshot = match snapshot {
-            Ok(snapshot) => snapshot,
-            Err(error) => {
-                // A person has to look at that one (I5); the others need not wait for it.
-                tracing::warn!(pool = %key, %error, "a pool is left out of the sweep");
-                self.unreadable.push(key.name);
-                return;
-            }
+impl PodSurvey {
+    pub(super) async fn begin(policy: &PodPolicy) -> Result<PodSurvey, SweepError> {
+        let policies = policy.pool_policies().await?;
+        let mut survey = PodSurvey {
+            reserved: reservations(policy).await?,
+            overlap_checked: policies.overlap_checked(),
+            policies,
+            ..PodSurvey::default()
         };
-        self.index
-            .add_pool(&key, publisher.as_deref(), &snapshot.pool);
-        let held = held_in(&key, &snapshot);
-        self.reserved.count(&held);
-        for held in &held {
-            self.name(&held.record.owner, held.node());
-        }
-        if let Some(node) = publisher {
-            self.views.insert(key.name.clone(), node);
-        }
-        self.pools.push((key, held.len()));
+        survey.read_journal(policy).await?;
+        Ok(survey)
     }
 
-    /// The pod and the node have to be looked for.
-    fn name(&mut self, owner: &Owner, node: Option<&str>) {
-        if let Some(pod) = PodRef::parse(&owner.subject) {
-            self.pods.insert(pod);
-        }
-        if let Some(node) = node.filter(|node| !self.nodes.contains(*node)) {
-            self.nodes.insert(node.to_owned());
-        }
-    }
-
-    fn add_reservations(&mut self) {
-        let reserved = std::mem::take(&mut self.reserved);
-        for (name, owner) in reserved.owners() {
-            self.index.add_reservation(name, &owner);
-            self.name(&owner, None);
-        }
-        self.nodes.extend(reserved.nodes().map(str::to_owned));
-        self.reserved = reserved;
-    }
-}
-
-impl Sweep {
-    pub(super) async fn survey(&self) -> Result<Survey, Broken> {
-        let mut all = Pools {
-            reserved: self.reservations().await?,
-            ..Pools::default()
-        };
-        let mut add = |seen: Visited| all.add(seen);
-        self.ledger.visit_pools(&mut add).await?;
-        for pool in &all.unreadable {
-            all.reserved.withhold(pool);
-        }
-        all.add_reservations();
-        let pods = self.witness.pods(all.pods).await?;
-        let mut asked = all.nodes;
-        asked.extend(pods.values().filter_map(node_of));
-        let nodes = self.witness.nodes(asked).await?;
-        let lost = nodes.iter().filter(|(_, sight)| sight.is_lost());
-        let lost = lost.map(|(name, _)| name.clone()).collect();
-        let there = |(name, sight)| (name, sight != NodeSight::Absent);
-        let nodes = nodes.into_iter().map(there).collect();
-        let terms = read_terms(&self.witness, Some(&self.policies), &self.flat_places).await?;
-        let (journal, journalled) = self.journalled().await?;
-        let mut views = self.ledger.views().await?;
-        views.extend(all.views);
-        let observed = Observed {
-            pods,
-            nodes,
-            lost,
-            here: self.node.clone(),
-            overlap_checked: terms.overlap_checked(),
-            journalled,
-            ..Observed::default()
-        };
-        Ok(Survey {
-            reserved: all.reserved,
-            index: all.index.sorted(),
-            pools: all.pools,
-            views,
-            terms,
-            observed,
-            journal,
-        })
-    }
-
-    async fn reservations(&self) -> Result<Reserved, LedgerError> {
-        let mut packing = Packing::default();
-        let mut pack = |key: ClaimKey, record| packing.add(&key.name, &record);
-        self.ledger
-            .visit_claims(ClaimKind::Reservation, &mut pack)
-            .await?;
-        Ok(packing.done())
-    }
-
-    /// What this node's own journal has of the pools of all nodes, and whose entries it has there and in its slices. They are
-    /// left to [`super::local`], which knows of their sandboxes.
-    async fn journalled(
-        &self,
-    ) -> Result<(HashSet<(String, Address, Handle)>, HashSet<Owner>), LedgerError> {
-        let Some(journal) = &self.journal else {
-            return Ok(Default::default());
+    /// What the journal has is left to the local collector, which knows about its sandboxes.
+    async fn read_journal(&mut self, policy: &PodPolicy) -> Result<(), LedgerError> {
+        let Some(journal) = &policy.journal else {
+            return Ok(());
         };
         let (shared, sliced) = (journal.all().await?, journal.of_slices().await?);
         let all = shared.iter().chain(&sliced);
-        let owners = all.map(|(_, entry)| entry.record.owner.clone()).collect();
+        self.journalled = all.map(|(_, entry)| entry.record.owner.clone()).collect();
         let places = shared
             .into_iter()
             .map(|(_, entry)| (entry.pool.name, entry.address, entry.record.handle));
-        Ok((places.collect(), owners))
+        self.journal = places.collect();
+        Ok(())
     }
 
     /// Addresses that seem to have several living owners.
-    pub(super) async fn shared(&self, survey: &Survey) -> Result<Vec<Duplicate>, Broken> {
-        let differ = |one: &_| survey.index.differ(one, &survey.terms);
-        let attached = self.witness.attached(differ).await;
-        let attached = attached.unwrap_or_else(|blind| {
-            tracing::warn!(%blind, "the pods' own addresses are not compared with the pools");
+    async fn shared(
+        &self,
+        policy: &PodPolicy,
+        owners: &Owners,
+    ) -> Result<Vec<Duplicate>, SweepError> {
+        let differ = |one: &_| self.index.differ(one, &self.policies);
+        let attached = policy.reader.attached(differ).await;
+        let attached = attached.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the pods' network-status is not compared with the pools");
             Vec::new()
         });
-        let mut shared = Shared::of(&survey.index, &attached);
+        let mut shared = Shared::of(&self.index, &attached);
         if shared.is_empty() {
             return Ok(Vec::new());
         }
-        let mut add = |seen: Visited| {
-            if let Ok(snapshot) = seen.snapshot {
-                shared.add_pool(&seen.key, &snapshot.pool);
+        let mut add = |visited: Visited| {
+            if let Ok(snapshot) = visited.snapshot {
+                shared.add_pool(&visited.key, &snapshot.pool);
             }
         };
-        self.ledger.visit_pools(&mut add).await?;
+        policy.ledger.visit_pools(&mut add).await?;
         let mut add = |key: ClaimKey, record| shared.add_reservation(key, record);
-        self.ledger
+        policy
+            .ledger
             .visit_claims(ClaimKind::Reservation, &mut add)
             .await?;
         let sources = Sources {
             held: &shared.held,
             reservations: &shared.reservations,
             attached: &attached,
-            views: &survey.views,
-            terms: &survey.terms,
+            published: &self.published,
+            pool_policies: &self.policies,
             networks: shared.networks(),
         };
         let found = sources.duplicates().into_iter();
-        let living = found.filter_map(|one| one.living(&survey.observed));
+        let living = found.filter_map(|one| one.living(owners));
         Ok(living.collect())
+    }
+
+    /// Addresses that several living owners have by two reads: an ADD under way has an entry before it knows whether
+    /// another has the address.
+    async fn duplicates(
+        &self,
+        policy: &PodPolicy,
+        owners: &Owners,
+    ) -> Result<Vec<Duplicate>, SweepError> {
+        let found = self.shared(policy, owners).await?;
+        if found.is_empty() {
+            return Ok(found);
+        }
+        sleep(READ_AGAIN).await;
+        let mut confirmed = Vec::new();
+        for mut duplicate in found {
+            let mut holders = Vec::new();
+            for holder in duplicate.holders {
+                if still_has(policy, &holder, duplicate.address).await? {
+                    holders.push(holder);
+                }
+            }
+            duplicate.holders = holders;
+            if duplicate.holders.len() > 1 {
+                confirmed.push(duplicate);
+            }
+        }
+        Ok(confirmed)
     }
 }
 
-impl Survey {
-    /// Turns to the entries of one pool: what was observed of everything else stays.
-    pub fn turn_to(&mut self, pool: &PoolKey, snapshot: &Snapshot) {
-        let mut held = held_in(pool, snapshot);
-        for one in &mut held {
-            let place = (pool.name.clone(), one.address, one.record.handle.clone());
+#[async_trait]
+impl Survey<PodPolicy> for PodSurvey {
+    fn pool_policies(&self) -> &PoolPolicies {
+        &self.policies
+    }
+
+    fn add_pool(&mut self, pool: &ReadPool<'_>) {
+        let name = &pool.key.name;
+        self.index
+            .add_pool(pool.key, pool.publisher, &pool.snapshot.pool);
+        if !self.reserved.count(pool.held) {
+            self.unreserved.insert(name.clone());
+        }
+        let is_published = pool.publisher.is_some();
+        if let Some(node) = pool.publisher {
+            self.published.insert(name.clone(), node.to_owned());
+        }
+        if !is_published || self.overlap_checked.contains(name) {
+            let of_pool = self.policies.of(name);
+            self.claimed.add(pool.key, of_pool, pool.held);
+        }
+    }
+
+    fn add_unreadable(&mut self, pool: &PoolKey) {
+        self.unreadable.push(pool.name.clone());
+    }
+
+    fn add_names(&mut self, names: &mut Names) {
+        for pool in &self.unreadable {
+            self.reserved.withhold(pool);
+        }
+        for (name, owner) in self.reserved.owners() {
+            self.index.add_reservation(name, &owner);
+            names.add(PodRef::parse(&owner.subject), None);
+        }
+        for node in self.reserved.nodes() {
+            names.add(None, Some(node));
+        }
+        self.index.sort();
+    }
+
+    /// Reports duplicates, once a sweep: it reads the status of every pod.
+    async fn check(
+        &mut self,
+        policy: &PodPolicy,
+        owners: &Owners,
+        first: bool,
+    ) -> Result<(), SweepError> {
+        if first {
+            let duplicates = self.duplicates(policy, owners).await?;
+            policy.report(&duplicates, owners).await;
+        }
+        Ok(())
+    }
+
+    /// A living entry may lack its reservation.
+    fn wants(&self, pool: &PoolKey) -> bool {
+        self.overlap_checked.contains(&pool.name) && self.unreserved.contains(&pool.name)
+    }
+
+    fn add_notes(&self, held: &mut [Held]) {
+        for one in held {
+            let place = (
+                one.pool.name.clone(),
+                one.address,
+                one.record.handle.clone(),
+            );
             if self.journal.contains(&place) {
-                one.note.sandbox = Sandbox::There;
+                one.note.sandbox = Sandbox::Present;
             }
+            // The entry of a large pool names no node, nor does one whose definition prunes the field.
             if one.node().is_none() {
                 one.note.node = self.reserved.node_of(one);
             }
         }
-        let (reservations, elsewhere) = self.reserved.of_pool(&held);
-        self.observed.held = held;
-        self.observed.reservations = reservations;
-        self.observed.entered_elsewhere = elsewhere;
-        self.observed.all_pools = false;
     }
 
-    /// Turns to some of the reservations that no pool has an entry for, as far as pools can be read; false if there are no
-    /// more.
-    pub fn turn_to_orphans(&mut self, from: usize, count: usize) -> bool {
-        let orphans = self.reserved.without_entry().skip(from).take(count);
-        self.observed.reservations = orphans.collect();
-        self.observed.held = Vec::new();
-        self.observed.entered_elsewhere = HashSet::new();
-        self.observed.all_pools = true;
-        !self.observed.reservations.is_empty()
+    fn plan(&mut self, _: &PodPolicy, observed: &Observed, round: &mut Round<'_>) -> Vec<Step> {
+        let Some(pool) = observed.held.first().map(|held| &held.pool.name) else {
+            return Vec::new();
+        };
+        let (reservations, entered_elsewhere) = self.reserved.of_pool(&observed.held);
+        let reserved = PoolReservations {
+            reservations,
+            entered_elsewhere,
+            overlap_checked: self.overlap_checked.contains(pool),
+        };
+        let plan = plan_pool(observed, &reserved, round);
+        for dispute in &plan.disputes {
+            tracing::error!(
+                address = %dispute.address, entry = %dispute.entry, other = %dispute.other,
+                "two living pods hold one address; delete one of them"
+            );
+            self.disputed.push(dispute.address);
+        }
+        plan.steps
+    }
+
+    fn plan_rest(
+        &mut self,
+        owners: &Owners,
+        round: &mut Round<'_>,
+        batch: usize,
+    ) -> Option<Vec<Step>> {
+        let orphans = self.reserved.without_entry().skip(self.planned).take(batch);
+        let orphans: Vec<Reservation> = orphans.collect();
+        self.planned += orphans.len();
+        if orphans.is_empty() {
+            return None;
+        }
+        Some(plan_orphans(&orphans, owners, &self.journalled, round))
+    }
+
+    async fn finish(&mut self, policy: &PodPolicy, first: bool) -> Result<(), SweepError> {
+        if first {
+            let mut all = policy.reported();
+            all.extend(self.disputed.iter().copied());
+            let count = i64::try_from(all.len()).unwrap_or(i64::MAX);
+            policy.metrics.disputes.set(count);
+        }
+        let missing = claim_repair::find(&policy.sticky, &self.claimed, &self.policies).await?;
+        for one in missing {
+            // What another holder has by now stays theirs; what fails is found again by the next sweep.
+            if let Err(error) = claim_repair::enter(&policy.ledger, &one).await {
+                tracing::warn!(?one, %error, "an address that a claim records is not held yet");
+            }
+        }
+        Ok(())
     }
 }
 
-fn held_in(pool: &PoolKey, snapshot: &Snapshot) -> Vec<Held> {
-    let entries = snapshot.pool.records().chain(snapshot.pool.rivals());
-    let held = entries.map(|(address, record)| Held {
-        pool: pool.clone(),
-        address,
-        record: record.clone(),
-        note: Note::default(),
-    });
-    held.collect()
+impl PodPolicy {
+    /// Logs every duplicate, and writes an Event on its pods once for as long as it lasts.
+    async fn report(&self, duplicates: &[Duplicate], owners: &Owners) {
+        let reported = self.set_reported(duplicates.iter().map(|one| one.address).collect());
+        for duplicate in duplicates {
+            tracing::error!(
+                "{duplicate}; delete all but one of these pods, or release the address by hand"
+            );
+            if reported.contains(&duplicate.address) {
+                continue;
+            }
+            for pod in duplicate.pods() {
+                let found = owners.pods.get(&pod).and_then(|state| state.present());
+                let uid = found.and_then(|found| found.uids.first());
+                self.recorder
+                    .duplicate(&pod, uid.map(String::as_str), duplicate)
+                    .await;
+            }
+        }
+    }
 }
 
-/// The node of a pod that was found.
-fn node_of(sight: &Sight) -> Option<String> {
-    match sight {
-        Sight::There(pod) => pod.node.clone(),
-        Sight::Absent => None,
-    }
+async fn reservations(policy: &PodPolicy) -> Result<PackedReservations, LedgerError> {
+    let mut packing = Packing::default();
+    let mut pack = |key: ClaimKey, record| packing.add(&key.name, &record);
+    policy
+        .ledger
+        .visit_claims(ClaimKind::Reservation, &mut pack)
+        .await?;
+    Ok(packing.done())
+}
+
+async fn still_has(
+    policy: &PodPolicy,
+    holder: &Holder,
+    address: Address,
+) -> Result<bool, LedgerError> {
+    Ok(match &holder.place {
+        Place::Pool(pool) => {
+            let now = policy.ledger.peek(pool).await?;
+            let mut holders = now.pool.holders(address);
+            holders.any(|record| record.owner == holder.owner)
+        }
+        Place::Reservation(name) => {
+            let key = ClaimKey::new(ClaimKind::Reservation, name);
+            let now = policy.ledger.claim(&key).await?;
+            now.is_some_and(|record| record.owner == holder.owner)
+        }
+        Place::Pod(_) => true,
+    })
 }

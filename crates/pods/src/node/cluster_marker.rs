@@ -1,8 +1,8 @@
 //! The mark of a node whose pools are in a cluster: a file beside the node's database.
 //!
-//! An agent that was told its cluster leaves it before it serves. Whoever serves a call of this node later and knows no
-//! cluster finds it and refuses: the node's own file has nothing of what the cluster's pools gave, and every node that
-//! served from its own would give the same addresses (I1). Nobody but a person removes it.
+//! An agent with a configured cluster writes it before it serves. A process that serves a call later and knows no
+//! cluster finds it and refuses: the node's own file lacks what was allocated from the cluster's pools, and each node that
+//! served from its own file would allocate the same addresses (I1). Only a person removes it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use berth_cni::{CniError, Code};
 use berth_ledger::{LedgerError, Rejection};
 
 const TEXT: &str = "\
-The pools of this node are in a cluster: an agent that was told which one left this file.
+The pools of this node are in a cluster: an agent that was configured with one wrote this file.
 While it is here, no pod gets an address from the database beside it. Remove it when the node has left its cluster for good.
 ";
 
@@ -62,7 +62,7 @@ impl ClusterMarker {
             Err(error) => Err(CniError::new(
                 Code::TryLater,
                 format!(
-                    "{} can't be looked at, which says whether this node's pools are in a cluster: {error}",
+                    "{} can't be read; it says whether this node's pools are in a cluster: {error}",
                     self.path.display()
                 ),
             )),
@@ -76,7 +76,7 @@ pub(crate) fn elsewhere(sign: &Path) -> CniError {
     CniError::new(
         Code::TryLater,
         format!(
-            "this node's pools are in a cluster ({sign} says so), and nothing tells this call which one it is"
+            "this node's pools are in a cluster ({sign} says so), and no setting of this call names it"
         ),
     )
     .details(format!(
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_marked_until_somebody_removes_the_mark() {
+    fn a_node_is_marked_until_the_mark_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let database = dir.path().join("berth.db");
         let mark = ClusterMarker::beside(&database);

@@ -1,19 +1,18 @@
 //! The garbage collectors of this node: one for every cluster that it keeps pools in.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use berth_kube::Connection;
 use berth_ledger::SharedLedger;
-use berth_ledger::kube::Connection;
+use berth_node::{NodeFile, boot};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, SliceSettings, Slices};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::boot;
-use crate::garbage::{Collector, GarbageMetrics, GarbageSettings};
+use crate::garbage::{GarbageMetrics, GarbageSettings, collector};
 use crate::journal::Journal;
-use crate::policy::Policies;
+use berth_networks::range_policy::Policies;
 
 /// Starts collectors, and stops them with the agent.
 #[derive(Debug, Clone)]
@@ -32,14 +31,13 @@ impl Collectors {
     pub(crate) fn slices(
         &self,
         connection: &Connection,
-        local: SharedLedger,
-        database: PathBuf,
+        file: &NodeFile,
     ) -> (Slices, CancellationToken) {
         let stop = self.stop.child_token();
         let slices = Slices::new(Setup {
             connection: connection.clone(),
-            local,
-            database,
+            local: file.ledger(),
+            database: file.path().to_owned(),
             node: self.node.clone(),
             boot: boot::current(),
             settings: self.slice_settings.clone(),
@@ -74,15 +72,15 @@ impl Collectors {
         journal: Arc<Journal>,
         stop: CancellationToken,
     ) -> DropGuard {
-        let collector = Collector::new(
+        let here = (self.node.as_str(), boot::current());
+        let collector = collector(
             connection,
             ledger,
-            &self.node,
-            boot::current(),
-            self.settings.clone(),
-            self.metrics.clone(),
-        )
-        .with_journal(journal);
+            (here.0, &here.1),
+            Some(journal),
+            &self.settings,
+            &self.metrics,
+        );
         self.tasks
             .spawn(collector.run(stop.clone().cancelled_owned()));
         stop.drop_guard()

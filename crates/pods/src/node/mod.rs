@@ -1,7 +1,6 @@
 //! The pods front as a node runs it: which store keeps a network's pools, the collectors of garbage, readiness, and
 //! `POST /v1/release` on the agent's socket.
 
-mod boot_marker;
 mod cluster_marker;
 mod collectors;
 mod flags;
@@ -31,13 +30,12 @@ pub use flags::{GarbageArgs, PodArgs, PodCallArgs};
 pub use release::{RELEASE_PATH, ReleaseAnswer, ReleaseFailure, ReleaseReason, ReleaseRequest};
 use stores::{Lifetime, NodeStores, Served};
 
-/// The `ipam.type`s of this front: its own, and the one that it takes over.
-pub const PLUGINS: &[&str] = &["berth", "whereabouts"];
+pub use berth_networks::PLUGINS;
 
 /// The pods front, set up.
 #[derive(Debug, Clone, Default)]
 pub struct PodFront {
-    /// Where the flat file is looked for; none for the places that whereabouts has.
+    /// Where the flat file is searched; none for whereabouts' own places.
     pub flat_places: Option<Vec<PathBuf>>,
     /// Below which a network may name files, where nothing says that this node is in a cluster; none for the directories of
     /// CNI configurations.
@@ -79,14 +77,9 @@ impl Front for PodFront {
                 runtime: self.slices.runtime.clone(),
             },
         };
-        let stores = NodeStores::new(
-            node.database.clone(),
-            node.cluster.clone(),
-            lifetime,
-            host.desk_metrics,
-        )
-        .with_clusters(host.clusters)
-        .with_installed(node.installed.clone());
+        let stores = NodeStores::new(host.file, node.cluster.clone(), lifetime, host.desk_metrics)
+            .with_clusters(host.clusters)
+            .with_installed(node.installed.clone());
         let stores = Arc::new(stores);
         if daemon {
             stores.open().await.map_err(Unopened)?;
@@ -130,7 +123,7 @@ impl PodFront {
     }
 }
 
-/// The node's files, where they are looked for.
+/// Where the node's files are searched.
 fn node_files(places: Option<Vec<PathBuf>>, directories: Option<Vec<PathBuf>>) -> NodeFiles {
     let usual = |paths: &[&str]| paths.iter().map(PathBuf::from).collect();
     NodeFiles::new(
@@ -172,7 +165,7 @@ impl Serving for ServingPods {
     }
 
     /// Ready as long as it can allocate something: a node whose slices serve while the API server is away must not be taken
-    /// for one that does not serve. What it can't do, the answer and a metric tell.
+    /// for one that does not serve. The answer and a metric say what it can't do.
     async fn ready(&self) -> Readiness {
         let served = self.stores.ready().await;
         let whole = matches!(served, Ok(Served::Whole));

@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use super::stores::NodeStores;
 use crate::by_hand::{self, Asker, Standing};
-use crate::garbage::witness::{Blind, Witness};
 use crate::{PodError, Store};
+use berth_collector::{QuorumReader, ReadError};
 
 /// Where the route is.
 pub const RELEASE_PATH: &str = "/v1/release";
 
-/// What is to be released.
+/// What to release.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReleaseRequest {
     /// The node that has to do it: an agent of another one declines. Empty: whichever node this is.
@@ -78,8 +78,8 @@ impl From<PodError> for Failed {
     }
 }
 
-impl From<Blind> for Failed {
-    fn from(error: Blind) -> Failed {
+impl From<ReadError> for Failed {
+    fn from(error: ReadError) -> Failed {
         Failed(ReleaseReason::Later, error.to_string())
     }
 }
@@ -123,7 +123,7 @@ async fn serve(stores: &NodeStores, request: &ReleaseRequest) -> Result<PoolKey,
     let Some((store, connection)) = stores.sliced().await else {
         return Err(nowhere());
     };
-    let witness = Witness::new(connection.client, connection.timeout);
+    let reader = QuorumReader::new(connection.client, connection.timeout);
     let pools = stores.slice_pools().await?;
     let ledger = store.ledger();
     let Some(holder) = &request.holder else {
@@ -140,7 +140,7 @@ async fn serve(stores: &NodeStores, request: &ReleaseRequest) -> Result<PoolKey,
     let (pool, held) = held.ok_or_else(nowhere)?;
     if !request.force {
         let asker = Asker::Agent(node);
-        may_be_released(&witness, &held, request.address, asker).await?;
+        may_be_released(&reader, &held, request.address, asker).await?;
     }
     let freed = released(&store, &pool, request, &held).await?;
     match freed {
@@ -150,12 +150,12 @@ async fn serve(stores: &NodeStores, request: &ReleaseRequest) -> Result<PoolKey,
 }
 
 async fn may_be_released(
-    witness: &Witness,
+    reader: &QuorumReader,
     held: &Record,
     address: Address,
     asker: Asker<'_>,
 ) -> Result<(), Failed> {
-    let why = match by_hand::standing(witness, held, asker).await? {
+    let why = match by_hand::standing(reader, held, asker).await? {
         Standing::ByHand | Standing::Gone(_) => return Ok(()),
         Standing::Alive { pod, node } => {
             let node = node.unwrap_or_else(|| "no node yet".to_owned());

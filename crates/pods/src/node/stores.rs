@@ -1,59 +1,56 @@
 //! Which store a network's pools are in.
 //!
-//! An agent that was told its cluster keeps every network's pools there. One that was not follows the node's flat file or, where
+//! An agent with a configured cluster keeps every network's pools there. One without follows the node's flat file or, where
 //! nothing says that the node is in a cluster, the network: the cluster of its kubeconfig
 //! ([`crate::config::NodeFiles`] says which files a network may name). Where neither names one, the node's own SQLite file
 //! is used, unless something says that this node's pools are in a cluster ([`ClusterMarker`], `berth install`): then the call is refused.
 
 use std::collections::HashMap;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
 use berth_front::{Cluster, Clusters};
-use berth_ledger::kube::{Connect, Connection};
-use berth_ledger::{
-    ClaimKey, ClaimKind, KubeLedger, LedgerError, PoolKey, SharedLedger, SqliteLedger,
-};
+use berth_kube::{Connect, Connection};
+use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, PoolKey, SharedLedger};
+use berth_node::{BootMarker, LazyFile, Since, boot};
 use berth_slices::sliced::is_sliced;
 use berth_slices::slices::Setup;
 use berth_slices::{PlainPools, SliceMetrics, SliceSettings, Slices};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OnceCell;
 use tokio_util::sync::DropGuard;
 
-use super::boot_marker::BootMarker;
 use super::cluster_marker::{self, ClusterMarker};
 use super::collectors::Collectors;
-use crate::boot;
 use crate::garbage::reboot;
 use crate::journal::Journal;
-use crate::policy::Policies;
 use crate::sticky::Sticky;
 use crate::{PodError, PodNetwork, Store, Stores};
+use berth_networks::range_policy::Policies;
 
 /// The stores of one node.
 #[derive(Debug)]
 pub(crate) struct NodeStores {
-    database: PathBuf,
+    file: Arc<LazyFile>,
     cluster: Option<Connect>,
-    /// What `berth install` left of its having been told a cluster.
+    /// The file in which `berth install` records that the node belongs to a cluster.
     installed: Option<PathBuf>,
     mark: ClusterMarker,
+    /// The boot in which the node's file was last searched for what a reboot left. It spares a process that serves one
+    /// call that search, and proves nothing: addresses are released by the boots of their records alone (I4).
     boot: BootMarker,
     lifetime: Lifetime,
     metrics: DeskMetrics,
     /// The clusters of this process.
     clusters: Arc<Clusters>,
-    local: OnceCell<SharedLedger>,
     standalone: OnceCell<Arc<Store>>,
     /// One for all clusters: two would meet in their pools, and wait for each other.
     journal: OnceLock<Arc<Journal>>,
-    told: OnceCell<Connected>,
+    configured: OnceCell<Connected>,
     /// Clusters that networks name, by kubeconfig. One store each for as long as this process lives: its client follows the
     /// kubeconfig, and a second store would have the node's slices a second time.
     /// Each is opened by itself: one that hangs delays no other network.
@@ -68,14 +65,14 @@ struct Connected {
     _collector: Option<DropGuard>,
 }
 
-/// How long readiness waits for the API server: well within the patience of whoever probes.
+/// How long readiness waits for the API server: well within the timeout of a readiness probe.
 const READY_LIMIT: Duration = Duration::from_secs(2);
 
 /// What an agent can serve.
 #[derive(Debug)]
 pub(crate) enum Served {
     Whole,
-    /// The API server is away, and so many ranges are given from this node's slices all the same.
+    /// The API server is away; so many ranges are still served from this node's slices.
     Slices {
         ranges: usize,
         why: LedgerError,
@@ -97,24 +94,23 @@ pub(crate) enum Lifetime {
 
 impl NodeStores {
     pub(crate) fn new(
-        database: PathBuf,
+        file: Arc<LazyFile>,
         cluster: Option<Connect>,
         lifetime: Lifetime,
         metrics: DeskMetrics,
     ) -> NodeStores {
         NodeStores {
-            mark: ClusterMarker::beside(&database),
-            boot: BootMarker::beside(&database),
-            database,
+            mark: ClusterMarker::beside(file.path()),
+            boot: BootMarker::beside(file.path()),
+            file,
             cluster,
             installed: None,
             lifetime,
             metrics,
             clusters: Arc::default(),
-            local: OnceCell::new(),
             standalone: OnceCell::new(),
             journal: OnceLock::new(),
-            told: OnceCell::new(),
+            configured: OnceCell::new(),
             named: Mutex::default(),
         }
     }
@@ -137,7 +133,7 @@ impl NodeStores {
     pub(crate) async fn open(&self) -> Result<(), LedgerError> {
         self.sweep().await?;
         if let Some(connect) = &self.cluster {
-            self.told(connect, false).await?;
+            self.configured(connect, false).await?;
             self.mark.leave()?;
         }
         Ok(())
@@ -148,8 +144,8 @@ impl NodeStores {
         if matches!(self.lifetime, Lifetime::Daemon(_)) {
             return;
         }
-        let told = self
-            .told
+        let configured = self
+            .configured
             .get()
             .map(|connected| Arc::clone(&connected.store));
         let named: Vec<Arc<Store>> = {
@@ -159,7 +155,7 @@ impl NodeStores {
                 .map(|connected| Arc::clone(&connected.store))
                 .collect()
         };
-        for store in told.iter().chain(&named) {
+        for store in configured.iter().chain(&named) {
             if let Some(slices) = store.slices()
                 && let Err(error) = slices.flush().await
             {
@@ -168,16 +164,16 @@ impl NodeStores {
         }
     }
 
-    /// What could be given now: a read of the store that matters. Nothing at all is an error.
+    /// What can be served now: reads the store that matters. An error if nothing can.
     pub(crate) async fn ready(&self) -> Result<Served, LedgerError> {
-        let nobody = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
+        let probe = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
         let Some(connect) = &self.cluster else {
-            self.local().await?.claim(&nobody).await?;
+            self.local().await?.claim(&probe).await?;
             return Ok(Served::Whole);
         };
-        let store = self.told(connect, false).await?;
+        let store = self.configured(connect, false).await?;
         let ledger = store.ledger();
-        let asked = tokio::time::timeout(READY_LIMIT, ledger.claim(&nobody));
+        let asked = tokio::time::timeout(READY_LIMIT, ledger.claim(&probe));
         let why = match asked.await {
             Ok(Ok(_)) => return Ok(Served::Whole),
             Ok(Err(error)) => error,
@@ -201,12 +197,12 @@ impl NodeStores {
         }
     }
 
-    /// The store with this node's slices, and how its cluster is reached: the cluster that the agent was told, else the
+    /// The store with this node's slices, and how its cluster is reached: the configured cluster, else the
     /// only one that networks name.
     pub(crate) async fn sliced(&self) -> Option<(Arc<Store>, Connection)> {
         let parts = |one: &Connected| (Arc::clone(&one.store), one.connection.clone());
-        if let Some(told) = self.told.get() {
-            return Some(parts(told));
+        if let Some(configured) = self.configured.get() {
+            return Some(parts(configured));
         }
         let named = self.lock_named();
         let mut all = named.values().filter_map(|cell| cell.get());
@@ -220,23 +216,11 @@ impl NodeStores {
         Ok(pools)
     }
 
-    async fn local(&self) -> Result<&SharedLedger, LedgerError> {
-        let open = async || {
-            if let Some(dir) = self.database.parent() {
-                // On a node where Berth never ran there is none. What can't be made, the ledger complains of.
-                let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-            }
-            SqliteLedger::open(&self.database).map(|ledger| Arc::new(ledger) as SharedLedger)
-        };
-        self.local.get_or_try_init(open).await
+    async fn local(&self) -> Result<SharedLedger, LedgerError> {
+        Ok(self.file.get().await?.ledger())
     }
 
-    /// The node's own file, as others may have to find it.
-    fn file(&self) -> PathBuf {
-        std::path::absolute(&self.database).unwrap_or_else(|_| self.database.clone())
-    }
-
-    /// Whether this node's own file may be given from (I1).
+    /// Whether addresses may be allocated from this node's own file (I1).
     fn is_by_itself(&self) -> Result<(), CniError> {
         match &self.installed {
             Some(installed) => Err(cluster_marker::elsewhere(installed)),
@@ -262,33 +246,40 @@ impl NodeStores {
 
     /// Frees what a reboot has left, before anything is served: a container of this boot may need it.
     async fn sweep(&self) -> Result<(), LedgerError> {
-        let freed = reboot::sweep(self.local().await?, self.boot.name()).await?;
+        let freed = reboot::sweep(&self.local().await?, self.boot.current()).await?;
         if !freed.is_empty() {
             tracing::info!(?freed, "a reboot left these addresses");
         }
-        self.boot.swept();
+        if let Err(error) = self.boot.record() {
+            tracing::warn!(%error, "entries from before a reboot remain; the next call searches for them again");
+        }
         Ok(())
+    }
+
+    /// Whether the file was searched in this boot; a boot without a name leaves nothing.
+    fn is_swept(&self) -> bool {
+        self.boot.current().is_empty() || self.boot.since() == Since::SameBoot
     }
 
     async fn standalone(&self) -> Result<Arc<Store>, LedgerError> {
         let open = async || {
-            let ledger = SharedLedger::clone(self.local().await?);
+            let ledger = self.local().await?;
             // An agent has done it at its start.
             if matches!(self.lifetime, Lifetime::Call { .. })
-                && !self.boot.is_swept()
+                && !self.is_swept()
                 && let Err(error) = self.sweep().await
             {
-                // What one pool still holds in vain is no reason to refuse an address of another.
-                tracing::warn!(%error, "what a reboot left is looked for again by the next call");
+                // A leftover in one pool is no reason to refuse an address of another.
+                tracing::warn!(%error, "entries from before a reboot remain; the next call searches for them again");
             }
             Ok(Arc::new(Store::standalone(ledger, self.metrics.clone())))
         };
         self.standalone.get_or_try_init(open).await.cloned()
     }
 
-    async fn told(&self, connect: &Connect, sliced: bool) -> Result<Arc<Store>, LedgerError> {
+    async fn configured(&self, connect: &Connect, sliced: bool) -> Result<Arc<Store>, LedgerError> {
         let open = async || self.connect(connect, sliced).await;
-        let connected = self.told.get_or_try_init(open).await?;
+        let connected = self.configured.get_or_try_init(open).await?;
         Ok(Arc::clone(&connected.store))
     }
 
@@ -307,7 +298,7 @@ impl NodeStores {
     }
 
     fn lock_named(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<OnceCell<Connected>>>> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+        self.named.lock()
     }
 
     /// Whether something but a network says that this node's pools are in a cluster.
@@ -315,16 +306,18 @@ impl NodeStores {
         self.cluster.is_some() || self.is_by_itself().is_err()
     }
 
-    /// The node's journal, which every process of the node writes: the agent collects what a call without it was given.
+    /// The node's journal, which every process of the node writes: the agent collects what a call without it allocated.
     async fn journal(&self) -> Result<Arc<Journal>, LedgerError> {
-        let local = self.local().await?;
-        let open = || Arc::new(Journal::new(SharedLedger::clone(local)));
+        let file = self.file.get().await?;
+        let open = || Arc::new(Journal::new(file));
         Ok(Arc::clone(self.journal.get_or_init(open)))
     }
 
     /// A cluster's store. A process that serves one call has the node's slices only if the call is about them.
     async fn connect(&self, connect: &Connect, sliced: bool) -> Result<Connected, LedgerError> {
-        let Cluster { connection, leader } = self.clusters.open(connect).await?;
+        let Cluster {
+            connection, leader, ..
+        } = self.clusters.open(connect).await?;
         let kept = connection.clone();
         let metrics = self.metrics.clone();
         let sticky = Sticky::new(connection.client.clone(), connection.timeout);
@@ -339,7 +332,7 @@ impl NodeStores {
                     .with_plain_pools(plain);
                 // Where no agent ever made the file, a call makes none either: its entries name no node, and are judged by
                 // their pods alone.
-                if self.database.exists() {
+                if self.file.exists() {
                     match self.journal().await {
                         Ok(journal) => store = store.with_journal(journal),
                         // The pool alone decides what is allocated.
@@ -362,8 +355,8 @@ impl NodeStores {
                 let policies = policies_once(&connection).await;
                 let slices = Slices::new(Setup {
                     connection,
-                    local: SharedLedger::clone(self.local().await?),
-                    database: self.file(),
+                    local: self.local().await?,
+                    database: self.file.get().await?.path().to_owned(),
                     node: node.clone(),
                     boot: boot::current(),
                     settings: SliceSettings {
@@ -389,10 +382,8 @@ impl NodeStores {
                 }
             }
             Lifetime::Daemon(collectors) => {
-                let local = self.local().await?;
                 let journal = self.journal().await?;
-                let (slices, guard) =
-                    collectors.slices(&connection, SharedLedger::clone(local), self.file());
+                let (slices, guard) = collectors.slices(&connection, self.file.get().await?);
                 slices.open().await?;
                 let policies = collectors.policies(&connection, &guard);
                 let store = match leader {
@@ -416,7 +407,7 @@ impl NodeStores {
     }
 }
 
-/// The cluster's policy of ranges as it is now. A cluster that does not answer gives nothing anyway.
+/// The cluster's policy of ranges as it is now. A cluster that does not answer serves nothing anyway.
 async fn policies_once(connection: &Connection) -> Arc<Policies> {
     let policies = Policies::new(connection);
     if let Err(why) = policies.read().await {
@@ -432,7 +423,7 @@ impl Stores for NodeStores {
         let store = match (&self.cluster, &network.kubeconfig) {
             (Some(connect), _) => {
                 self.needs_name(sliced)?;
-                self.told(connect, sliced).await
+                self.configured(connect, sliced).await
             }
             (None, Some(kubeconfig)) => {
                 self.needs_name(sliced)?;
@@ -469,7 +460,8 @@ mod tests {
             result_caches: Vec::new(),
             runtime: None,
         };
-        NodeStores::new(database.to_owned(), None, call, DeskMetrics::default())
+        let file = Arc::new(LazyFile::new(database));
+        NodeStores::new(file, None, call, DeskMetrics::default())
     }
 
     fn mk_network(ipam: Value) -> PodNetwork {
@@ -505,7 +497,7 @@ mod tests {
 
     /// Two would each have the node's slices, and a lock of its own around them (I1, I8).
     #[tokio::test]
-    async fn a_kubeconfig_that_is_written_anew_leads_to_the_same_store() {
+    async fn a_rewritten_kubeconfig_leads_to_the_same_store() {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = dir.path().join("kubeconfig");
         fs::write(&kubeconfig, KUBECONFIG).unwrap();

@@ -1,8 +1,8 @@
 //! ADD with an IPAMClaim: the claim's addresses, and no others, once it has some.
 //!
 //! ```text
-//!   the claim has addresses -> take them over from the claim's last pod -> give exactly these
-//!   it has none yet         -> give as ever -> record them in the claim, unless somebody was quicker
+//!   the claim has addresses -> take them over from the claim's last pod -> allocate exactly these
+//!   it has none yet         -> allocate any      -> record them in the claim, unless another pod was faster
 //! ```
 //! A claim's addresses are never changed: two pods that meet at a claim without any both get one set, the loser after a
 //! repeat. An address of the claim is taken from its holder only if that is the claim's last pod (a VM that
@@ -15,14 +15,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::claim::{Claim, path, reference};
-use super::{Blind, Sticky};
+use super::{ReadError, Sticky};
 use crate::attachment::Attachment;
 use crate::config::PodNetwork;
 use crate::error::PodError;
-use crate::garbage::facts::{Phase, PodRef, Sight};
 use crate::layout::Layout;
 use crate::reserve::Reservations;
 use crate::store::Store;
+use berth_collector::observed::{Phase, PodRef, PodState};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
@@ -60,9 +60,9 @@ pub async fn adopt(
         return Ok(None);
     };
     let claims = path(&pod.namespace);
-    let found: Option<Claim> = sticky.witness.get(&claims, "ipamclaims", &name).await?;
+    let found: Option<Claim> = sticky.reader.get(&claims, "ipamclaims", &name).await?;
     let Some(claim) = found else {
-        // It may be made a moment after the pod: the runtime comes back.
+        // It may be created a moment after the pod: the runtime retries.
         return Err(PodError::Sticky(format!(
             "IPAMClaim {}/{name}, which the pod refers to, does not exist",
             pod.namespace
@@ -80,20 +80,20 @@ pub async fn adopt(
     Ok(Some(Adoption { claim, pod }))
 }
 
-/// Records what was given in a claim that had nothing, and which pod uses it.
+/// Records what was allocated in a claim that had nothing, and which pod uses it.
 pub async fn settle(
     sticky: &Sticky,
     adoption: &Adoption,
-    given: &[String],
+    allocated: &[String],
 ) -> Result<(), PodError> {
     let claim = &adoption.claim;
     let mut status = json!({ "ownerPod": { "name": adoption.pod.name } });
     if claim.status.ips.is_empty() {
-        status["ips"] = json!(given);
+        status["ips"] = json!(allocated);
     } else if claim.owner_pod() == Some(&adoption.pod.name) {
         return Ok(());
     }
-    // Exactly the claim that was read: nobody's addresses are overwritten.
+    // Exactly the claim that was read: another pod's addresses are never overwritten.
     let patch: Value = json!({
         "metadata": { "resourceVersion": claim.metadata.resource_version },
         "status": status,
@@ -102,9 +102,9 @@ pub async fn settle(
 }
 
 impl Sticky {
-    async fn reference(&self, pod: &PodRef, ifname: &str) -> Result<Option<String>, Blind> {
+    async fn reference(&self, pod: &PodRef, ifname: &str) -> Result<Option<String>, ReadError> {
         let path = format!("/api/v1/namespaces/{}/pods", pod.namespace);
-        let found: Option<Annotated> = self.witness.get(&path, "pods", &pod.name).await?;
+        let found: Option<Annotated> = self.reader.get(&path, "pods", &pod.name).await?;
         let annotation = found.and_then(|pod| pod.metadata.annotations.get(NETWORKS).cloned());
         Ok(annotation.and_then(|annotation| reference(&annotation, ifname)))
     }
@@ -128,7 +128,7 @@ impl Sticky {
     }
 }
 
-/// Has the range of an address give that address.
+/// Makes the range of an address allocate that address.
 fn narrow(network: &mut PodNetwork, claim: &str, address: Address) -> Result<(), PodError> {
     let mut of_address = network
         .ranges
@@ -156,7 +156,7 @@ async fn take_over(
     claim: &Claim,
     record: &Record,
 ) -> Result<(), PodError> {
-    let now = store.look(pool).await?;
+    let now = store.load(pool).await?;
     let Some(holder) = now.pool.get(address).cloned() else {
         return Ok(());
     };
@@ -170,33 +170,33 @@ async fn take_over(
                 ),
             });
         }
-        let reown = Request::Reown {
+        let transfer = Request::Transfer {
             address,
             expected: holder,
             record: record.clone(),
         };
-        if store.ask(pool, reown).await? != Answer::Reowned {
-            // Somebody was quicker: the claim that follows says who.
+        if store.ask(pool, transfer).await? != Answer::Transferred {
+            // Another pod was faster: the claim that follows names it.
             return Ok(());
         }
     }
     if !network.overlap_checks {
         return Ok(());
     }
-    // Passed on, never ended and made again: the pod before may still use the address. It is also what a call that was
-    // cut short after the entry has left to do.
+    // Transferred, never ended and created again: the former pod may still use the address. A call that was cut short
+    // after the entry also has this left to do.
     let reservations = Reservations::of(store, &network.network_name);
     if let Some(held) = reservations.holder(address).await?
         && held.owner != record.owner
         && may_take(sticky, claim, &held).await?
     {
-        reservations.pass(address, &held, record).await?;
+        reservations.transfer(address, &held, record).await?;
     }
     Ok(())
 }
 
 /// Whether the claim's new pod may have what `holder` has: that is its last pod, or gone.
-async fn may_take(sticky: &Sticky, claim: &Claim, holder: &Record) -> Result<bool, Blind> {
+async fn may_take(sticky: &Sticky, claim: &Claim, holder: &Record) -> Result<bool, ReadError> {
     let subject = &holder.owner.subject;
     let last = claim
         .owner_pod()
@@ -204,12 +204,12 @@ async fn may_take(sticky: &Sticky, claim: &Claim, holder: &Record) -> Result<boo
     Ok(last.as_ref() == Some(subject) || is_gone(sticky, subject).await?)
 }
 
-async fn is_gone(sticky: &Sticky, subject: &str) -> Result<bool, Blind> {
+async fn is_gone(sticky: &Sticky, subject: &str) -> Result<bool, ReadError> {
     let Some(pod) = PodRef::parse(subject) else {
         return Ok(false);
     };
-    Ok(match sticky.witness.pod(&pod).await? {
-        Sight::Absent => true,
-        Sight::There(pod) => pod.phase != Phase::Open,
+    Ok(match sticky.reader.pod(&pod).await? {
+        PodState::Absent => true,
+        PodState::Present(pod) => pod.phase != Phase::Open,
     })
 }

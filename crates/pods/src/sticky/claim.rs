@@ -75,16 +75,16 @@ impl Claim {
         &self.spec.interface
     }
 
-    /// Whether it keeps an address that a pod has in a network of these names. Other networks may give the same address:
+    /// Whether it keeps an address that a pod has in a network of these names. Other networks may allocate the same address:
     /// theirs is not this claim's. `spec.network` is the name in the network's configuration (KubeVirt writes that one); people
-    /// write the definition's too, which not everybody who asks knows, so a claim that names the pod as its own keeps as well.
+    /// write the definition's too, which not every caller knows, so a claim that names the pod as its own keeps as well.
     pub fn keeps(&self, names: &[&str], pod: &str, address: Address) -> bool {
         let of_network = self.network().is_empty() || names.contains(&self.network());
         let mut addresses = self.addresses();
         (of_network || self.owner_pod() == Some(pod)) && addresses.any(|own| own == address)
     }
 
-    /// Who holds its addresses: the pod that used them last, or the claim itself before there was one.
+    /// The holder of its addresses: the pod that used them last, or the claim itself before there was one.
     pub fn holder(&self) -> String {
         let pod = self.owner_pod().unwrap_or(&self.metadata.name);
         format!("{}/{pod}", self.metadata.namespace)

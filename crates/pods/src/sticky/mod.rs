@@ -1,7 +1,7 @@
 //! Addresses that outlive their pod: those of a StatefulSet's pods, by name, and those that an IPAMClaim records.
 //!
 //! Nothing special is stored for them: the pool's entry stays, under the name of the last pod, and the next one takes it
-//! over. So whereabouts, which knows neither, sees an entry like any other. What is special is who asks before freeing:
+//! over. So whereabouts, which knows neither, sees an entry like any other. What differs is that these ask before they release:
 //! DEL, CNI GC and the collector.
 //!
 //! | kind | while | switched on by |
@@ -25,14 +25,14 @@ pub use claim::Claim;
 pub use set::StatefulSet;
 
 use crate::config::Settings;
-use crate::garbage::facts::PodRef;
-use crate::garbage::witness::{Blind, Witness};
+use berth_collector::observed::PodRef;
+use berth_collector::{QuorumReader, ReadError};
 
-/// Asks the API server who keeps an address.
+/// Asks the API server whether an address is kept.
 #[derive(Clone)]
 pub struct Sticky {
     client: Client,
-    pub(crate) witness: Witness,
+    pub(crate) reader: QuorumReader,
     timeout: Duration,
 }
 
@@ -42,30 +42,30 @@ impl fmt::Debug for Sticky {
     }
 }
 
-/// What a network wants kept.
+/// Which addresses of a network outlive their pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Retention {
     pub statefulsets: bool,
     pub claims: bool,
 }
 
-impl Wishes {
+impl Retention {
     pub fn any(self) -> bool {
         self.statefulsets || self.claims
     }
 
     #[must_use]
-    pub fn or(self, other: Wishes) -> Wishes {
-        Wishes {
+    pub fn or(self, other: Retention) -> Retention {
+        Retention {
             statefulsets: self.statefulsets || other.statefulsets,
             claims: self.claims || other.claims,
         }
     }
 }
 
-impl From<&Settings> for Wishes {
-    fn from(settings: &Settings) -> Wishes {
-        Wishes {
+impl From<&Settings> for Retention {
+    fn from(settings: &Settings) -> Retention {
+        Retention {
             statefulsets: settings.sticky_statefulset,
             claims: settings.persistent_ips,
         }
@@ -75,7 +75,7 @@ impl From<&Settings> for Wishes {
 impl Sticky {
     pub fn new(client: Client, timeout: Duration) -> Sticky {
         Sticky {
-            witness: Witness::new(client.clone(), timeout),
+            reader: QuorumReader::new(client.clone(), timeout),
             client,
             timeout,
         }
@@ -85,15 +85,15 @@ impl Sticky {
     /// that the pod has it in.
     pub async fn keeps(
         &self,
-        wishes: Wishes,
+        retention: Retention,
         names: &[&str],
         pod: &PodRef,
         address: Address,
-    ) -> Result<bool, Blind> {
-        if wishes.statefulsets && self.set_wants(pod).await? {
+    ) -> Result<bool, ReadError> {
+        if retention.statefulsets && self.set_wants(pod).await? {
             return Ok(true);
         }
-        if !wishes.claims {
+        if !retention.claims {
             return Ok(false);
         }
         let claims = self.list(&claim::path(&pod.namespace)).await?;
@@ -102,28 +102,28 @@ impl Sticky {
             .any(|claim| claim.keeps(names, &pod.name, address)))
     }
 
-    /// Whether a StatefulSet will make the pod again.
-    pub async fn set_wants(&self, pod: &PodRef) -> Result<bool, Blind> {
+    /// Whether a StatefulSet will create the pod again.
+    pub async fn set_wants(&self, pod: &PodRef) -> Result<bool, ReadError> {
         let Some((set, ordinal)) = set::parse(&pod.name) else {
             return Ok(false);
         };
         let path = format!("/apis/apps/v1/namespaces/{}/statefulsets", pod.namespace);
-        let found: Option<StatefulSet> = self.witness.get(&path, "statefulsets", set).await?;
+        let found: Option<StatefulSet> = self.reader.get(&path, "statefulsets", set).await?;
         Ok(found.is_some_and(|set| set.wants(ordinal)))
     }
 
     /// The claims of all namespaces.
-    pub async fn all_claims(&self) -> Result<Vec<Claim>, Blind> {
+    pub async fn all_claims(&self) -> Result<Vec<Claim>, ReadError> {
         self.list(claim::ALL).await
     }
 
     /// A cluster without the kind has none.
-    async fn list(&self, path: &str) -> Result<Vec<Claim>, Blind> {
+    async fn list(&self, path: &str) -> Result<Vec<Claim>, ReadError> {
         let mut claims = Vec::new();
         let keep = |claim: Claim| claims.push(claim);
-        let listed = self.witness.reduce(path, ListParams::default(), keep);
+        let listed = self.reader.reduce(path, ListParams::default(), keep);
         match listed.await {
-            Err(blind) if blind.code == Some(404) => Ok(Vec::new()),
+            Err(error) if error.code == Some(404) => Ok(Vec::new()),
             listed => listed.map(|()| claims),
         }
     }

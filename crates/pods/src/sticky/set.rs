@@ -1,4 +1,4 @@
-//! A StatefulSet, as far as it says which pods it will make again.
+//! A StatefulSet, as far as it says which pods it will create again.
 
 use serde::Deserialize;
 

@@ -1,8 +1,5 @@
 //! What happens while nobody collects: it is found by whoever is back.
 
-use std::sync::Arc;
-
-use berth_ledger::MemoryLedger;
 use serde_json::{Value, json};
 
 use crate::world::{POOL, World};
@@ -32,7 +29,7 @@ async fn kube_ovn_4304_a_static_address_waits_for_the_end_of_its_last_pod() {
         "cniVersion": "1.0.0", "name": "fixed", "type": "macvlan",
         "ipam": { "type": "whereabouts", "addresses": [{ "address": "10.0.0.5/24" }] },
     });
-    let local = Arc::new(MemoryLedger::new());
+    let local = world.node_file().await;
     let before = world.agent_in("n1", "this-boot", local.clone()).await;
     let uid = world.run_pod(&before, "first").await;
     before.add_to(&world, &fixed, "first", &uid, "c1").await;

@@ -1,9 +1,6 @@
 //! A forced deletion removes the pod object at once, whatever runs: the address stays until its node has released it, or is
 //! lost.
 
-use std::sync::Arc;
-
-use berth_ledger::MemoryLedger;
 use kube::Api;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
@@ -93,7 +90,7 @@ async fn berth_15_24_a_forced_deletion_frees_the_address_once_the_node_is_lost()
 async fn berth_15_24_a_forced_deletion_frees_nothing_in_a_large_pool_before_the_node_is_lost() {
     let world = World::new("forced-large").await;
     let sweeper = world.agent("n2").await;
-    let local = Arc::new(MemoryLedger::new());
+    let local = world.node_file().await;
     let one = world.agent_within("n1", "this-boot", local, 2400).await;
     for pod in ["a", "b", "forced"] {
         run(&world, &one, pod).await;
@@ -145,7 +142,7 @@ async fn berth_15_24_a_forced_deletion_ends_no_reservation_of_a_node_that_may_ru
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_starts_again_frees_what_stopped_meanwhile() {
     let world = World::new("forced-again").await;
-    let local = Arc::new(MemoryLedger::new());
+    let local = world.node_file().await;
     let before = world.agent_in("n1", "this-boot", local.clone()).await;
     for pod in ["runs", "stopped"] {
         run(&world, &before, pod).await;

@@ -11,10 +11,8 @@ mod forced;
 mod sticky;
 mod world;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use berth_ledger::MemoryLedger;
 use berth_testkit::{Cluster, Part};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -296,7 +294,7 @@ async fn a_node_that_was_registered_anew_keeps_its_pods_addresses() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reboot_frees_what_the_old_boot_left_but_not_of_pods_that_live() {
     let world = World::new("reboot").await;
-    let local = Arc::new(MemoryLedger::new());
+    let local = world.node_file().await;
     let before = world.agent_in("n1", "old-boot", local.clone()).await;
     for pod in ["gone", "lives"] {
         let uid = world.run_pod(&before, pod).await;

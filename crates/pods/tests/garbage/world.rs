@@ -5,19 +5,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPPool, IPPoolSpec, OverlappingRangeIPReservation};
-use berth_cni::Environment;
-use berth_cni::wire::Request;
 use berth_desk::DeskMetrics;
-use berth_ledger::kube::{Connect, Connection, ETCD_REQUEST_LIMIT};
-use berth_ledger::{KubeLedger, MemoryLedger, SharedLedger};
-use berth_pods::garbage::{Collector, GarbageMetrics, GarbageSettings, Patience};
+use berth_kube::{Connect, Connection};
+use berth_ledger::kube::ETCD_REQUEST_LIMIT;
+use berth_ledger::{KubeLedger, SharedLedger};
+use berth_node::NodeFile;
+use berth_pods::garbage::{GarbageMetrics, GarbageSettings, GracePeriods, collector};
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{Front, Store};
-use berth_testkit::{Agents, Cluster, Served};
+use berth_testkit::{Agents, Cluster, InProcess, PodCall};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
@@ -42,6 +43,8 @@ pub struct World {
     agents: Agents,
     /// Where the network namespaces of containers would be.
     netns: TempDir,
+    /// The nodes' own files.
+    files: TempDir,
 }
 
 /// A node's agent, as far as it matters here.
@@ -55,7 +58,7 @@ pub struct Agent {
 
 /// A collector at work; it stops when told.
 pub struct Running {
-    collector: Served,
+    collector: InProcess,
     registry: Registry,
 }
 
@@ -83,6 +86,7 @@ impl World {
             agents: cluster.agents(&namespace).await.unwrap(),
             namespace,
             netns: tempfile::tempdir().unwrap(),
+            files: tempfile::tempdir().unwrap(),
         }
     }
 
@@ -95,13 +99,21 @@ impl World {
         std::fs::remove_file(self.netns.path().join(container)).unwrap();
     }
 
+    /// A node's own file, which is new.
+    pub async fn node_file(&self) -> NodeFile {
+        static FILES: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("{}.db", FILES.fetch_add(1, Ordering::Relaxed));
+        let path = self.files.path().join(name);
+        NodeFile::open(&path).await.unwrap()
+    }
+
     /// An agent on a node of its own, which is made.
     pub async fn agent(&self, name: &str) -> Agent {
-        self.agent_in(name, "this-boot", Arc::new(MemoryLedger::new()))
+        self.agent_in(name, "this-boot", self.node_file().await)
             .await
     }
 
-    pub async fn agent_in(&self, name: &str, boot: &str, local: SharedLedger) -> Agent {
+    pub async fn agent_in(&self, name: &str, boot: &str, local: NodeFile) -> Agent {
         self.agent_within(name, boot, local, ETCD_REQUEST_LIMIT)
             .await
     }
@@ -111,7 +123,7 @@ impl World {
         &self,
         name: &str,
         boot: &str,
-        local: SharedLedger,
+        local: NodeFile,
         limit: usize,
     ) -> Agent {
         let node = format!("{name}-{}", self.namespace);
@@ -125,7 +137,7 @@ impl World {
         let connection = connect.open().await.unwrap();
         let ledger = KubeLedger::new(connection.clone()).with_limit(limit);
         let ledger: SharedLedger = Arc::new(ledger);
-        let journal = Arc::new(Journal::new(local));
+        let journal = Arc::new(Journal::new(&local));
         let store = Store::cluster(SharedLedger::clone(&ledger), DeskMetrics::default())
             .with_journal(Arc::clone(&journal))
             .with_sticky(Sticky::new(connection.client.clone(), connection.timeout));
@@ -398,19 +410,17 @@ impl Agent {
         uid: &str,
         container: &str,
     ) -> berth_cni::wire::Answer {
-        let environment = Environment {
-            command: command.to_owned(),
-            container_id: container.to_owned(),
-            netns: world.netns.path().join(container).display().to_string(),
-            ifname: "net1".to_owned(),
-            args: format!(
-                "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={pod};K8S_POD_UID={uid}",
-                world.namespace
-            ),
-            path: "/opt/cni/bin".to_owned(),
-        };
-        let request = Request::new("whereabouts", environment, network.to_string());
-        self.front.answer(&request).await
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={pod};K8S_POD_UID={uid}",
+            world.namespace
+        );
+        let call = PodCall::new("whereabouts", command, pod)
+            .of_container(container)
+            .in_netns(&world.netns.path().join(container))
+            .with_args(&args);
+        self.front
+            .answer(&call.request_of(&network.to_string()))
+            .await
     }
 
     pub async fn journalled(&self) -> usize {
@@ -433,9 +443,9 @@ impl Agent {
 
     fn start(&self, boot: &str, with_journal: bool) -> Running {
         let settings = GarbageSettings {
-            patience: Patience {
-                grace: GRACE,
-                node_grace: NODE_GRACE,
+            grace: GracePeriods {
+                pod: GRACE,
+                node: NODE_GRACE,
             },
             interval: INTERVAL,
             flat_places: Vec::new(),
@@ -443,19 +453,16 @@ impl Agent {
         let metrics = GarbageMetrics::default();
         let mut registry = Registry::default();
         metrics.register(&mut registry);
-        let mut collector = Collector::new(
+        let collector = collector(
             self.connection.clone(),
             SharedLedger::clone(&self.ledger),
-            &self.node,
-            boot,
-            settings,
-            metrics,
+            (&self.node, boot),
+            with_journal.then(|| Arc::clone(&self.journal)),
+            &settings,
+            &metrics,
         );
-        if with_journal {
-            collector = collector.with_journal(Arc::clone(&self.journal));
-        }
         Running {
-            collector: Served::start(|told| collector.run(told)),
+            collector: InProcess::start(|told| collector.run(told)),
             registry,
         }
     }

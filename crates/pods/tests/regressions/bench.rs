@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use berth_cni::Environment;
-use berth_cni::wire::{Answer, Request};
+use berth_cni::wire::Answer;
 use berth_desk::DeskMetrics;
 use berth_ledger::{ClaimKind, MemoryLedger, SharedLedger};
 use berth_pods::{Front, Store};
+use berth_testkit::PodCall;
 use serde_json::{Value, json};
 
 pub struct Bench {
@@ -47,17 +47,8 @@ impl Bench {
         let mut ipam = ipam;
         ipam["type"] = json!("whereabouts");
         let conf = json!({"cniVersion": "1.0.0", "name": "net", "type": "macvlan", "ipam": ipam});
-        let environment = Environment {
-            command: verb.into(),
-            container_id: container.into(),
-            netns: "/var/run/netns/x".into(),
-            ifname: "net1".into(),
-            args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}"),
-            path: "/opt/cni/bin".into(),
-        };
-        self.front
-            .answer(&Request::new("whereabouts", environment, conf.to_string()))
-            .await
+        let call = PodCall::new("whereabouts", verb, pod).of_container(container);
+        self.front.answer(&call.request_of(&conf.to_string())).await
     }
 
     pub async fn add(&self, pod: &str, ipam: Value) -> Answer {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Layer, Ledger, LedgerError, PoolKey, SharedLedger, Version};
+use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Version};
 use tokio::sync::Barrier;
 
 /// Nobody's first write of a pool is made before everybody has planned one: each has the pool as it was before all of them.
@@ -32,11 +32,12 @@ impl Layer for Together {
         &*self.below
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         let less = |left: usize| left.checked_sub(1);
         let first = self
@@ -45,7 +46,7 @@ impl Layer for Together {
         if first.is_ok() {
             self.all.wait().await;
         }
-        self.below.commit(pool, base, changes).await
+        self.below.commit_guarded(pool, base, changes, guard).await
     }
 }
 
@@ -71,11 +72,12 @@ impl Layer for Slower {
         &*self.below
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         {
             let mut left = self.left.lock().unwrap();
@@ -87,6 +89,6 @@ impl Layer for Slower {
                 });
             }
         }
-        self.below.commit(pool, base, changes).await
+        self.below.commit_guarded(pool, base, changes, guard).await
     }
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use berth_core::{Change, Record};
 use berth_ledger::{
-    ClaimKey, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Rejection, Snapshot, Version,
+    ClaimKey, Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Rejection, Snapshot,
+    Version,
 };
 
 #[derive(Debug)]
@@ -63,15 +64,16 @@ impl Layer for Faulty {
         self.inner.load(pool).await
     }
 
-    async fn commit(
+    async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         let claims = changes
             .iter()
-            .any(|change| matches!(change, Change::Claim { .. }));
+            .any(|change| matches!(change, Change::Allocate { .. }));
         if claims && self.full.load(Ordering::SeqCst) {
             return Err(LedgerError::Full {
                 target: pool.to_string(),
@@ -80,7 +82,7 @@ impl Layer for Faulty {
                 hint: "told to fail".into(),
             });
         }
-        self.inner.commit(pool, base, changes).await
+        self.inner.commit_guarded(pool, base, changes, guard).await
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {

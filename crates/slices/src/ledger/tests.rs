@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Address, Change, Handle, Owner, Prefix, Record};
-use berth_ledger::kube::Connection;
+use berth_kube::Connection;
 use berth_ledger::{
     Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, SqliteLedger, Version,
 };
@@ -65,22 +65,12 @@ impl Layer for File {
         &self.below
     }
 
-    async fn commit(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Version, LedgerError> {
-        self.step_aside(pool).await;
-        self.below.commit(pool, base, changes).await
-    }
-
     async fn commit_guarded(
         &self,
         pool: &PoolKey,
         base: &Version,
         changes: &[Change],
-        guard: &Guard,
+        guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         self.step_aside(pool).await;
         self.below.commit_guarded(pool, base, changes, guard).await
@@ -195,7 +185,7 @@ async fn give(
 ) -> Result<Version, LedgerError> {
     let base = ledger.load(&key).await?.version;
     let record = Record::new(Owner::new("ns/p", "net1"), Handle::new("c"));
-    let changes = [Change::Claim { address, record }];
+    let changes = [Change::Allocate { address, record }];
     ledger.commit(&key, &base, &changes).await
 }
 

@@ -9,7 +9,7 @@ use super::Options;
 use crate::pki::{Authority, Identity};
 use crate::process::{Process, guarded_in};
 
-/// What both starts of a part have in common: a restart finds the same ports, certificates and data.
+/// What both starts of a part have in common: a restart uses the same ports, certificates and data.
 pub(super) struct Plan {
     pub etcd_port: u16,
     pub peer_port: u16,
@@ -74,9 +74,9 @@ pub(super) fn apiserver(
         ("etcd-keyfile", key.clone()),
         ("bind-address", "127.0.0.1".into()),
         ("secure-port", plan.port.to_string()),
-        // Without it the server looks for a default route, which a namespace may not have.
+        // Without it the server searches a default route, which a namespace may not have.
         ("advertise-address", "127.0.0.1".into()),
-        // It would try to publish that loopback address, and log its refusal for ever.
+        // It would try to publish that loopback address and log the refusal forever.
         ("endpoint-reconciler-type", "none".into()),
         ("tls-cert-file", certificate),
         ("tls-private-key-file", key),

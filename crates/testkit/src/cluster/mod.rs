@@ -1,19 +1,20 @@
-//! etcd and kube-apiserver, real, on loopback: started, waited for, hurt, restarted, always stopped.
+//! A real etcd and kube-apiserver on loopback: started, waited for, killed, paused, restarted, always stopped.
 //!
-//! There is no controller manager here: no garbage collection, a deleted namespace stays in Terminating,
-//! and so the admission of service accounts is off (pods need none). A whole [`crate::Node`] has all that.
+//! There is no controller manager here unless a test starts its garbage collector ([`Cluster::garbage_collector`]): a
+//! deleted namespace stays in Terminating, and so the admission of service accounts is off (pods need none). A whole
+//! [`crate::Node`] has all that.
 
 mod launch;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use berth_parts::Parts;
 use kube::api::GetParams;
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
@@ -25,20 +26,20 @@ use crate::process::Process;
 use crate::scratch::Scratch;
 use launch::Plan;
 
-/// Generous: two cores may be building, and several clusters starting at once.
+/// Generous: other builds and clusters may run on the same two cores.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the API server gives the service `kubernetes`, and pods find it by: the first address of the services' range.
+/// The address of the service `kubernetes`: the first of the services' range.
 pub(crate) const SERVICE: &str = "10.96.0.1";
 
-/// The processes that a test may hurt.
+/// The processes that a test may kill or pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     Etcd,
     ApiServer,
 }
 
-/// How a cluster differs from the usual one.
+/// How a cluster differs from the default.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Further arguments of kube-apiserver, such as `--max-requests-inflight=10`.
@@ -47,7 +48,7 @@ pub struct Options {
     pub feature_gates: Vec<(String, bool)>,
     /// etcd without fsync: faster, and nothing is durable. For tests that measure neither.
     pub unsafe_no_fsync: bool,
-    /// Pods need a service account, as in a real cluster; something must then make `default` ones.
+    /// Pods need a service account, as in a real cluster; something must then create the `default` ones.
     pub service_account_admission: bool,
     /// A network namespace to run in, on its loopback. The API server is then at the same port of the
     /// test's own loopback too.
@@ -63,12 +64,12 @@ pub struct Cluster {
     options: Options,
     plan: Plan,
     counter: AtomicU32,
-    /// The policies on agents are in force.
+    /// Whether the policies on agents are in force.
     pub(crate) policed: OnceCell<()>,
-    /// The same of the policies that ship with the controller.
+    /// The same for the policies that ship with the controller.
     pub(crate) controlled: OnceCell<()>,
     _forward: Option<Forward>,
-    // Last: the directory goes when the processes that write to it are gone.
+    // Last: the directory is removed after the processes that write to it.
     scratch: Scratch,
 }
 
@@ -82,11 +83,10 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The cluster that all tests of this process share. It is started by the first who asks and ends with
-    /// the process.
+    /// The cluster that all tests of this process share. The first caller starts it, and it ends with the process.
     ///
     /// # Panics
-    /// When it cannot start: there is no test without it.
+    /// If it can't start: no test works without it.
     #[allow(clippy::panic)]
     pub async fn shared() -> &'static Cluster {
         static SHARED: OnceCell<Cluster> = OnceCell::const_new();
@@ -96,7 +96,7 @@ impl Cluster {
         }
     }
 
-    /// A cluster of the caller's own, stopped when it is dropped.
+    /// A separate cluster for the caller, stopped on drop.
     pub async fn start() -> Result<Cluster> {
         Cluster::start_with(Options::default()).await
     }
@@ -106,7 +106,7 @@ impl Cluster {
         let mut attempt = 1;
         loop {
             match Cluster::attempt(parts.clone(), options.clone()).await {
-                // Free ports are only free until somebody takes them.
+                // A free port may be taken by another process meanwhile.
                 Err(error)
                     if attempt < 3 && format!("{error:?}").contains("address already in use") =>
                 {
@@ -173,15 +173,15 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Returns when the API server answers readyz and has made its first namespaces; fails with the tail of a
-    /// log when a part has ended or the time is over.
+    /// Returns when the API server answers readyz and has created its first namespaces; fails with the tail of a log if
+    /// a part has ended or the time is over.
     pub async fn ready(&self) -> Result<()> {
         let begun = Instant::now();
         let client = self.client().await?;
         let mut last = String::new();
         while begun.elapsed() < PATIENCE {
             for process in [&self.etcd, &self.apiserver] {
-                let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut process = process.lock();
                 if let Some(status) = process.ended()? {
                     bail!("ended with {status}; {}", process.tail());
                 }
@@ -199,7 +199,7 @@ impl Cluster {
         )
     }
 
-    /// An administrator's client, of the runtime that this is called in.
+    /// An administrator's client, on the current runtime.
     pub async fn client(&self) -> Result<kube::Client> {
         kubeconfig::client(&self.kubeconfig()).await
     }
@@ -223,7 +223,7 @@ impl Cluster {
         self.parts.kubectl()
     }
 
-    /// Where the API server is.
+    /// The URL of the API server.
     pub fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.plan.port)
     }
@@ -252,7 +252,7 @@ impl Cluster {
         self.lock(part).resume()
     }
 
-    /// Starts the part again, on the same ports and data, killing it first if it runs; returns when the cluster is
+    /// Starts the part again, with the same ports and data, killing it first if it runs; returns when the cluster is
     /// ready, so the other part must run.
     pub async fn restart(&self, part: Part) -> Result<()> {
         {
@@ -273,7 +273,7 @@ impl Cluster {
         self.ready().await
     }
 
-    /// The key that signs service-account tokens, and the authority's certificate.
+    /// The key that signs service-account tokens, and the CA's certificate.
     pub(crate) fn signing_files(&self) -> (PathBuf, PathBuf) {
         (self.plan.token_key.clone(), self.authority.file())
     }
@@ -291,12 +291,12 @@ impl Cluster {
         self.counter.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn lock(&self, part: Part) -> std::sync::MutexGuard<'_, Process> {
+    fn lock(&self, part: Part) -> parking_lot::MutexGuard<'_, Process> {
         let process = match part {
             Part::Etcd => &self.etcd,
             Part::ApiServer => &self.apiserver,
         };
-        process.lock().unwrap_or_else(PoisonError::into_inner)
+        process.lock()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The parts of a node started: containerd and the kubelet, and the files that they need.
+//! Starts the parts of a node: containerd and the kubelet, and the files that they need.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,17 +11,17 @@ use berth_parts::Parts;
 use tokio::time::sleep;
 
 use super::settings::{self, Serving};
-use crate::capsule::Capsule;
 use crate::cluster::PATIENCE;
+use crate::control_plane::{self, ControlPlane};
 use crate::image::run;
-use crate::plane::{self, Plane};
 use crate::process::Process;
+use crate::sandbox::Sandbox;
 
 pub(super) fn write(path: &Path, content: &str) -> Result<()> {
     fs::write(path, content).with_context(|| format!("write {}", path.display()))
 }
 
-/// Puts the plugins where containerd looks: links, so that a test can put others beside them.
+/// Links the plugins into containerd's directory; a test can add others.
 pub(super) fn plugins(parts: &Parts, bin: &Path) -> Result<()> {
     let mut plugins = vec![parts.multus(), parts.whereabouts()];
     let dir = parts.cni_dir();
@@ -47,11 +47,11 @@ pub(super) fn ctr(parts: &Parts, dir: &Path) -> Command {
 
 pub(super) fn containerd(
     parts: &Parts,
-    capsule: &Capsule,
+    sandbox: &Sandbox,
     dir: &Path,
     env: &[(String, String)],
 ) -> Result<Process> {
-    let mut command = capsule.command(parts.containerd());
+    let mut command = sandbox.command(parts.containerd());
     let path = std::env::var("PATH").unwrap_or_default();
     command
         .arg("--config")
@@ -68,7 +68,7 @@ pub(super) fn containerd(
     Process::entered("containerd", command, &dir.join("logs"))
 }
 
-/// Gives containerd an image out of an archive.
+/// Imports an image from an archive.
 pub(super) fn import(parts: &Parts, dir: &Path, archive: &Path) -> Result<()> {
     let mut import = ctr(parts, dir);
     import
@@ -102,15 +102,15 @@ pub(super) async fn await_containerd(
 }
 
 pub(super) fn kubelet(
-    plane: &Plane,
-    capsule: &Capsule,
+    plane: &ControlPlane,
+    sandbox: &Sandbox,
     dir: &Path,
     name: &str,
     number: u8,
     pod_cgroups: bool,
 ) -> Result<Process> {
     let cluster = &plane.cluster;
-    let address = plane::address(number);
+    let address = control_plane::address(number);
     let kubeconfig = cluster.user_kubeconfig(
         &format!("kubelet-{name}"),
         &format!("system:node:{name}"),
@@ -122,7 +122,7 @@ pub(super) fn kubelet(
     let authority = cluster.authority.file();
     let config = settings::kubelet(
         dir,
-        pod_cgroups.then(|| capsule.cgroup()),
+        pod_cgroups.then(|| sandbox.cgroup()),
         &Serving {
             authority: &authority,
             certificate: &serving.certificate_file,
@@ -130,7 +130,7 @@ pub(super) fn kubelet(
         },
     );
     write(&dir.join("kubelet.json"), &config.to_string())?;
-    let mut command = capsule.command(cluster.parts.kubelet());
+    let mut command = sandbox.command(cluster.parts.kubelet());
     command
         .arg(format!("--config={}", dir.join("kubelet.json").display()))
         .arg(format!("--kubeconfig={}", kubeconfig.display()))

@@ -1,8 +1,8 @@
-//! A whole node, real from the API server to the pod's interfaces: kubelet, containerd, runc, Multus and the
-//! CNI plugins, in a capsule of its own.
+//! A whole node, real from the API server to the pod's interfaces: kubelet, containerd, runc, Multus and the CNI
+//! plugins, in its own sandbox.
 //!
-//! Promises: a test creates a pod and looks at its addresses as an administrator would; all of it is gone when the node
-//! is dropped, and when its process dies; manifests run as they are, with the usual directories and the API server at its
+//! Guarantees: a test creates a pod and reads its addresses as an administrator would; all of it is gone when the node
+//! is dropped, and when its process ends; manifests run unchanged, with the usual directories and the API server at its
 //! service's address. Does not reach the machine's network, and has no kube-proxy for other services, and no DNS.
 
 mod launch;
@@ -13,33 +13,34 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use berth_parts::Parts;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::{Api, GetParams};
+use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use crate::capsule::Capsule;
 use crate::cluster::{Cluster, Options, PATIENCE, SERVICE};
+use crate::control_plane::ControlPlane;
 use crate::forward::Forward;
 use crate::image;
-use crate::plane::Plane;
 use crate::process::Process;
+use crate::sandbox::Sandbox;
 use crate::scratch::Scratch;
 
-/// How a node differs from the usual one.
+/// How a node differs from the default.
 #[derive(Debug, Clone, Default)]
 pub struct NodeOptions {
-    /// Its name; `node-1`, `node-2` unless told.
+    /// Its name [default: `node-1`, `node-2`].
     pub name: Option<String>,
     /// Environment of containerd, which every CNI plugin inherits, beyond NODENAME (always the node's name).
     pub env: Vec<(String, String)>,
-    /// A cgroup for each pod, so that it may ask for resources (this kubelet, 1.36.4, crashes on them otherwise). Off
-    /// unless told: it takes many pods at once several times as long to come and go.
+    /// A cgroup for each pod, so that it may request resources (this kubelet, 1.36.4, crashes on them otherwise). Off
+    /// by default: starting and stopping many pods takes several times as long with it.
     pub pod_cgroups: bool,
     /// Of the API server, for the first node.
     pub cluster: Options,
@@ -72,16 +73,16 @@ pub struct NodeOptions {
 pub struct Node {
     kubelet: Mutex<Process>,
     containerd: Mutex<Process>,
-    /// The API server on loopback, and at the service's address as kube-proxy would have it.
+    /// The API server on loopback, and at the service's address as with kube-proxy.
     _forwards: [Forward; 2],
-    capsule: Capsule,
+    sandbox: Sandbox,
     name: String,
     number: u8,
     pod_cgroups: bool,
     env: Vec<(String, String)>,
-    plane: Arc<Plane>,
+    plane: Arc<ControlPlane>,
     parts: Parts,
-    // Last: its directory and its cgroup go when all that lived in them is gone.
+    // Last: its directory and cgroup are removed after everything in them.
     scratch: Scratch,
 }
 
@@ -89,18 +90,18 @@ impl Node {
     /// The image that every node has: busybox, which does nothing until it is stopped.
     pub const IMAGE: &str = image::BUSYBOX;
 
-    /// A first node, with a control plane of its own. Waits while another process of this machine has a node.
+    /// A first node, with its own control plane. Waits while another process of this machine has a node.
     pub async fn start(options: NodeOptions) -> Result<Node> {
-        let plane = Arc::new(Plane::start(options.cluster.clone()).await?);
+        let plane = Arc::new(ControlPlane::start(options.cluster.clone()).await?);
         Node::on(plane, options).await
     }
 
-    /// Another node of the same cluster, in another capsule, on the same wire.
+    /// Another node of the same cluster, in another sandbox, on the same network.
     pub async fn join(&self, options: NodeOptions) -> Result<Node> {
         Node::on(self.plane.clone(), options).await
     }
 
-    async fn on(plane: Arc<Plane>, options: NodeOptions) -> Result<Node> {
+    async fn on(plane: Arc<ControlPlane>, options: NodeOptions) -> Result<Node> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let parts = Parts::find()?;
         let number = plane.enrol();
@@ -117,29 +118,29 @@ impl Node {
         launch::write(&dir.join("cni/net.d/00-multus.conf"), &multus.to_string())?;
         launch::write(&dir.join("containerd.toml"), &settings::containerd(dir))?;
 
-        let capsule = Capsule::new(&cgroup, dir)?;
-        plane.connect(number, capsule.pid(), |arguments| capsule.ip(arguments))?;
+        let sandbox = Sandbox::new(&cgroup, dir)?;
+        plane.connect(number, sandbox.pid(), |arguments| sandbox.ip(arguments))?;
         let lan = plane.lan.path();
         let port = plane.cluster.port();
-        let forward = Forward::new(Some(&capsule.netns()), lan, port)?;
-        capsule.ip(&["addr", "add", &format!("{SERVICE}/32"), "dev", "lo"])?;
+        let forward = Forward::new(Some(&sandbox.netns()), lan, port)?;
+        sandbox.ip(&["addr", "add", &format!("{SERVICE}/32"), "dev", "lo"])?;
         let at = format!("{SERVICE}:443");
         let at = at.parse().context("the service's address")?;
-        let service = Forward::service(&capsule.netns(), at, lan, port)?;
+        let service = Forward::service(&sandbox.netns(), at, lan, port)?;
 
         let mut env = vec![("NODENAME".to_owned(), name.clone())];
         env.extend(options.env);
-        let mut containerd = launch::containerd(&parts, &capsule, dir, &env)?;
+        let mut containerd = launch::containerd(&parts, &sandbox, dir, &env)?;
         launch::await_containerd(&parts, dir, &mut containerd).await?;
         let archive = image::archive(&dir.join("image"))?;
         launch::import(&parts, dir, &archive)?;
 
-        let kubelet = launch::kubelet(&plane, &capsule, dir, &name, number, options.pod_cgroups)?;
+        let kubelet = launch::kubelet(&plane, &sandbox, dir, &name, number, options.pod_cgroups)?;
         let node = Node {
             kubelet: Mutex::new(kubelet),
             containerd: Mutex::new(containerd),
             _forwards: [forward, service],
-            capsule,
+            sandbox,
             name,
             number,
             pod_cgroups: options.pod_cgroups,
@@ -153,14 +154,14 @@ impl Node {
     }
 
     /// Returns when the kubelet has reported the node ready and answers the API server. Both: after a restart the
-    /// report is still that of the kubelet before.
+    /// report is still the previous kubelet's.
     async fn ready(&self) -> Result<()> {
         let client = self.cluster().client().await?;
         let begun = Instant::now();
         let mut last = String::new();
         while begun.elapsed() < PATIENCE {
             for process in [&self.kubelet, &self.containerd] {
-                let mut process = lock(process);
+                let mut process = process.lock();
                 if let Some(status) = process.ended()? {
                     bail!("ended with {status}; {}", process.tail());
                 }
@@ -175,7 +176,7 @@ impl Node {
             "node {} is not ready after {} s ({last}); {}",
             self.name,
             PATIENCE.as_secs(),
-            lock(&self.kubelet).tail()
+            self.kubelet.lock().tail()
         )
     }
 
@@ -209,7 +210,7 @@ impl Node {
         &self.name
     }
 
-    /// The cluster that the node is part of; clients of it are made in the test, as ever.
+    /// The node's cluster; create its clients in the test.
     pub fn cluster(&self) -> &Cluster {
         &self.plane.cluster
     }
@@ -233,7 +234,7 @@ impl Node {
         self.dir().join("containerd.sock")
     }
 
-    /// Gives the node an image of the files below `root`, which pods can then run by `name`.
+    /// Imports an image of the files below `root`, which pods can then run by `name`.
     pub fn add_image(&self, name: &str, root: &Path, command: &[&str]) -> Result<()> {
         let shop = tempfile::tempdir_in(self.dir()).context("create a directory for an image")?;
         symlink(root, shop.path().join("layer")).context("link the image's files")?;
@@ -243,18 +244,18 @@ impl Node {
 
     /// The node's network namespace, seen from outside.
     pub fn netns(&self) -> PathBuf {
-        self.capsule.netns()
+        self.sandbox.netns()
     }
 
     /// `ip ...` in the node's network namespace.
     pub fn ip(&self, arguments: &[&str]) -> Result<String> {
-        self.capsule.ip(arguments)
+        self.sandbox.ip(arguments)
     }
 
-    /// A command on the node, in all its namespaces; arguments and environment may follow. Run it to its end, or
-    /// give it to [`Node::process`]: started otherwise, it ends with the thread that started it.
+    /// A command on the node, in all its namespaces; arguments and environment may follow. Run it to its end, or pass
+    /// it to [`Node::process`]: started otherwise, it ends with the thread that started it.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
-        self.capsule.command(program)
+        self.sandbox.command(program)
     }
 
     /// kubectl as administrator, from outside.
@@ -262,33 +263,33 @@ impl Node {
         self.cluster().kubectl(arguments)
     }
 
-    /// kill -9 and a new start of containerd; its pods go on running meanwhile.
+    /// kill -9 and restart of containerd; its pods keep running.
     pub async fn restart_containerd(&self) -> Result<()> {
         let mut process = {
-            let mut running = lock(&self.containerd);
+            let mut running = self.containerd.lock();
             running.kill()?;
-            launch::containerd(&self.parts, &self.capsule, self.dir(), &self.env)?
+            launch::containerd(&self.parts, &self.sandbox, self.dir(), &self.env)?
         };
         launch::await_containerd(&self.parts, self.dir(), &mut process).await?;
-        *lock(&self.containerd) = process;
+        *self.containerd.lock() = process;
         Ok(())
     }
 
-    /// Starts a process on the node, in all its namespaces: the agent under test, say. It ends with the handle or the
-    /// node; what it says goes to `logs/<name>.log`.
+    /// Starts a process on the node, in all its namespaces, such as the agent under test. It ends with the handle or
+    /// the node; its output goes to `logs/<name>.log`.
     pub fn process(&self, name: &str, command: Command) -> Result<Process> {
         Process::entered(name, command, &self.dir().join("logs"))
     }
 
-    /// Starts the kubelet again, killing it first if it runs; returns when the node is ready. It may be another moment
+    /// Restarts the kubelet, killing it first if it runs; returns when the node is ready. It may take another moment
     /// until the new one knows its pods.
     pub async fn restart_kubelet(&self) -> Result<()> {
         {
-            let mut process = lock(&self.kubelet);
+            let mut process = self.kubelet.lock();
             process.kill()?;
             *process = launch::kubelet(
                 &self.plane,
-                &self.capsule,
+                &self.sandbox,
                 self.dir(),
                 &self.name,
                 self.number,
@@ -298,12 +299,8 @@ impl Node {
         self.ready().await
     }
 
-    /// kill -9 of the kubelet; the node is then lost to the cluster while its pods run on.
+    /// kill -9 of the kubelet; the node is then lost to the cluster while its pods keep running.
     pub fn kill_kubelet(&self) -> Result<()> {
-        lock(&self.kubelet).kill()
+        self.kubelet.lock().kill()
     }
-}
-
-fn lock(process: &Mutex<Process>) -> MutexGuard<'_, Process> {
-    process.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Pods of a node, looked at from outside: do they run, what interfaces and addresses do they have.
+//! Pods of a node, seen from outside: whether they run, and their interfaces and addresses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::image::run;
 use crate::netns::addresses_of;
 
 impl Node {
-    /// Returns the pod when it runs; fails, with what kubectl says about it, when the time is over.
+    /// Returns the pod when it runs; after the timeout fails with kubectl's description of it.
     pub async fn wait_pod_running(&self, namespace: &str, pod: &str) -> Result<Pod> {
         let pods: Api<Pod> = Api::namespaced(self.cluster().client().await?, namespace);
         let begun = Instant::now();
@@ -46,7 +46,7 @@ impl Node {
         )
     }
 
-    /// Returns when the pod is gone from the API server, which the kubelet lets happen only when its networks are torn down.
+    /// Returns when the pod is gone from the API server, which the kubelet allows only when its networks are torn down.
     pub async fn wait_pod_gone(&self, namespace: &str, pod: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.cluster().client().await?, namespace);
         let begun = Instant::now();
@@ -62,7 +62,7 @@ impl Node {
         )
     }
 
-    /// The pod's interfaces and their addresses, as `192.0.2.7/24`; link-local ones are left out.
+    /// The pod's interfaces and their addresses, as `192.0.2.7/24`, without link-local ones.
     pub fn pod_addresses(
         &self,
         namespace: &str,
@@ -86,7 +86,7 @@ impl Node {
         program: impl AsRef<Path>,
     ) -> Result<Command> {
         let pid = self.sandbox(namespace, pod)?;
-        // The number is one of the capsule's: it means something only in there.
+        // The PID belongs to the sandbox's PID namespace.
         let mut command = self.command("nsenter");
         command
             .arg(format!("--target={pid}"))
@@ -104,7 +104,7 @@ impl Node {
         );
         let ids = run(ctr(&self.parts, self.dir()).args(["containers", "ls", "--quiet", &filter]))?;
         let tasks = run(ctr(&self.parts, self.dir()).args(["tasks", "ls"]))?;
-        // A sandbox that failed may still be listed beside the one that took its place: only one has a running task.
+        // A sandbox that failed may still be listed next to its successor: only one has a running task.
         tasks
             .lines()
             .filter_map(|line| {

@@ -1,5 +1,5 @@
-//! The files that containerd, the kubelet and Multus read: settings that let them run in a capsule, as root or in
-//! a container that lacks CAP_SYS_RESOURCE, on cgroups of either version.
+//! The files that containerd, the kubelet and Multus read: settings that let them run in a sandbox, as root or in a
+//! container without CAP_SYS_RESOURCE, on cgroups of either version.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ address = "{socket}"
 address = "{socket}.ttrpc"
 
 [plugins."io.containerd.cri.v1.images"]
-# Copies files and asks nothing of the kernel: the capsule's own files may be on an overlay already.
+# Copies files and asks nothing of the kernel: the sandbox's own files may be on an overlay already.
 snapshotter = "native"
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
@@ -70,14 +70,14 @@ pub(crate) fn kubelet(dir: &Path, pod_cgroups: Option<&str>, serving: &Serving<'
         "volumePluginDir": dir.join("volume-plugins"),
         "failCgroupV1": false,
         "cgroupDriver": "cgroupfs",
-        // Below the capsule's cgroup, which is removed with it, or in it.
+        // Below the sandbox's cgroup, which is removed with it, or in it.
         "cgroupRoot": pod_cgroups.map_or(String::new(), |parent| format!("/{parent}")),
         "cgroupsPerQOS": pod_cgroups.is_some(),
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
         "oomScoreAdj": 0,
         "localStorageCapacityIsolation": false,
-        // A full disk of the machine is not this node's business.
+        // A full disk of the machine must not evict pods.
         "evictionHard": {
             "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
             "imagefs.available": "0%", "imagefs.inodesFree": "0%",

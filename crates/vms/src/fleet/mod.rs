@@ -1,20 +1,21 @@
 //! All pools of VMs of one process, by name.
 //!
-//! Promises: a pool can grow, shrink, appear and be closed while requests run; a VM that moves
-//! from one pool to another is not given by the new one before the old one's owner gave it back
-//! (I1). A pool that left the settings takes back what it gave and gives nothing more.
+//! Guarantees: a pool can grow, shrink, appear and be closed while requests run; a VM that moves
+//! from one pool to another is allocated by the new one only after the old one has released it
+//! (I1). A pool that left the settings allocates nothing more and is closed when all its VMs are released.
 
 mod requests;
 mod resize;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
+use berth_node::BootMarker;
+use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 
-use crate::boot::BootNote;
 use crate::metrics::VmMetrics;
 use crate::pool::{PoolError, Recovered, Recovery, Rules, Status, Store, VmPool};
 use crate::scaling::Scaler;
@@ -23,8 +24,8 @@ use crate::shards::{Shards, pool_of};
 use crate::vm::Vms;
 use resize::Wanted;
 
-/// Between two looks at the pools for the gauges and for VMs that wait to join.
-const LOOK: Duration = Duration::from_secs(10);
+/// Between two rounds of periodic work: gauges, VMs that wait to join.
+const ROUND: Duration = Duration::from_secs(10);
 
 /// The pools. Cheap to clone.
 #[derive(Clone)]
@@ -44,11 +45,11 @@ struct Inner {
     configmap_count: u32,
     scaler: Option<Scaler>,
     wanted: Mutex<Wanted>,
-    /// What a start of the process owes to each pool; none before [`Fleet::start_with`].
+    /// The recovery of each pool at the start of the process; none before [`Fleet::start_with`].
     at_start: Mutex<Option<Recovery>>,
     /// Pools that serve: their members are known, and the start's recovery is done.
     begun: Mutex<BTreeSet<String>>,
-    /// Why nobody is served yet, before the state was read for the first time.
+    /// Why no request is served yet, before the state was read for the first time.
     closed: Mutex<Option<String>>,
     /// Sizes change one at a time.
     resizing: tokio::sync::Mutex<()>,
@@ -60,10 +61,6 @@ impl std::fmt::Debug for Fleet {
             .field("pools", &self.names())
             .finish()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Fleet {
@@ -112,35 +109,27 @@ impl Fleet {
     }
 
     fn pools(&self) -> Vec<VmPool> {
-        let pools = self
-            .inner
-            .pools
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let pools = self.inner.pools.read();
         pools.values().cloned().collect()
     }
 
     pub fn names(&self) -> Vec<String> {
-        let pools = self
-            .inner
-            .pools
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let pools = self.inner.pools.read();
         let names: BTreeSet<&str> = pools.keys().map(|name| pool_of(name)).collect();
         names.into_iter().map(Into::into).collect()
     }
 
     /// From now on every request is refused with this reason, until [`Fleet::reopen`].
     pub(crate) fn close(&self, why: String) {
-        *lock(&self.inner.closed) = Some(why);
+        *self.inner.closed.lock() = Some(why);
     }
 
     pub(crate) fn reopen(&self) {
-        *lock(&self.inner.closed) = None;
+        *self.inner.closed.lock() = None;
     }
 
     fn check_open(&self) -> Result<(), PoolError> {
-        match &*lock(&self.inner.closed) {
+        match &*self.inner.closed.lock() {
             Some(why) => Err(PoolError::Starting { why: why.clone() }),
             None => Ok(()),
         }
@@ -160,7 +149,7 @@ impl Fleet {
         Ok(found)
     }
 
-    /// The pools that a question without a pool's name is about: all of them.
+    /// The pools of a request: all of them if it names none.
     fn asked(&self, name: Option<&str>) -> Result<Vec<VmPool>, PoolError> {
         self.check_open()?;
         match name {
@@ -183,7 +172,7 @@ impl Fleet {
 
     /// From now on each pool is recovered like this when it is first opened, before it serves.
     pub fn start_with(&self, recovery: Recovery) {
-        *lock(&self.inner.at_start) = Some(recovery);
+        *self.inner.at_start.lock() = Some(recovery);
     }
 
     /// Recovers all pools now.
@@ -193,17 +182,20 @@ impl Fleet {
 
     /// Notes the present boot, unless a pool is still to be recovered, or VMs of an unknown boot are in use: they stay in
     /// question, also after a restart.
-    pub(crate) fn note_boot(&self, boot: &BootNote) {
-        let is_done = lock(&self.inner.wanted).is_done();
-        if is_done && !self.pools().iter().any(VmPool::has_unknown_boot) {
-            boot.write();
+    pub(crate) fn note_boot(&self, boot: &BootMarker) {
+        let is_done = self.inner.wanted.lock().is_done();
+        if is_done
+            && !self.pools().iter().any(VmPool::has_unknown_boot)
+            && let Err(error) = boot.record()
+        {
+            tracing::warn!(%error, "the node's boot can't be recorded: a reboot will not be noticed");
         }
     }
 
     /// Whether every pool is open, as the settings ask for it, and its state is there and can be read.
     pub async fn ready(&self) -> Result<(), PoolError> {
         self.check_open()?;
-        if let Some(why) = lock(&self.inner.wanted).failed() {
+        if let Some(why) = self.inner.wanted.lock().failed() {
             return Err(PoolError::Starting { why: why.into() });
         }
         for pool in self.pools() {
@@ -212,35 +204,35 @@ impl Fleet {
         Ok(())
     }
 
-    /// What has to be done now and then though nobody asks. One pool that can't be read does not keep it from the others.
-    pub async fn tend(&self) -> Result<(), PoolError> {
+    /// The periodic work of all pools. A pool that can't be read does not hold up the others.
+    pub async fn maintain(&self) -> Result<(), PoolError> {
         let mut outcome = Ok(());
         for pool in self.pools() {
-            let tended = async {
-                pool.tend().await?;
+            let maintained = async {
+                pool.maintain().await?;
                 pool.status().await.map(drop)
             };
-            outcome = outcome.and(tended.await);
+            outcome = outcome.and(maintained.await);
         }
         outcome
     }
 
-    /// Looks after the pools, keeps the gauges fresh and lets waiting VMs join, until `end`; then stops the cleanups,
+    /// Does the periodic work, updates the gauges and adds VMs that wait to join, until `end`; then stops the cleanups,
     /// which the next start resumes.
-    pub async fn run(self, boot: BootNote, end: CancellationToken) {
+    pub async fn run(self, boot: BootMarker, end: CancellationToken) {
         while end
-            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .run_until_cancelled(tokio::time::sleep(ROUND))
             .await
             .is_some()
         {
-            let wanted = lock(&self.inner.wanted).to_do();
+            let wanted = self.inner.wanted.lock().to_do();
             if let Some(wanted) = wanted
                 && let Err(error) = self.resize(&wanted).await
             {
                 tracing::warn!(%error, "the pools could not be resized yet");
             }
-            if let Err(error) = self.tend().await {
-                tracing::warn!(%error, "the pools can't be looked after");
+            if let Err(error) = self.maintain().await {
+                tracing::warn!(%error, "the periodic work of the VM pools failed; it is tried again");
             }
             if let Some(scaler) = &self.inner.scaler
                 && let Ok(all) = self.status(None).await
@@ -258,13 +250,15 @@ impl Fleet {
 impl Fleet {
     /// Reports the pools that passed a water mark.
     async fn scale(&self, scaler: &Scaler, all: Vec<Status>) {
-        let wanted = lock(&self.inner.wanted).pools.clone();
+        let wanted = self.inner.wanted.lock().pools.clone();
         for status in all {
             let settings = wanted.iter().find(|pool| pool.name == status.pool);
             if let Some(settings) = settings {
                 let key = self.inner.store.key(settings);
                 let node = &self.inner.rules.node;
-                scaler.look(&self.inner.store, &key, &status, node).await;
+                scaler
+                    .report_if_due(&self.inner.store, &key, &status, node)
+                    .await;
             }
         }
     }

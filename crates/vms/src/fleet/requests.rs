@@ -1,4 +1,4 @@
-//! What the fleet is asked, from an allocation to user data.
+//! Requests to the fleet, from an allocation to user data.
 //!
 //! Guarantees one audit line and one count per request, whatever becomes of it and however many ConfigMaps it touches.
 
@@ -18,7 +18,7 @@ use crate::shards::{self, pool_of};
 
 impl Fleet {
     /// Runs to its end even if the caller goes away: a VM that was taken and not yet found ready is
-    /// either answered for or given back.
+    /// either answered or released.
     pub async fn allocate(
         &self,
         name: Option<&str>,
@@ -133,7 +133,7 @@ impl Fleet {
         }
     }
 
-    /// A pool that there is not has no series of its own: anybody could make up names.
+    /// An unknown pool has no metrics of its own: clients could make up names.
     fn meters(&self, pool: &str) -> PoolMeters {
         let is_known = self.names().iter().any(|name| name == pool);
         self.inner.metrics.of(if is_known { pool } else { "" })
@@ -190,7 +190,7 @@ impl Fleet {
         Ok(shards::merged(all))
     }
 
-    /// Gives the allocation's VM its user data.
+    /// Writes the user data of the allocation's VM.
     pub async fn put_user_data(
         &self,
         name: Option<&str>,

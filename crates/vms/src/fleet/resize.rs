@@ -1,13 +1,13 @@
 //! Pools that appear, grow, shrink and close while requests run.
 //!
-//! Guarantees: a pool serves only after the recovery that a start owes it, whenever it is first opened; a change that did not
+//! Guarantees: a pool serves only after its recovery at the start, whenever it is first opened; a change that did not
 //! get through is tried again until it does, and the fleet is not ready until then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use super::{Fleet, lock};
+use super::Fleet;
 use crate::audit::{Act, Audit};
 use crate::pool::{PoolError, VmPool};
 use crate::settings::PoolSettings;
@@ -51,7 +51,7 @@ impl Fleet {
     pub async fn resize(&self, wanted: &[PoolSettings]) -> Result<(), PoolError> {
         let _one_at_a_time = self.inner.resizing.lock().await;
         let before = {
-            let mut now = lock(&self.inner.wanted);
+            let mut now = self.inner.wanted.lock();
             now.unfinished = true;
             if now.pools != wanted {
                 now.pools = wanted.to_vec();
@@ -60,7 +60,7 @@ impl Fleet {
             now.done.clone()
         };
         let outcome = self.change_sizes(&before, wanted).await;
-        let mut now = lock(&self.inner.wanted);
+        let mut now = self.inner.wanted.lock();
         match outcome {
             Ok(waiting) => {
                 now.waiting = waiting;
@@ -132,23 +132,19 @@ impl Fleet {
 
     /// The recovery of a start, once for each pool and before it serves: this process has allocated nothing of it yet.
     async fn begin(&self, pool: &VmPool) -> Result<(), PoolError> {
-        if lock(&self.inner.begun).contains(pool.name()) {
+        if self.inner.begun.lock().contains(pool.name()) {
             return Ok(());
         }
-        let at_start = *lock(&self.inner.at_start);
+        let at_start = *self.inner.at_start.lock();
         if let Some(recovery) = at_start {
             pool.recover(recovery).await?;
         }
-        lock(&self.inner.begun).insert(pool.name().into());
+        self.inner.begun.lock().insert(pool.name().into());
         Ok(())
     }
 
     fn open(&self, settings: &PoolSettings) {
-        let mut pools = self
-            .inner
-            .pools
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.inner.pools.write();
         pools.entry(settings.name.clone()).or_insert_with(|| {
             let key = self.inner.store.key(settings);
             VmPool::open(
@@ -163,13 +159,13 @@ impl Fleet {
         });
     }
 
-    /// Refuses what a pool that did not begin yet is asked.
+    /// Refuses requests to a pool that does not serve yet.
     pub(super) fn check_begun(&self, pools: &[VmPool]) -> Result<(), PoolError> {
-        let begun = lock(&self.inner.begun);
+        let begun = self.inner.begun.lock();
         let Some(waits) = pools.iter().find(|pool| !begun.contains(pool.name())) else {
             return Ok(());
         };
-        let why = match lock(&self.inner.wanted).failed() {
+        let why = match self.inner.wanted.lock().failed() {
             Some(why) => format!("pool {:?}: {why}", pool_of(waits.name())),
             None => format!("pool {:?} was not read yet", pool_of(waits.name())),
         };
@@ -179,17 +175,17 @@ impl Fleet {
     /// An edit of the settings that can't be used. What was before goes on, and this is shown.
     pub fn refuse_edit(&self, problem: String) {
         tracing::error!(problem, "the edited settings are not used");
-        lock(&self.inner.wanted).problem = Some(problem);
+        self.inner.wanted.lock().problem = Some(problem);
     }
 
     /// Why the last edit of the settings is not used, or not used yet, if so.
     pub fn problem(&self) -> Option<String> {
-        let now = lock(&self.inner.wanted);
+        let now = self.inner.wanted.lock();
         now.problem.clone().or_else(|| now.failed.clone())
     }
 
-    /// VMs that join a pool once another pool's owner gave them back.
+    /// VMs that join a pool once another pool has released them.
     pub fn waiting(&self) -> Vec<IpAddr> {
-        lock(&self.inner.wanted).waiting.iter().copied().collect()
+        self.inner.wanted.lock().waiting.iter().copied().collect()
     }
 }

@@ -1,6 +1,6 @@
 //! The same API on TCP, for those who have the token.
 //!
-//! Promises that nothing is served without the token, not even the description; that comparing it
+//! Guarantees that nothing is served without the token, not even the description; that comparing it
 //! takes the same time whatever was sent; and that a token replaced in its file counts from the
 //! next request on. There is no TLS here: put it on loopback or behind a proxy that has it.
 
@@ -18,7 +18,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::answer;
+use super::error_response;
 use crate::Fleet;
 use crate::settings::TcpListen;
 
@@ -55,7 +55,7 @@ pub async fn serve_tcp(
     });
     let guarded = Router::new()
         .nest("/v1/vms", super::router(fleet))
-        .fallback(answer::no_route)
+        .fallback(error_response::no_route)
         .layer(middleware::from_fn_with_state(door, check));
     let server = Server {
         name: "VM API",
@@ -83,7 +83,7 @@ fn token(path: &PathBuf) -> Result<String, TcpError> {
     Ok(token.into())
 }
 
-/// Who is let in, and what is remembered of those who are not.
+/// The token, and what is remembered of requests without it.
 #[derive(Debug)]
 struct Door {
     token_file: PathBuf,
@@ -91,7 +91,7 @@ struct Door {
     refused: Tally,
 }
 
-/// Looks at the head alone: the body of a request that is refused is not read.
+/// Reads the head alone: the body of a request that is refused is not read.
 async fn check(
     State(door): State<Arc<Door>>,
     Extension(peer): Extension<Peer>,
@@ -107,24 +107,24 @@ async fn check(
         Err(error) => {
             door.refused.note(|| error.to_string());
             let why = "the token can't be read";
-            return answer::refuse(StatusCode::SERVICE_UNAVAILABLE, "unauthorized", why);
+            return error_response::refuse(StatusCode::SERVICE_UNAVAILABLE, "unauthorized", why);
         }
     };
     match sent {
         Some(sent) if same(sent, expected.as_bytes()) => next.run(request).await,
-        // The right token is always let in: others at the same address can't lock its bearer out.
+        // A request with the right token is always served: others at the same address can't lock it out.
         _ => {
             door.refused.note(|| peer.to_string());
             let (status, why) = match door.strikes.take(peer) {
                 true => (StatusCode::UNAUTHORIZED, "a bearer token is needed"),
                 false => (StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens"),
             };
-            answer::refuse(status, "unauthorized", why)
+            error_response::refuse(status, "unauthorized", why)
         }
     }
 }
 
-/// Looks at every byte of the token whatever was sent.
+/// Compares every byte of the token whatever was sent, in constant time.
 fn same(sent: &[u8], expected: &[u8]) -> bool {
     let mut differ = u8::from(sent.len() != expected.len());
     for (n, byte) in expected.iter().enumerate() {

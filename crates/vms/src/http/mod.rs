@@ -1,19 +1,19 @@
 //! The VM pools over HTTP and JSON: on the agent's socket, and on TCP for those who have the token.
 //!
-//! Promises: every answer is JSON, every failure says what and whether it helps to come back; every
-//! route is in the OpenAPI document that is served with them. Errors of the state never look like
+//! Guarantees: every response is JSON; every failure says what failed and whether a retry helps; every
+//! route is in the OpenAPI document that is served with them. An error of the state is never shown as
 //! an empty pool.
 
-mod answer;
 mod auth;
+mod error_response;
 mod routes;
 
 use axum::Router;
 use axum::middleware::map_response;
 use axum::routing::MethodRouter;
 
-pub use answer::Failure;
 pub use auth::{TcpError, serve_tcp};
+pub use error_response::Failure;
 pub use routes::{Allocations, Deallocated, Recoveries, Statuses};
 
 use crate::Fleet;
@@ -28,9 +28,9 @@ pub fn router(fleet: Fleet) -> Router {
         router.route(path, methods)
     });
     routes
-        .fallback(answer::no_route)
-        .method_not_allowed_fallback(answer::no_method)
-        .layer(map_response(answer::with_form))
+        .fallback(error_response::no_route)
+        .method_not_allowed_fallback(error_response::no_method)
+        .layer(map_response(error_response::with_form))
         .with_state(fleet)
 }
 

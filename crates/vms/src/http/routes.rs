@@ -18,11 +18,11 @@ use crate::{Allocation, Applicant, Fleet, PoolError, Recovered, Returned, Status
 
 /// User data is a cloud-config with keys and certificates in it; this is far above any of them.
 const MAX_USER_DATA: usize = 8 * 1024 * 1024;
-/// A wish has three names in it.
+/// A request has three names in it.
 const MAX_REQUEST: usize = 64 * 1024;
 /// The longest that a request may wait for a cleanup.
 const MAX_WAIT: u64 = 600;
-const LOOK: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(500);
 
 pub(super) fn table() -> Vec<Route> {
     let route = |path, names, methods| Route {
@@ -47,7 +47,7 @@ pub(super) fn table() -> Vec<Route> {
     ]
 }
 
-/// A request that can't be read is told so in the same form as every other failure.
+/// A request that can't be parsed fails in the same form as every other failure.
 fn unreadable(what: &'static str, why: String) -> PoolError {
     PoolError::Invalid {
         field: what,
@@ -152,7 +152,7 @@ async fn deallocate(
     let mut returned = fleet.deallocate(pool, &id, asked.force).await?;
     let end = Instant::now() + Duration::from_secs(asked.wait.min(MAX_WAIT));
     while returned == Returned::Quarantined && Instant::now() < end {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL).await;
         match fleet.by_id(pool, &id).await {
             Ok(allocation) if allocation.quarantine.is_some() => {}
             Ok(_) | Err(PoolError::UnknownAllocation(_)) => returned = Returned::Released,
@@ -194,7 +194,7 @@ async fn by_ip(
 #[serde(rename_all = "camelCase")]
 pub struct Statuses {
     pub pools: Vec<Status>,
-    /// VMs that join a pool once another pool's owner gave them back.
+    /// VMs that join a pool once another pool has released them.
     pub waiting: Vec<IpAddr>,
     /// Why the last edit of the settings is not used, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]

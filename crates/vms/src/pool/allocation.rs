@@ -1,6 +1,6 @@
 //! An allocation as the VM front sees it, and how it is written into a record.
 //!
-//! Promises that everything that must survive a restart is in the record: who has the VM, and whether it is being checked
+//! Guarantees that everything that must survive a restart is in the record: the VM's owner, and whether it is being checked
 //! or cleaned ([`super::stage`], I9).
 
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ const MAX_ID: usize = 253;
 /// IDs of VMs that are held because a state could not be read.
 const UNREADABLE: &str = "unreadable-";
 
-/// Who asks for a VM.
+/// The owner that a VM is requested for.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Applicant {
@@ -77,7 +77,7 @@ fn is_usable(id: &str) -> bool {
         && !id.starts_with(UNREADABLE)
 }
 
-/// An ID as a log may show it: whole only if a new allocation could have it. Whoever sends another one may have put
+/// An ID as a log may show it: whole only if a new allocation could have it. The sender of another one may have put
 /// anything into it.
 pub(crate) fn shown(id: &str) -> String {
     match is_usable(id.strip_prefix(UNREADABLE).unwrap_or(id)) {
@@ -93,7 +93,7 @@ fn shortened(text: &str) -> String {
     format!("{kept}... ({} bytes)", text.len())
 }
 
-/// One VM in somebody's hands.
+/// One allocated VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Allocation {
@@ -109,7 +109,7 @@ pub struct Allocation {
     /// Not yet found ready: no request was answered with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checking: Option<Checking>,
-    /// Given back, and not yet clean.
+    /// Deallocated, and not yet clean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
 }

@@ -5,17 +5,18 @@
 //!          └── failed: written into the record, wait, again ──┘
 //! ```
 //!
-//! Promises: a VM is cleaned by one task at a time; what failed is shown in the state and tried
-//! again until it succeeds or somebody else frees the VM; a VM whose cleanup failed is never
+//! Guarantees: a VM is cleaned by one task at a time; what failed is shown in the state and tried
+//! again until it succeeds or another node or an operator frees the VM; a VM whose cleanup failed is never
 //! released (I4).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use berth_core::{Address, Record, STAGE};
 use berth_ledger::{LedgerError, chain};
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -23,9 +24,9 @@ use super::stage::{Quarantine, Stage};
 use super::{Allocation, PoolError, VmPool};
 use crate::audit::{Act, Audit};
 use crate::settings::Cleanup;
-use crate::vm::{Proof, VmError, see_reboot};
+use crate::vm::{Proof, VmError, wait_for_reboot};
 
-/// Cleanups under way at once: a node that comes back with a hundred VMs must not open a hundred
+/// Cleanups under way at once: a node that starts with a hundred VMs to clean must not open a hundred
 /// SSH sessions in the same second.
 const AT_ONCE: usize = 32;
 
@@ -53,7 +54,7 @@ impl VmPool {
             return;
         };
         let cleaner = &self.inner.cleaner;
-        let fresh = lock(&cleaner.under_way).insert(address);
+        let fresh = cleaner.under_way.lock().insert(address);
         if !fresh || cleaner.end.is_cancelled() {
             return;
         }
@@ -67,15 +68,15 @@ impl VmPool {
         });
     }
 
-    /// Between the release and the end of this task the VM may have been used and given back
-    /// again, by an owner that found it still "under way": so it looks once more at the end.
+    /// Between the release and the end of this task the VM may have been allocated and deallocated
+    /// again, while it still counted as under way: so the record is read once more at the end.
     async fn clean_while_needed(&self, address: Address, cleanup: &Cleanup) {
         loop {
             self.clean_until_done(address, cleanup).await;
             let under_way = &self.inner.cleaner.under_way;
-            lock(under_way).remove(&address);
+            under_way.lock().remove(&address);
             let again = matches!(self.to_be_cleaned(address).await, Ok(Some(_)));
-            if !again || !lock(under_way).insert(address) {
+            if !again || !under_way.lock().insert(address) {
                 return;
             }
         }
@@ -100,16 +101,16 @@ impl VmPool {
         }
     }
 
-    /// `Ok` when the VM is free, or is none of ours any more.
+    /// `Ok` when the VM is free, or this node does not have to clean it any more.
     async fn clean_once(&self, address: Address, cleanup: &Cleanup) -> Result<(), PoolError> {
-        // Waited for first, so that the look at the record is the last thing before the reboot.
+        // Waited for first, so that the record is read immediately before the reboot.
         // The semaphore is closed only with the process.
         let _permit = self.inner.cleaner.permits.acquire().await;
         let Some((record, alone)) = self.to_be_cleaned(address).await? else {
             return Ok(());
         };
         if !alone {
-            // Another allocation has the same VM: a reboot would take it from under it.
+            // Another allocation has the same VM: a reboot would interrupt it.
             self.release(address, &record).await?;
             return Ok(());
         }
@@ -136,10 +137,10 @@ impl VmPool {
 
     async fn reboot(&self, ip: IpAddr, marker: &str, cleanup: &Cleanup) -> Result<(), VmError> {
         let vms = self.inner.vms.as_ref();
-        vms.ask_reboot(ip, marker).await?;
-        match see_reboot(vms, ip, marker, &cleanup.patience).await? {
+        vms.request_reboot(ip, marker).await?;
+        match wait_for_reboot(vms, ip, marker, &cleanup.timing).await? {
             Proof::MarkerGone => Ok(()),
-            // What the reboot left there would look like another pod's.
+            // What the reboot left there would count as another pod's user data.
             Proof::DownForLong | Proof::None => vms.wipe(ip, marker).await,
         }
     }
@@ -181,8 +182,4 @@ fn marker(record: &Record) -> String {
     let stage = record.attribute(STAGE).unwrap_or("quarantined");
     let safe = |c: &char| c.is_ascii_alphanumeric() || *c == '-';
     stage.chars().filter(safe).collect()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
-//! A VM given back: quarantined until it was cleaned.
+//! Deallocation: the VM is quarantined until it was cleaned.
 //!
-//! Promises: what is begun is recorded first (I9); a deallocation ends an allocation of its ID that is under way; whatever
+//! Guarantees: what is begun is recorded first (I9); whatever
 //! stage the record is in, it is taken from that stage and no other.
 
 use std::time::Duration;
@@ -29,21 +29,18 @@ pub enum Returned {
     Quarantined,
 }
 
-/// How it ended, and what was given back.
+/// How it ended, and what was deallocated.
 pub(crate) type Taken = (Returned, Option<Allocation>);
 
 impl VmPool {
-    /// Ends the allocations of the ID that are under way in this process. What they got is in the ledger after that.
-    pub(crate) async fn cancel(&self, id: &str) -> Result<(), PoolError> {
-        if self.inner.flights.cancel(id).await {
-            self.inner.desk.settle(&Handle::new(id)).await?;
-        }
+    /// Waits until nothing that this process began for the ID can still change the pool.
+    pub(crate) async fn settle(&self, id: &str) -> Result<(), PoolError> {
+        self.inner.desk.find(&Handle::new(id)).await?;
         Ok(())
     }
 
-    /// Takes a VM back. It is free after it was cleaned; `force` frees it as it is.
+    /// Takes a VM back; no allocation of the ID is under way here. It is free after it was cleaned; `force` frees it as it is.
     pub(crate) async fn deallocate(&self, id: &str, force: bool) -> Result<Taken, PoolError> {
-        self.cancel(id).await?;
         if self.inner.rules.cleanup.is_none() || force {
             return self.free(id).await;
         }
@@ -64,8 +61,8 @@ impl VmPool {
                 continue;
             }
             if pool.holders(address).count() > 1 {
-                // Another allocation has the same VM: a reboot would take it from under it.
-                tracing::warn!(pool = self.name(), %address, id = shown(id), "a VM with two owners is given back by one, without a reboot");
+                // Another allocation has the same VM: a reboot would interrupt it.
+                tracing::warn!(pool = self.name(), %address, id = shown(id), "one of a VM's two owners deallocates it: it is not rebooted");
                 if self.release(address, record).await? {
                     return Ok((Returned::Released, was));
                 }
@@ -87,7 +84,7 @@ impl VmPool {
         else {
             return false;
         };
-        let after = (cleanup.patience.limit + cleanup.retry) * ABANDONED_AFTER;
+        let after = (cleanup.timing.limit + cleanup.retry) * ABANDONED_AFTER;
         quarantine.is_abandoned(after, Timestamp::now())
     }
 
@@ -107,7 +104,7 @@ impl VmPool {
         Ok(begun)
     }
 
-    /// Begins the cleanup of a VM, whose record is the given one. False if that has changed.
+    /// Begins the cleanup of a VM whose record is `record`. False if that has changed.
     pub(super) async fn quarantine(
         &self,
         address: Address,
@@ -127,8 +124,8 @@ impl VmPool {
             handle: Handle::new(id),
             part: None,
         };
-        let rest = Duration::ZERO;
-        let release = Request::Release(Release { selector, rest });
+        let cooldown = Duration::ZERO;
+        let release = Request::Release(Release { selector, cooldown });
         let Answer::Released(freed) = self.inner.desk.submit(release).await? else {
             return Ok((Returned::Nothing, None));
         };

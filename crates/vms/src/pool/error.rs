@@ -1,4 +1,4 @@
-//! Why a VM pool did not do what it was asked. A variant is a decision of the caller.
+//! Why a request to a VM pool failed. A variant is a decision of the caller.
 //!
 //! Errors are logged: an ID or a pool's name that no allocation or pool could have is never in the text whole.
 
@@ -18,13 +18,13 @@ use crate::vm::VmError;
 #[derive(Debug, Error)]
 pub enum PoolError {
     /// Expected when demand is larger than supply: wait for a VM, or add some.
-    #[error("no available IPs in pool{}", told(.faults))]
+    #[error("no available IPs in pool{}", by_fault(.faults))]
     Exhausted {
         /// Free VMs that failed their readiness check.
         faults: BTreeMap<IpAddr, Fault>,
     },
     /// No VM was found ready in time.
-    #[error("no VM was ready within {limit:?}{}", told(.faults))]
+    #[error("no VM was ready within {limit:?}{}", by_fault(.faults))]
     TooLate {
         limit: Duration,
         faults: BTreeMap<IpAddr, Fault>,
@@ -44,16 +44,16 @@ pub enum PoolError {
     UnknownPool { name: String, known: Vec<String> },
     #[error("there is no allocation {:?}", shown(.0))]
     UnknownAllocation(String),
-    #[error("nobody has {0}")]
+    #[error("{0} is not allocated")]
     UnknownIp(IpAddr),
     /// The same ID asks while its VM is being checked for another request, which takes longer than this one may.
     #[error("the VM {ip} of allocation {:?} is still being checked", shown(.id))]
     BeingChecked { id: String, ip: IpAddr },
-    /// The ID was deallocated while its VM was being checked: nobody gets a VM for it.
+    /// The ID was deallocated while its VM was being checked: the request gets no VM.
     #[error("allocation {:?} was deallocated before its VM was ready", shown(.0))]
     Deallocated(String),
-    /// The same ID asks again while its VM is still being cleaned: it comes back in a while.
-    #[error("allocation {:?} was given back and its VM {ip} is being cleaned", shown(.id))]
+    /// The same ID asks again while its VM is still being cleaned: retry later.
+    #[error("allocation {:?} was deallocated and its VM {ip} is being cleaned", shown(.id))]
     BeingCleaned { id: String, ip: IpAddr },
     /// The VM itself failed. The allocation is unchanged.
     #[error(transparent)]
@@ -83,21 +83,21 @@ impl PoolError {
 }
 
 /// `: 2 VMs do not answer (10.0.0.1, 10.0.0.2); 1 VMs ...`
-fn told(faults: &BTreeMap<IpAddr, Fault>) -> String {
-    let mut by_fault: BTreeMap<Fault, Vec<String>> = BTreeMap::new();
+fn by_fault(faults: &BTreeMap<IpAddr, Fault>) -> String {
+    let mut groups: BTreeMap<Fault, Vec<String>> = BTreeMap::new();
     for (ip, fault) in faults {
-        by_fault.entry(*fault).or_default().push(ip.to_string());
+        groups.entry(*fault).or_default().push(ip.to_string());
     }
-    let told = by_fault.iter().map(|(fault, ips)| {
+    let texts = groups.iter().map(|(fault, ips)| {
         let few = ips.iter().take(5).map(String::as_str);
         let more = (ips.len() > 5).then_some("...");
         let listed: Vec<&str> = few.chain(more).collect();
         format!("{} VMs {} ({})", ips.len(), fault.text(), listed.join(", "))
     });
-    let told: Vec<String> = told.collect();
-    match told.is_empty() {
+    let texts: Vec<String> = texts.collect();
+    match texts.is_empty() {
         true => String::new(),
-        false => format!(": {}", told.join("; ")),
+        false => format!(": {}", texts.join("; ")),
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_no_vm_is_given_is_told_by_fault() {
+    fn the_message_groups_vms_by_fault() {
         let ip = |last: u8| IpAddr::from([10, 0, 0, last]);
         let mut faults: BTreeMap<IpAddr, Fault> = (1..=7).map(|n| (ip(n), Fault::Silent)).collect();
         faults.insert(ip(9), Fault::HostKey);

@@ -1,15 +1,15 @@
 //! VMs that failed their readiness check, why, and for how long they are passed over.
 //!
-//! Promises that a dead VM costs one timeout per pass and not one per pod: each failure in a row
+//! Guarantees that a dead VM costs one timeout per pass and not one per pod: each failure in a row
 //! doubles the time that it is left alone, up to a bound, and one success forgets them all. Does
 //! not survive a restart: then every VM gets a fresh chance.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::vm::VmError;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Failures in a row double the time up to this factor.
 const MOST: u32 = 16;
@@ -73,7 +73,7 @@ impl Health {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Silence>> {
-        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.silent.lock()
     }
 
     pub(super) fn failed(&self, ip: IpAddr, fault: Fault, now: Instant) {

@@ -1,37 +1,38 @@
-//! The VMs that a pool may give, now.
+//! The VMs that a pool may allocate now.
 //!
-//! Promises that a VM that left the settings while it is in use is still found by its owner, and
-//! given to nobody else.
+//! Guarantees that a VM that left the settings while it is in use is still found by its owner, and
+//! not allocated to another.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use berth_core::{Address, Block, Pool, Space};
+use parking_lot::RwLock;
 
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    now: RwLock<Arc<Roll>>,
+    now: RwLock<Arc<Membership>>,
 }
 
 /// One state of the membership.
 #[derive(Debug)]
-pub(super) struct Roll {
+pub(super) struct Membership {
     /// In the order of the settings.
     pub listed: Vec<Address>,
-    /// No longer listed, and in use when last looked.
+    /// No longer listed, and in use when last read.
     pub leaving: BTreeSet<Address>,
-    /// Both: where an owner's own VM is looked for.
+    /// Both: an owner's own VM is found in these.
     pub space: Arc<Space>,
 }
 
-impl Default for Roll {
+impl Default for Membership {
     fn default() -> Self {
         Self::new(Vec::new(), BTreeSet::new())
     }
 }
 
-impl Roll {
+impl Membership {
     fn new(listed: Vec<Address>, leaving: BTreeSet<Address>) -> Self {
         let all = runs(&listed)
             .into_iter()
@@ -45,8 +46,8 @@ impl Roll {
 }
 
 impl Members {
-    pub(super) fn roll(&self) -> Arc<Roll> {
-        Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn now(&self) -> Arc<Membership> {
+        Arc::clone(&self.now.read())
     }
 
     pub(super) fn set(&self, ips: &[IpAddr], pool: &Pool) {
@@ -54,8 +55,8 @@ impl Members {
         let known: BTreeSet<Address> = listed.iter().copied().collect();
         let held = pool.records().map(|(address, _)| address);
         let leaving = held.filter(|address| !known.contains(address)).collect();
-        let roll = Arc::new(Roll::new(listed, leaving));
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = roll;
+        let membership = Arc::new(Membership::new(listed, leaving));
+        *self.now.write() = membership;
     }
 }
 
@@ -87,11 +88,11 @@ mod tests {
         pool.restore(ip("10.0.0.9").into(), record);
         let members = Members::default();
         members.set(&[ip("10.0.0.3"), ip("10.0.0.4"), ip("10.0.0.1")], &pool);
-        let roll = members.roll();
-        assert_eq!(roll.space.count(), 4);
-        assert!(roll.space.contains(ip("10.0.0.9").into()));
-        assert!(roll.leaving.contains(&ip("10.0.0.9").into()));
-        assert_eq!(roll.listed.len(), 3);
-        assert_eq!(runs(&roll.listed).len(), 2);
+        let membership = members.now();
+        assert_eq!(membership.space.count(), 4);
+        assert!(membership.space.contains(ip("10.0.0.9").into()));
+        assert!(membership.leaving.contains(&ip("10.0.0.9").into()));
+        assert_eq!(membership.listed.len(), 3);
+        assert_eq!(runs(&membership.listed).len(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! One pool of VMs: who has which, and what must happen before another gets it.
+//! One pool of VMs: which allocation has which VM, and what must happen before another gets it.
 //!
 //! ```text
 //!         allocate            ready            deallocate              rebooted, ready
@@ -8,16 +8,16 @@
 //!        the next one
 //! ```
 //!
-//! Promises: the same ID gets the same VM (I3); an answer is durable (I2); a VM that does not
-//! answer is passed over; one that was used is given on only after it was seen to reboot (I4); what
+//! Guarantees: the same ID gets the same VM (I3); an answer is durable (I2); a VM that does not
+//! answer is passed over; one that was used is allocated again only after a proof of its reboot (I4); what
 //! is begun is recorded first and resumed after a restart (I9).
 
 mod allocate;
 mod allocation;
 mod cleaner;
+mod deadline;
 mod deallocate;
 mod error;
-mod flights;
 mod health;
 mod members;
 mod recovery;
@@ -26,7 +26,7 @@ mod status;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::plan::Selector;
@@ -34,11 +34,12 @@ use berth_core::{Address, Answer, Handle, Order, Pool, Record, Release, Request}
 use berth_desk::{Desk, DeskError};
 use berth_ledger::configmap::ConfigMapLedger;
 use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-pub(crate) use allocate::Deadline;
 pub(crate) use allocation::shown;
 pub use allocation::{Allocation, Applicant};
+pub(crate) use deadline::Deadline;
 pub use deallocate::Returned;
 pub(crate) use deallocate::Taken;
 pub use error::PoolError;
@@ -52,7 +53,6 @@ use crate::metrics::PoolMeters;
 use crate::settings::{Cleanup, PoolSettings, Readiness};
 use crate::vm::Vms;
 use cleaner::Cleaner;
-use flights::Flights;
 use health::Health;
 use members::Members;
 
@@ -111,17 +111,14 @@ struct Inner {
     members: Members,
     health: Health,
     cleaner: Cleaner,
-    flights: Flights,
-    /// Allocations of this node that were made in a boot that nobody knows.
+    /// Allocations of this node that were made in an unknown boot.
     unknown_boot: Mutex<BTreeSet<String>>,
     meters: PoolMeters,
 }
 
 impl Inner {
     fn unknown_boot(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.unknown_boot
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.unknown_boot.lock()
     }
 }
 
@@ -154,7 +151,6 @@ impl VmPool {
             rules,
             members: Members::default(),
             cleaner: Cleaner::default(),
-            flights: Flights::default(),
             unknown_boot: Mutex::default(),
             meters,
         };
@@ -184,7 +180,7 @@ impl VmPool {
         }
     }
 
-    /// Every VM that somebody has, whether the settings still list it or not. A state that can't
+    /// Every VM that is allocated, whether the settings still list it or not. A state that can't
     /// be read is set aside for that; `ips` are then those that it may speak of.
     pub(crate) async fn held(&self, ips: &[IpAddr]) -> Result<Vec<IpAddr>, PoolError> {
         let pool = match self.load().await {
@@ -198,10 +194,10 @@ impl VmPool {
         Ok(pool.records().map(|(address, _)| address.into()).collect())
     }
 
-    /// From now on these VMs are the pool's. What is in use stays with who has it.
+    /// From now on these VMs are the pool's. What is in use stays with its owner.
     pub(crate) async fn resize(&self, ips: &[IpAddr]) -> Result<(), PoolError> {
         let pool = self.load().await?;
-        // Before the ledger counts them: what is shown as available can be given.
+        // Before the ledger counts them: what is shown as available can be allocated.
         self.inner.members.set(ips, &pool);
         self.set_members(ips);
         self.repair().await?;
@@ -227,7 +223,7 @@ impl VmPool {
         }
     }
 
-    /// Gives the allocation's VM its user data.
+    /// Writes the user data of the allocation's VM.
     pub async fn put_user_data(&self, id: &str, data: &[u8]) -> Result<Allocation, PoolError> {
         let allocation = self.in_use(id).await?;
         self.inner.vms.put_user_data(allocation.ip, data).await?;
@@ -237,7 +233,7 @@ impl VmPool {
     /// Every allocation, by address.
     pub async fn list(&self) -> Result<Vec<Allocation>, PoolError> {
         let pool = self.load().await?;
-        let all = pool.records().chain(pool.rivals());
+        let all = pool.records().chain(pool.duplicate_holders());
         Ok(all
             .map(|(address, record)| Allocation::read(self.name(), address, record))
             .collect())
@@ -269,11 +265,11 @@ impl VmPool {
                 address,
                 holder: holder.clone(),
             },
-            rest: Duration::ZERO,
+            cooldown: Duration::ZERO,
         });
         match self.inner.desk.submit(release).await? {
             Answer::Released(freed) => Ok(!freed.is_empty()),
-            // Somebody else has it by now: what was ours is gone already (I6).
+            // Another owner has it by now: the expected record is gone already (I6).
             _ => Ok(false),
         }
     }
@@ -285,14 +281,14 @@ impl VmPool {
         from: &Record,
         to: Record,
     ) -> Result<bool, PoolError> {
-        let reown = Request::Reown {
+        let transfer = Request::Transfer {
             address,
             expected: from.clone(),
             record: to,
         };
         Ok(matches!(
-            self.inner.desk.submit(reown).await?,
-            Answer::Reowned
+            self.inner.desk.submit(transfer).await?,
+            Answer::Transferred
         ))
     }
 }

@@ -1,7 +1,7 @@
-//! After a restart, and when asked: make the state sound, and take back what this node's former
-//! life left behind.
+//! Recovery, after a restart or on request: repairs the state, and takes back what this node's former
+//! process left behind.
 //!
-//! Promises: only a state that was read is repaired; one that can't be read is set aside and never
+//! Guarantees: only a state that was read is repaired; one that can't be read is set aside and never
 //! destroyed (I5); an API server that does not answer is an error and changes nothing. Another
 //! node's VMs are not touched (I6).
 
@@ -26,7 +26,7 @@ pub struct Recovered {
     pub pool: String,
     /// This node's VMs that went into cleaning, or were freed where VMs are not cleaned.
     pub taken_back: usize,
-    /// Cleanups that a former life began, and that go on.
+    /// Cleanups that a former process began, and that go on.
     pub resumed: usize,
     /// Readiness checks that were cut off, whose VMs are free again.
     #[serde(default)]
@@ -53,7 +53,7 @@ pub enum Recovery {
     AtStart,
     /// The same after a reboot of the node, which its pods did not survive.
     AfterReboot,
-    /// The same in a boot of which nobody knows whether the pods of before are in it.
+    /// The same where it is unknown whether the node was rebooted.
     UnknownBoot,
 }
 
@@ -74,7 +74,7 @@ enum Verdict {
     /// Its check was cut off.
     Undo,
     TakeBack,
-    /// Nobody knows whether its pod lives.
+    /// Whether its pod lives is unknown.
     Unknown,
     Leave,
 }
@@ -114,9 +114,9 @@ impl VmPool {
             }
         }
         let pool = self.load().await?;
-        for (address, record) in pool.rivals() {
+        for (address, record) in pool.duplicate_holders() {
             tracing::error!(pool = self.name(), %address, second = %record.handle,
-                "two allocations have one VM; it is free when both gave it back");
+                "two allocations have one VM; it is free when both are deallocated");
         }
         let mut mine = Vec::new();
         let mut unknown = BTreeSet::new();
@@ -124,7 +124,7 @@ impl VmPool {
         for address in addresses {
             let mut left = pool.holders(address).count();
             for record in pool.holders(address) {
-                match self.judge(record, recovery) {
+                match self.verdict(record, recovery) {
                     Verdict::Resume => {
                         self.clean(address);
                         recovered.resumed += 1;
@@ -152,7 +152,7 @@ impl VmPool {
             );
             *self.inner.unknown_boot() = unknown;
         }
-        // Put together, so that the desk writes them in one commit.
+        // Submitted together, so that the desk writes them in one commit.
         let done = join_all(
             mine.iter()
                 .map(|(address, record, last)| self.take(*address, record, *last)),
@@ -167,7 +167,7 @@ impl VmPool {
         Ok(recovered)
     }
 
-    fn judge(&self, record: &Record, recovery: Recovery) -> Verdict {
+    fn verdict(&self, record: &Record, recovery: Recovery) -> Verdict {
         let node = self.inner.rules.node.as_str();
         let is_mine = record.attribute(NODE) == Some(node);
         match Stage::read(record) {
@@ -192,7 +192,7 @@ impl VmPool {
         !self.inner.unknown_boot().is_empty()
     }
 
-    /// Forgets VMs of an unknown boot that were given back.
+    /// Forgets VMs of an unknown boot that were deallocated.
     pub(super) fn forget_taken_back(&self, pool: &Pool) {
         let in_use = |id: &String| {
             let held = pool.held_under(&Handle::new(id)).next();
@@ -222,7 +222,7 @@ impl VmPool {
                 pool = self.name(),
                 allocations,
                 unknown,
-                "the state could not be read; it was set aside and rebuilt from what could be made out"
+                "the state could not be read; it was set aside and rebuilt from what could be parsed"
             );
         }
         Ok(salvage)

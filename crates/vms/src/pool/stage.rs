@@ -6,7 +6,7 @@
 //!      └── not ready: exchanged for the next VM, or released
 //! ```
 //!
-//! Promises that a stage survives a restart (I9), and that each is left by one change: a change names the stage that it
+//! Guarantees that a stage survives a restart (I9), and that each is left by one change: a change names the stage that it
 //! ends, by a nonce of its own ([`berth_core::STAGE`]), so that of two that end it one fails.
 
 use std::time::Duration;
@@ -20,11 +20,11 @@ const CHECKING: &str = "checking-";
 const CHECKING_SINCE: &str = "checkingSince";
 /// The node that checks.
 const CHECKING_BY: &str = "checkingBy";
-/// When nobody works on the check any more.
+/// When the check's process can't be working on it any more.
 const CHECKING_UNTIL: &str = "checkingUntil";
 
 const QUARANTINED: &str = "quarantined-";
-/// The VM was given back and may not be given on before it was cleaned.
+/// The VM was deallocated and may not be allocated again before it was cleaned.
 const QUARANTINED_AT: &str = "quarantinedAt";
 /// The node that has to clean it.
 const QUARANTINED_BY: &str = "quarantinedBy";
@@ -36,10 +36,10 @@ const CLEANUP_TRIED_AT: &str = "cleanupTriedAt";
 /// Where an allocation is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Its VM is being checked: nobody was answered with it yet.
+    /// Its VM is being checked: no request was answered with it yet.
     Checking(Checking),
     InUse,
-    /// Its VM was given back, and is not clean yet.
+    /// Its VM was deallocated, and is not clean yet.
     Quarantined(Quarantine),
 }
 

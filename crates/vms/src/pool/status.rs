@@ -35,12 +35,12 @@ pub struct Status {
     pub uncleaned: Vec<IpAddr>,
     /// VMs that two allocations claim to have: another program broke the state.
     pub doubled: Vec<IpAddr>,
-    /// This node's VMs from before a start in an unknown boot: nobody knows whether their pods live, so they were not taken
+    /// This node's VMs from before a start in an unknown boot: whether their pods live is unknown, so they were not taken
     /// back.
     #[serde(default)]
     pub not_taken_back: Vec<IpAddr>,
     /// Entries of the state that are no allocation.
-    pub strays: Vec<String>,
+    pub unparsed: Vec<String>,
 }
 
 impl VmPool {
@@ -60,9 +60,9 @@ impl VmPool {
         Ok(status)
     }
 
-    /// What has to be done now and then though nobody asks: puts back what another program erased, and releases VMs whose
+    /// Periodic work: restores what another program erased, and releases VMs whose
     /// check was cut off.
-    pub(crate) async fn tend(&self) -> Result<(), PoolError> {
+    pub(crate) async fn maintain(&self) -> Result<(), PoolError> {
         let pool = self.load().await?;
         if let Store::ConfigMap(ledger) = &self.inner.store
             && ledger.is_owing(&self.inner.key)
@@ -82,14 +82,14 @@ impl VmPool {
     }
 
     fn count(&self, pool: &Pool) -> Status {
-        let roll = self.inner.members.roll();
-        let held = pool.records().chain(pool.rivals());
+        let membership = self.inner.members.now();
+        let held = pool.records().chain(pool.duplicate_holders());
         let quarantine = |record: &Record| Stage::read(record).quarantine();
         let (quarantined, in_use): (Vec<_>, Vec<_>) =
             held.partition(|(_, record)| quarantine(record).is_some());
         let free: Vec<Address> = match pool.listing() {
             Some(listing) => listing.to_vec(),
-            None => roll
+            None => membership
                 .listed
                 .iter()
                 .copied()
@@ -118,10 +118,13 @@ impl VmPool {
             locked: with(Fault::Login),
             occupied: with(Fault::UserData),
             uncleaned: uncleaned.map(|(address, _)| (*address).into()).collect(),
-            doubled: pool.rivals().map(|(address, _)| address.into()).collect(),
+            doubled: pool
+                .duplicate_holders()
+                .map(|(address, _)| address.into())
+                .collect(),
             not_taken_back: self.not_taken_back(pool),
-            strays: pool
-                .strays()
+            unparsed: pool
+                .unparsed()
                 .iter()
                 .map(|s| format!("{}: {}", s.key, s.why))
                 .collect(),

@@ -1,6 +1,6 @@
 //! `VM_POOL_IPS`: which VMs a pool has.
 //!
-//! Promises: the order is kept, what is listed twice counts once, and every entry that can't be
+//! Guarantees: the order is kept, what is listed twice counts once, and every entry that can't be
 //! meant is refused by name, with its place in the list. Does not ask whether a VM is there.
 
 use std::collections::HashSet;

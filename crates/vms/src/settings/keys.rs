@@ -156,7 +156,7 @@ pub const KEYS: &[Key] = &[
         VM_READINESS,
         "VM_READINESS",
         "ssh",
-        "what a VM must answer before it is given: ssh, tcp, off",
+        "what a VM must answer before it is allocated: ssh, tcp, off",
     ),
     key(
         VM_DEAD_FOR,

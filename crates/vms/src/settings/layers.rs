@@ -1,7 +1,7 @@
 //! Flags over environment over file over defaults.
 //!
-//! Promises that a value is always reported with where it came from, and that a name nobody knows
-//! is refused: a setting that is silently ignored is the worst kind of wrong.
+//! Guarantees that a value is always reported with where it came from, and that an unknown name
+//! is refused instead of ignored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -78,7 +78,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// `flags` and `env` give a value by name; the file is optional.
+    /// `flags` and `env` return a value by name; the file is optional.
     pub fn read(
         flags: impl Fn(&str) -> Option<String>,
         env: impl Fn(&str) -> Option<String>,
@@ -151,7 +151,7 @@ impl Layers {
         })
     }
 
-    /// The value read by `parse`, whose error is told with the setting's name and origin.
+    /// The value read by `parse`, whose error is reported with the setting's name and origin.
     pub(super) fn parse<T>(
         &self,
         name: &'static str,

@@ -1,8 +1,8 @@
 //! The settings of the VM pools.
 //!
-//! Promises: flags over environment over file over defaults; nothing unknown, nothing misspelt and
+//! Guarantees: flags over environment over file over defaults; nothing unknown, nothing misspelt and
 //! nothing contradictory gets through, and the message names the setting, where it was set and what
-//! would be right. One VM in two pools is refused: it would be given twice (I1).
+//! would be right. One VM in two pools is refused: it would be allocated twice (I1).
 
 mod duration;
 mod ips;
@@ -26,7 +26,7 @@ pub use pools::{DEFAULT_POOL, PoolSettings};
 pub(crate) use pools::{check_apart, pool_from_configmap};
 pub use scaling::{Hook, Level, Scaling};
 
-use crate::vm::{Access, CyclePatience, HostKeyRule};
+use crate::vm::{Access, HostKeyRule, RebootTiming};
 use duration::parse_duration;
 
 /// Everything that the VM front needs to know.
@@ -47,7 +47,7 @@ pub struct Settings {
     pub readiness: Readiness,
     pub dead_for: Duration,
     pub allocate_within: Duration,
-    /// `None`: VMs are not rebooted, the pods' owner sees to it.
+    /// `None`: VMs are not rebooted by Berth.
     pub cleanup: Option<Cleanup>,
     pub recover_at_start: RecoverAtStart,
     /// The file that names the node's boot; none: the agent's choice.
@@ -55,7 +55,7 @@ pub struct Settings {
     pub ledger: LedgerChoice,
     pub retry: RetryPolicy,
     pub tcp: Option<TcpListen>,
-    /// `None`: nobody wants to know how full the pools are.
+    /// `None`: pools that run low are not reported.
     pub scaling: Option<Scaling>,
     /// The file that was read, to be watched for edits.
     pub file: Option<PathBuf>,
@@ -82,7 +82,7 @@ pub enum RecoverAtStart {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cleanup {
-    pub patience: CyclePatience,
+    pub timing: RebootTiming,
     /// The pause before a failed cleanup is tried again.
     pub retry: Duration,
 }
@@ -110,7 +110,7 @@ impl Settings {
         Self::new(flags, env, file, Path::new("/"))
     }
 
-    /// `root` is where the files of the node's name and of the service account are looked for.
+    /// `root` is the directory that the files of the node's name and of the service account are read under.
     pub fn new(
         flags: impl Fn(&str) -> Option<String>,
         env: impl Fn(&str) -> Option<String>,
@@ -195,7 +195,7 @@ where
 fn some_time(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text)?;
     if time.is_zero() {
-        return Err(format!("{text:?} leaves no time; give at least 1ms"));
+        return Err(format!("{text:?} leaves no time; set at least 1ms"));
     }
     Ok(time)
 }
@@ -225,21 +225,21 @@ fn access(layers: &Layers) -> Result<Access, SettingsError> {
 }
 
 fn cleanup(layers: &Layers) -> Result<Option<Cleanup>, SettingsError> {
-    let patience = CyclePatience {
+    let timing = RebootTiming {
         floor: required(layers, keys::VM_CLEANUP_WAIT, parse_duration)?,
         limit: required(layers, keys::VM_CLEANUP_LIMIT, some_time)?,
         must_be_seen_down: required(layers, keys::VM_CLEANUP_SEEN_DOWN, parse_bool)?,
         down_for: layers.parse(keys::VM_CLEANUP_DOWN_FOR, some_time)?,
-        ..CyclePatience::default()
+        ..RebootTiming::default()
     };
-    if patience.limit < patience.floor {
+    if timing.limit < timing.floor {
         return Err(SettingsError::Together(format!(
-            "vm-cleanup-limit {:?} is below vm-cleanup-wait {:?}: give it at least that",
-            patience.limit, patience.floor
+            "vm-cleanup-limit {:?} is below vm-cleanup-wait {:?}: set at least that",
+            timing.limit, timing.floor
         )));
     }
     let cleanup = Cleanup {
-        patience,
+        timing,
         retry: required(layers, keys::VM_CLEANUP_RETRY, some_time)?,
     };
     let wanted = required(layers, keys::VM_CLEANUP, parse_bool)?;
@@ -271,7 +271,7 @@ fn tcp(layers: &Layers) -> Result<Option<TcpListen>, SettingsError> {
             token_file,
         })),
         (Some(_), None) => Err(SettingsError::Together(
-            "vm-listen needs vm-token-file: whoever can reach the address could take every VM"
+            "vm-listen needs vm-token-file: without it any host that can reach the address could take every VM"
                 .into(),
         )),
         (None, _) => Ok(None),

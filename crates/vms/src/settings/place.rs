@@ -1,6 +1,6 @@
 //! Where this process runs: the node's name and the namespace of the pools.
 //!
-//! Promises the order that users of the pool know. Does not fall back to a made-up name: a wrong
+//! Guarantees the order that users of the pool know. Does not fall back to a made-up name: a wrong
 //! node name would release another node's VMs.
 
 use std::path::Path;
@@ -8,27 +8,27 @@ use std::path::Path;
 /// The first answer wins: the setting, `NODE_NAME`, what the downward API mounted, the host's name.
 pub fn node_name(setting: Option<&str>, root: &Path) -> Option<String> {
     let files = ["etc/podinfo/nodename", "etc/hostname"];
-    given(setting).or_else(|| files.iter().find_map(|file| first_line(&root.join(file))))
+    non_empty(setting).or_else(|| files.iter().find_map(|file| first_line(&root.join(file))))
 }
 
 /// The setting, the service account's namespace, `POD_NAMESPACE`, the default.
 pub fn namespace(setting: Option<&str>, pod_namespace: Option<&str>, root: &Path) -> String {
     let mounted = "var/run/secrets/kubernetes.io/serviceaccount/namespace";
-    given(setting)
+    non_empty(setting)
         .or_else(|| first_line(&root.join(mounted)))
-        .or_else(|| given(pod_namespace))
+        .or_else(|| non_empty(pod_namespace))
         .unwrap_or_else(|| DEFAULT_NAMESPACE.into())
 }
 
 pub const DEFAULT_NAMESPACE: &str = "confidential-containers-system";
 
-fn given(value: Option<&str>) -> Option<String> {
+fn non_empty(value: Option<&str>) -> Option<String> {
     let value = value?.trim();
     (!value.is_empty()).then(|| value.into())
 }
 
 fn first_line(path: &Path) -> Option<String> {
-    given(std::fs::read_to_string(path).ok()?.lines().next())
+    non_empty(std::fs::read_to_string(path).ok()?.lines().next())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Which pools there are and which VMs each has.
 //!
-//! Promises that no VM is in two pools and no two pools share a ConfigMap: either would give one
+//! Guarantees that no VM is in two pools and no two pools share a ConfigMap: either would allocate one
 //! VM twice (I1).
 
 use std::collections::BTreeMap;
@@ -64,12 +64,12 @@ pub(crate) fn pool_from_configmap(
     name: &str,
     ips: &str,
 ) -> Result<Vec<PoolSettings>, String> {
-    let told = |why: String| format!("pool {name:?}: {why}");
-    check_name(name).map_err(told)?;
+    let in_pool = |why: String| format!("pool {name:?}: {why}");
+    check_name(name).map_err(in_pool)?;
     // Unlike in the settings an empty list is meant: the pool is being emptied.
     let ips = match parse_ips(ips, settings.max_range_ips) {
         Err(IpsError::Empty) => Vec::new(),
-        parsed => parsed.map_err(|error| told(error.to_string()))?,
+        parsed => parsed.map_err(|error| in_pool(error.to_string()))?,
     };
     let pool = PoolSettings {
         name: name.into(),
@@ -116,14 +116,14 @@ pub(crate) fn check_apart(pools: &[PoolSettings]) -> Result<(), String> {
         }
         if let Some(other) = configmaps.insert(&pool.configmap, &pool.name) {
             return Err(format!(
-                "pools {other:?} and {:?} share the ConfigMap {:?}: give each its own",
+                "pools {other:?} and {:?} share the ConfigMap {:?}: set one for each",
                 pool.name, pool.configmap
             ));
         }
         for ip in &pool.ips {
             if let Some(other) = vms.insert(*ip, &pool.name) {
                 return Err(format!(
-                    "{ip} is in pool {other:?} and in pool {:?}: it would be given twice",
+                    "{ip} is in pool {other:?} and in pool {:?}: it would be allocated twice",
                     pool.name
                 ));
             }

@@ -60,8 +60,8 @@ fn the_defaults_are_the_ones_that_users_know() {
     assert_eq!(settings.order, Order::HashIndex);
     assert_eq!(settings.readiness, Readiness::Ssh);
     let cleanup = settings.cleanup.unwrap();
-    assert_eq!(cleanup.patience.floor, Duration::from_secs(5));
-    assert!(cleanup.patience.must_be_seen_down);
+    assert_eq!(cleanup.timing.floor, Duration::from_secs(5));
+    assert!(cleanup.timing.must_be_seen_down);
     assert_eq!(settings.ledger, LedgerChoice::ConfigMap);
     assert_eq!(settings.retry.timeout, Duration::from_secs(30));
     assert_eq!(settings.tcp, None);

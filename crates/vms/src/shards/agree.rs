@@ -37,7 +37,7 @@ pub(crate) async fn agree(shards: &[&VmPool], count: u32) -> Result<(), PoolErro
         for shard in shards {
             let is_empty = match shard.list().await {
                 Ok(all) => all.is_empty(),
-                // Nobody knows what is in it.
+                // What is in it is unknown.
                 Err(error) if is_unreadable(&error) => false,
                 Err(error) => return Err(error),
             };

@@ -1,4 +1,4 @@
-//! One pool over several ConfigMaps ("shards"): where a VM belongs, and how an allocation finds its way.
+//! One pool over several ConfigMaps ("shards"): where a VM belongs, and where an allocation is tried.
 //!
 //! ```text
 //!   VM address ──rendezvous──► its shard, always            allocation ID ──rendezvous──► home shard, then the next:
@@ -10,32 +10,29 @@
 //! the home is marked, and where it is marked all shards are read before an ID gets a new VM. Requests of the same
 //! ID at two agents in the same moment are outside of that: each may allocate a VM, and the deallocation releases both.
 //!
-//! The shards of pool `gpu` are pools named `gpu`, `gpu/1`, `gpu/2`, ..: `/` is in no name that a user gives.
+//! The shards of pool `gpu` are pools named `gpu`, `gpu/1`, `gpu/2`, ..: `/` is in no name that a user may set.
 
 mod agree;
+mod flights;
 mod reads;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use berth_core::{Address, Rendezvous};
 use berth_ledger::LedgerError;
 use futures::future::try_join_all;
-use tokio::time::{timeout, timeout_at};
+use parking_lot::Mutex;
 
 use crate::pool::{
     Allocation, Applicant, Deadline, Faults, PoolError, Returned, Status, Taken, VmPool,
 };
 use crate::settings::PoolSettings;
 use agree::{is_marked, mark};
+use flights::Flights;
 use reads::{Reads, shared};
 
 pub(crate) use agree::agree;
-
-/// Between two looks at an allocation that is to end.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Spreads each pool over so many ConfigMaps. One is the pool itself, as live clusters have it.
 pub(crate) fn spread(pools: Vec<PoolSettings>, count: u32) -> Vec<PoolSettings> {
@@ -76,6 +73,11 @@ pub(crate) fn pool_of(shard: &str) -> &str {
     shard.split_once('/').map_or(shard, |(pool, _)| pool)
 }
 
+/// The pool of which these are all shards.
+fn name_of(shards: &[VmPool]) -> &str {
+    shards.first().map_or("", |shard| pool_of(shard.name()))
+}
+
 /// All shards for this subject, the best first. A further shard takes its share of subjects and moves no other.
 fn order(subject: &str, count: u32) -> Vec<u32> {
     let rank = Rendezvous::new(subject);
@@ -103,7 +105,7 @@ pub(crate) fn merged(all: Vec<Status>) -> Vec<Status> {
                 pool.uncleaned.extend(status.uncleaned);
                 pool.doubled.extend(status.doubled);
                 pool.not_taken_back.extend(status.not_taken_back);
-                pool.strays.extend(status.strays);
+                pool.unparsed.extend(status.unparsed);
             }
         }
     }
@@ -119,7 +121,7 @@ pub(crate) fn named(mut allocation: Allocation) -> Allocation {
 /// What the requests of one process share.
 #[derive(Debug, Default)]
 pub(crate) struct Shards {
-    under_way: Mutex<BTreeMap<String, Arc<UnderWay>>>,
+    flights: Flights,
     ids: Reads<Arc<Ids>>,
     /// Whether a shard is marked.
     marks: Reads<bool>,
@@ -130,55 +132,34 @@ pub(crate) struct Shards {
 /// The IDs of a shard, and whether their VMs are in use.
 type Ids = BTreeMap<String, bool>;
 
-/// The allocations of one ID.
-#[derive(Debug, Default)]
-struct UnderWay {
-    turn: tokio::sync::Mutex<()>,
-    /// A deallocation has ended them.
-    ended: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shards {
-    /// A VM out of the ID's home shard, or, if that has none, of the next one.
+    /// Allocates a VM of the ID's home shard or, if that has none, of the next one. Requests for one ID run one after the
+    /// other, until a deallocation ends them.
     pub(crate) async fn allocate(
         &self,
         shards: &[VmPool],
         applicant: &Applicant,
         deadline: Deadline,
     ) -> Result<Allocation, PoolError> {
-        if let [only] = shards {
-            return only.allocate(applicant, deadline).await;
-        }
         let id = &applicant.allocation_id;
-        let under_way = Arc::clone(lock(&self.under_way).entry(id.clone()).or_default());
-        let outcome = match timeout_at(deadline.at, under_way.turn.lock()).await {
-            Ok(_turn) => {
-                let attempt = Spill::new(deadline);
-                self.allocate_in_turn(shards, applicant, &under_way, attempt)
-                    .await
+        let passenger = self.flights.join(name_of(shards), id);
+        let work = async {
+            match shards {
+                [only] => only.allocate(applicant, deadline).await,
+                _ => self.allocate_in_order(shards, applicant, deadline).await,
             }
-            Err(_) => Err(deadline.missed(Faults::new())),
         };
-        let mut all = lock(&self.under_way);
-        let is_mine = |entry: &Arc<UnderWay>| Arc::ptr_eq(entry, &under_way);
-        // The map's and mine: nobody waits for it.
-        if Arc::strong_count(&under_way) <= 2 && all.get(id).is_some_and(is_mine) {
-            all.remove(id);
-        }
-        outcome.map(named)
+        // After a deallocation nothing is released here: it takes what was recorded.
+        passenger.run(deadline, work).await.map(named)
     }
 
-    async fn allocate_in_turn(
+    async fn allocate_in_order(
         &self,
         shards: &[VmPool],
         applicant: &Applicant,
-        under_way: &UnderWay,
-        mut spill: Spill,
+        deadline: Deadline,
     ) -> Result<Allocation, PoolError> {
+        let mut spill = Spill::new(deadline);
         let id = &applicant.allocation_id;
         let count = u32::try_from(shards.len()).unwrap_or(u32::MAX);
         let order: Vec<&VmPool> = order(id, count)
@@ -190,16 +171,12 @@ impl Shards {
                 faults: Faults::new(),
             });
         };
-        let deadline = spill.deadline;
         if deadline.bound(self.has_spilled(home)).await?
             && let Some(shard) = deadline.bound(self.shard_of(&order, id)).await?
         {
             return shard.allocate(applicant, deadline).await;
         }
         for (n, shard) in order.iter().enumerate() {
-            if under_way.ended.load(Ordering::SeqCst) {
-                return Err(PoolError::Deallocated(id.clone()));
-            }
             // VMs that hang in one shard leave time for the others.
             let share = deadline.share(order.len() - n);
             spill.note(match shard.allocate(applicant, share).await {
@@ -231,44 +208,35 @@ impl Shards {
     }
 
     async fn has_spilled(&self, shard: &VmPool) -> Result<bool, PoolError> {
-        if lock(&self.spilled).contains(shard.name()) {
+        if self.spilled.lock().contains(shard.name()) {
             return Ok(true);
         }
         let read = shared(&self.marks, shard);
         let marked = read.answer(|| is_marked(shard)).await?;
         if marked {
-            lock(&self.spilled).insert(shard.name().to_owned());
+            self.spilled.lock().insert(shard.name().to_owned());
         }
         Ok(marked)
     }
 
     async fn mark(&self, shard: &VmPool) -> Result<(), PoolError> {
-        if !lock(&self.spilled).contains(shard.name()) {
+        if !self.spilled.lock().contains(shard.name()) {
             mark(shard).await?;
-            lock(&self.spilled).insert(shard.name().to_owned());
+            self.spilled.lock().insert(shard.name().to_owned());
         }
         Ok(())
     }
 
-    /// Ends the allocations of the ID that are under way, in whichever shard they are, and waits until they have ended.
+    /// Ends the allocations of the ID that are under way in this process. What they got is in the ledger after that.
     pub(crate) async fn cancel(&self, shards: &[VmPool], id: &str) -> Result<(), PoolError> {
-        // Who asks from now on is a new request.
-        let under_way = lock(&self.under_way).remove(id);
-        if let Some(under_way) = &under_way {
-            under_way.ended.store(true, Ordering::SeqCst);
-        }
-        loop {
-            // Again and again: one may have gone on to the next shard meanwhile.
-            for shard in shards {
-                shard.cancel(id).await?;
-            }
-            let Some(under_way) = &under_way else {
-                return Ok(());
-            };
-            if timeout(LOOK, under_way.turn.lock()).await.is_ok() {
-                return Ok(());
+        let pools: BTreeSet<&str> = shards.iter().map(|shard| pool_of(shard.name())).collect();
+        for pool in pools {
+            if self.flights.cancel(pool, id).await {
+                let of_pool = shards.iter().filter(|shard| pool_of(shard.name()) == pool);
+                try_join_all(of_pool.map(|shard| shard.settle(id))).await?;
             }
         }
+        Ok(())
     }
 
     /// Takes a VM back, in every shard that has the ID.
@@ -278,10 +246,10 @@ impl Shards {
         id: &str,
         force: bool,
     ) -> Result<Taken, PoolError> {
+        self.cancel(shards, id).await?;
         if let [only] = shards {
             return only.deallocate(id, force).await;
         }
-        self.cancel(shards, id).await?;
         let found = try_join_all(shards.iter().map(|shard| async move {
             match shard.by_id(id).await {
                 Ok(_) => Ok(Some(shard)),
@@ -434,10 +402,10 @@ mod tests {
             ..Status::default()
         };
         let merged = merged(vec![status("a", 3), status("a/1", 4), status("b", 5)]);
-        let told: Vec<_> = merged
+        let numbers: Vec<_> = merged
             .iter()
             .map(|s| (s.pool.as_str(), s.total, s.available, s.in_use))
             .collect();
-        assert_eq!(told, [("a", 7, 5, 2), ("b", 5, 4, 1)]);
+        assert_eq!(numbers, [("a", 7, 5, 2), ("b", 5, 4, 1)]);
     }
 }

@@ -1,17 +1,18 @@
 //! Reads of one shard that all requests of the process share.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
-use super::lock;
+use parking_lot::Mutex;
+
 use crate::pool::{PoolError, VmPool};
 
 /// By the shard's name.
 pub(super) type Reads<T> = Mutex<BTreeMap<String, Arc<SharedRead<T>>>>;
 
 pub(super) fn shared<T>(reads: &Reads<T>, shard: &VmPool) -> Arc<SharedRead<T>> {
-    let mut reads = lock(reads);
+    let mut reads = reads.lock();
     Arc::clone(reads.entry(shard.name().to_owned()).or_default())
 }
 

@@ -1,4 +1,4 @@
-//! Why a VM did not do what it was asked. A variant is a decision of the caller: a VM that can't
+//! Why a request to a VM failed. A variant is a decision of the caller: a VM that can't
 //! be reached is passed over, one whose key is unknown is refused, settings are reported.
 
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub enum VmError {
         what: &'static str,
         limit: Duration,
     },
-    /// Somebody else may be answering for the VM: nothing is sent to it.
+    /// Another machine may be answering for the VM: nothing is sent to it.
     #[error("VM {ip} shows host key {fingerprint}, which is not among the {known} keys of {dir:?}")]
     UnknownHostKey {
         ip: IpAddr,
@@ -54,7 +54,7 @@ pub enum VmError {
     /// The marker that was just written is not there: nothing could be proved by its absence.
     #[error("VM {ip} does not keep the file {path} that was written to it")]
     NoMarker { ip: IpAddr, path: String },
-    /// The reboot was asked for and nothing proves that it happened.
+    /// The reboot was requested and nothing proves that it happened.
     #[error(
         "VM {ip} was asked to reboot and was not rebooted within {limit:?}: the file that a reboot removes is still there{}",
         advice(*.down)
@@ -62,7 +62,7 @@ pub enum VmError {
     NotRebooted {
         ip: IpAddr,
         limit: Duration,
-        /// The longest that it gave no answer before it came back with the file.
+        /// The longest time without an answer that ended with the file still there.
         down: Option<Duration>,
     },
     #[error("VM {ip} was asked to reboot and is not back after {limit:?}")]
@@ -80,7 +80,7 @@ pub enum VmError {
     },
     #[error("host key allow-list {path:?}: {reason}")]
     AllowList { path: PathBuf, reason: String },
-    /// Neither a list of keys nor the word to go without one.
+    /// Neither a list of keys nor the setting to do without one.
     #[error(
         "no host keys are known: set ssh-host-key-allowlist-dir (SSH_HOST_KEY_ALLOWLIST_DIR) to a directory of \
          *.pub files, or ssh-accept-any-host-key to true to trust whatever answers"

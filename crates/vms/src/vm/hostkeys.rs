@@ -1,4 +1,4 @@
-//! The host keys that VMs may show. Promises that a key is accepted by fingerprint only, that a
+//! The host keys that VMs may show. Guarantees that a key is accepted by fingerprint only, that a
 //! list that can't be read accepts nothing, and that no list at all accepts nothing unless the
 //! settings say so. Does not bind a key to one VM: images of a pool share keys.
 
@@ -21,7 +21,7 @@ pub enum HostKeyRule {
     /// Only keys of the `*.pub` files in this directory. It is read at each connection, so that
     /// a rotated key needs no restart.
     AllowList(PathBuf),
-    /// Whatever answers is the VM. Only where the network itself is trusted, and only when told.
+    /// Any key is accepted. Only where the network itself is trusted, and only if the settings say so.
     AcceptAny,
     /// Neither was set: no VM is spoken to.
     Unset,

@@ -1,9 +1,9 @@
-//! What the pool asks of a VM: is it there, take this user data, reboot. Promises that an answer
+//! The requests of a pool to a VM: is it ready, write user data, reboot. Guarantees that an answer
 //! says what was seen, not what was hoped for. Does not decide which VM is asked, nor when.
 
-mod cycle;
 mod error;
 mod hostkeys;
+mod reboot;
 mod sftp;
 mod ssh;
 
@@ -11,12 +11,12 @@ use std::net::IpAddr;
 
 use async_trait::async_trait;
 
-pub use cycle::{CyclePatience, Proof, see_reboot};
 pub use error::VmError;
 pub use hostkeys::{AllowList, HostKeyRule, MAX_FILE_BYTES, MAX_KEYS};
+pub use reboot::{Proof, RebootTiming, wait_for_reboot};
 pub use ssh::{Access, SshVms};
 
-/// Where the VM looks for its user data, relative to the root that its sshd shows.
+/// The file that the VM reads its user data from, relative to the root of its SFTP server.
 pub const USER_DATA: &str = "cidata/user-data";
 /// The file whose appearance makes the VM reboot.
 pub const REBOOT: &str = "cidata/reboot";
@@ -37,16 +37,16 @@ pub trait Vms: Send + Sync + 'static {
     /// ([`VmError::HasUserData`]).
     async fn ready(&self, ip: IpAddr) -> Result<(), VmError>;
 
-    /// Writes a marker that no reboot leaves there ([`marker_path`]), then the file that makes the VM reboot. `Ok` says it was
-    /// asked, not that it obeyed.
-    async fn ask_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError>;
+    /// Writes a marker that no reboot leaves there ([`marker_path`]), then the file that makes the VM reboot. `Ok` says that the reboot was
+    /// requested, not that it happened.
+    async fn request_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError>;
 
-    /// Logs in and looks for the marker.
+    /// Logs in and checks for the marker.
     async fn has_marker(&self, ip: IpAddr, marker: &str) -> Result<bool, VmError>;
 
     /// Removes the marker, the user data and the request for the reboot of a VM whose `cidata` outlives a reboot.
     async fn wipe(&self, ip: IpAddr, marker: &str) -> Result<(), VmError>;
 
-    /// Gives the VM its user data; the VM sees all of it or nothing of it.
+    /// Writes the VM's user data; the VM sees all of it or nothing of it.
     async fn put_user_data(&self, ip: IpAddr, data: &[u8]) -> Result<(), VmError>;
 }

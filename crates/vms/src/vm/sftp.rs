@@ -1,5 +1,5 @@
-//! Files on the VM. Promises that `put_whole` is seen whole or not at all, and that `touch_off`
-//! tells a VM that went down while it was asked from one that refused. Does not make directories:
+//! Files on the VM. Guarantees that `put_whole` is seen whole or not at all, and that `touch_off`
+//! distinguishes a VM that went down during the request from one that refused. Does not make directories:
 //! `cidata` is the VM's own.
 
 use russh_sftp::client::RawSftpSession;
@@ -43,7 +43,7 @@ impl Sftp {
         let temporary = temporary_name(path);
         let handle = self.create(&temporary).await?;
         let written = self.write_all(&handle, data).await;
-        // The handle is given back even after a failed write; the first error is the one told.
+        // The handle is closed even after a failed write; the first error is reported.
         let closed = self.raw.close(handle).await;
         written?;
         closed?;

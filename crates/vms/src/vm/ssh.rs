@@ -1,4 +1,4 @@
-//! VMs over SSH and SFTP. Promises one bounded conversation per question, a host key checked
+//! VMs over SSH and SFTP. Guarantees one bounded session per request, a host key checked
 //! before anything is sent, and no secret in a log. Does not keep connections: a VM that reboots
 //! between two pods has none worth keeping.
 
@@ -183,7 +183,7 @@ struct Conversation {
 
 impl Conversation {
     /// The error of a step, with the file that it was about.
-    fn told<T>(&self, path: &str, step: Result<T, SftpError>) -> Result<T, VmError> {
+    fn of_file<T>(&self, path: &str, step: Result<T, SftpError>) -> Result<T, VmError> {
         step.map_err(|source| VmError::Sftp {
             ip: self.ip,
             path: path.into(),
@@ -192,10 +192,10 @@ impl Conversation {
     }
 
     async fn exists(&self, path: &str) -> Result<bool, VmError> {
-        self.told(path, self.sftp.exists(path).await)
+        self.of_file(path, self.sftp.exists(path).await)
     }
 
-    /// A farewell, so that the VM's log shows an end and not a break. Nothing depends on it.
+    /// Closes the session, so that the VM's log shows no broken connection. Nothing depends on it.
     async fn leave(self) {
         let end = Disconnect::ByApplication;
         let _ = self.session.disconnect(end, "", "en").await;
@@ -221,15 +221,15 @@ impl Vms for SshVms {
         .await
     }
 
-    async fn ask_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
+    async fn request_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
         self.bounded(ip, "asking for a reboot", async {
             let vm = self.sftp(ip).await?;
             let path = marker_path(marker);
-            vm.told(&path, vm.sftp.put_whole(&path, b"").await)?;
+            vm.of_file(&path, vm.sftp.put_whole(&path, b"").await)?;
             if !vm.exists(&path).await? {
                 return Err(VmError::NoMarker { ip, path });
             }
-            vm.told(REBOOT, vm.sftp.touch_off(REBOOT, b"reboot").await)?;
+            vm.of_file(REBOOT, vm.sftp.touch_off(REBOOT, b"reboot").await)?;
             vm.leave().await;
             Ok(())
         })
@@ -250,7 +250,7 @@ impl Vms for SshVms {
         self.bounded(ip, "removing user data", async {
             let vm = self.sftp(ip).await?;
             for path in [USER_DATA, REBOOT, &marker_path(marker)] {
-                vm.told(path, vm.sftp.remove(path).await)?;
+                vm.of_file(path, vm.sftp.remove(path).await)?;
             }
             vm.leave().await;
             Ok(())
@@ -261,7 +261,7 @@ impl Vms for SshVms {
     async fn put_user_data(&self, ip: IpAddr, data: &[u8]) -> Result<(), VmError> {
         self.bounded(ip, "the upload of user data", async {
             let vm = self.sftp(ip).await?;
-            vm.told(USER_DATA, vm.sftp.put_whole(USER_DATA, data).await)?;
+            vm.of_file(USER_DATA, vm.sftp.put_whole(USER_DATA, data).await)?;
             vm.leave().await;
             Ok(())
         })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_ledger::configmap::{ConfigMapLedger, Document, STATE_KEY};
-use berth_testkit::{Cluster, Sheet};
+use berth_testkit::{Cluster, TestConfigMap};
 use berth_vms::settings::Settings;
 use berth_vms::vm::Vms;
 use berth_vms::{Applicant, Fleet, Status, Store, VmMetrics};
@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 pub const STATE: &str = "byom-ip-pool-state";
 
 pub struct Place {
-    pub sheet: Sheet,
+    pub sheet: TestConfigMap,
     metrics: VmMetrics,
 }
 
@@ -26,7 +26,7 @@ impl Place {
     }
 
     pub async fn on(cluster: &Cluster) -> Self {
-        let sheet = Sheet::new(cluster, "byom", STATE).await.unwrap();
+        let sheet = TestConfigMap::new(cluster, "byom", STATE).await.unwrap();
         let metrics = VmMetrics::default();
         Self { sheet, metrics }
     }

@@ -140,7 +140,7 @@ impl Vms for ScriptedVms {
         Ok(())
     }
 
-    async fn ask_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
+    async fn request_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
         self.look(ip)?;
         self.with(ip, |vm| {
             vm.marker = Some(marker.into());

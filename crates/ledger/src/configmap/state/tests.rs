@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use berth_core::{
-    Answer, Block, Claim, Moment, Order, Release, Request, Space, Want, plan,
+    AddressRequest, Allocate, Answer, Block, Moment, Order, Release, Request, Space, plan,
     plan::{Outcome, Selector},
 };
 use proptest::prelude::*;
@@ -46,7 +46,7 @@ fn record_of(id: &str) -> Record {
 }
 
 fn claim(id: &str, ip: &str) -> Change {
-    Change::Claim {
+    Change::Allocate {
         address: address(ip),
         record: record_of(id),
     }
@@ -56,7 +56,7 @@ fn release(id: &str, ip: &str) -> Change {
     Change::Release {
         address: address(ip),
         expected: record_of(id),
-        rest: None,
+        cooldown: None,
     }
 }
 
@@ -100,7 +100,7 @@ fn changed_settings_keep_what_is_in_use() {
     assert_eq!(document.allocated.len(), 1);
     assert!(document.version > 7);
 
-    // Taken out of the settings while in use: it stays, and is not free when it is given back.
+    // Taken out of the settings while in use: it stays, and is not free when it is released.
     let without = members(&["192.168.1.13", "192.168.1.14"]);
     repair(&mut document, &without, now());
     apply(
@@ -204,7 +204,7 @@ fn a_release_names_its_owner() {
 fn one_address_with_two_owners_is_free_after_the_last() {
     let mut document = mk_document(&["a@10.0.0.1", "b@10.0.0.1"], &[]);
     let pool = pool(&document, &None);
-    assert_eq!(pool.rivals().count(), 1, "the double is seen");
+    assert_eq!(pool.duplicate_holders().count(), 1, "the double is seen");
     apply(&mut document, &None, &[release("a", "10.0.0.1")], now()).unwrap();
     assert!(document.available.is_empty());
     apply(&mut document, &None, &[release("b", "10.0.0.1")], now()).unwrap();
@@ -224,8 +224,8 @@ fn foreign_free_addresses_are_kept_and_not_given() {
 fn an_entry_without_an_address_is_a_stray() {
     let document = mk_document(&["a@nowhere", "b@10.0.0.1"], &["10.0.0.1", "10.0.0.2"]);
     let pool = pool(&document, &None);
-    assert_eq!(pool.strays().len(), 1);
-    assert_eq!(pool.strays()[0].key, "a");
+    assert_eq!(pool.unparsed().len(), 1);
+    assert_eq!(pool.unparsed()[0].key, "a");
     assert_eq!(
         free(&pool),
         ["10.0.0.2"],
@@ -274,7 +274,7 @@ fn a_new_entry_has_every_field_of_the_document() {
     let record = record_of("nginx-8b317899")
         .with(attribute::POD, "nginx")
         .with(attribute::NAMESPACE, "default");
-    let change = Change::Claim {
+    let change = Change::Allocate {
         address: address("10.0.0.1"),
         record,
     };
@@ -298,9 +298,9 @@ fn a_new_entry_has_every_field_of_the_document() {
 }
 
 fn hashed(space: &Arc<Space>, id: &str) -> Request {
-    let mut want = Want::any(space.clone());
+    let mut want = AddressRequest::any(space.clone());
     want.order = Order::HashIndex;
-    Request::Claim(Claim {
+    Request::Allocate(Allocate {
         record: record_of(id),
         wants: vec![want],
     })
@@ -388,7 +388,7 @@ proptest! {
                 }
                 Request::Release(Release {
                     selector: Selector::Handle { handle: Handle::new(id), part: None },
-                    rest: std::time::Duration::ZERO,
+                    cooldown: std::time::Duration::ZERO,
                 })
             })
             .collect();

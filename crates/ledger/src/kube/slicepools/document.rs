@@ -1,11 +1,12 @@
-//! One object of a NodeSlicePool: read, and rendered anew. Pure.
+//! One object of a NodeSlicePool: read, and rendered. Pure.
 //!
-//! Rows keep the order that they were found in, whoever wrote them; new ones are appended. A row that
+//! Rows keep the order that they were found in, by any writer; new ones are appended. A row that
 //! can't be read, or whose slice another row has already given to another node, is kept as it is and
-//! assigned to nobody else.
+//! assigned to no other node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::kube::patch_steps::PatchSteps;
 use berth_api::cncf::Condition;
 use berth_api::slices::{
     CONDITIONS, DISJOINT, EPOCHS, MANAGED, NETWORKS, RECALLED, SLICE_PAGE, SLICE_POOL,
@@ -260,7 +261,7 @@ pub fn assemble(
     pages: BTreeMap<u128, Page>,
 ) -> Result<StoredSlicePool, String> {
     let mut table = Assignments::new(cut);
-    let mut strays = Vec::new();
+    let mut unparsed = Vec::new();
     let mut stray_rows = BTreeSet::new();
     for page in pages.values() {
         for (slice, epoch) in page.epochs()? {
@@ -268,7 +269,7 @@ pub fn assemble(
         }
         for (node, slice) in &page.rows.rows {
             if let Err(why) = restore(&mut table, node, slice) {
-                strays.push(why);
+                unparsed.push(why);
                 stray_rows.insert((node.clone(), slice.clone()));
             }
         }
@@ -297,7 +298,7 @@ pub fn assemble(
             marks,
         },
         owners: first.owners.clone(),
-        strays,
+        unparsed,
         stray_rows,
         pages,
     })
@@ -336,7 +337,7 @@ pub fn render(
             let Ok(slice) = row.1.parse::<Prefix>() else {
                 continue;
             };
-            // In a range of several pages what is free is not listed; what is not of the cut nobody can have.
+            // In a range of several pages free slices are not listed; one that is not of this slice size belongs to no node.
             let node = match holder(slice) {
                 Some(holder) => holder.as_str(),
                 None if count == 1 && cut.has(slice) => "",
@@ -478,7 +479,7 @@ impl Rows {
 
     /// The same in single steps, where a few rows and annotations are all that differs: for one node more, a table of
     /// thousands is not sent. None: there is more to say.
-    pub fn steps(&self, page: &Page) -> Option<Vec<Value>> {
+    pub fn steps(&self, page: &Page) -> Option<PatchSteps> {
         let before = &page.rows;
         let like = before.range == self.range
             && before.size == self.size
@@ -490,30 +491,27 @@ impl Rows {
         if !like || !noted {
             return None;
         }
-        let step =
-            |op: &str, path: String, value: &str| json!({ "op": op, "path": path, "value": value });
-        let version = "/metadata/resourceVersion".to_owned();
-        let mut steps = vec![step("test", version, &page.version)];
+        let mut steps = PatchSteps::default();
+        steps.test(&["metadata", "resourceVersion"], page.version.as_str());
         for (place, (was, row)) in before.rows.iter().zip(&self.rows).enumerate() {
             let fields = [("nodeName", &was.0, &row.0), ("sliceRange", &was.1, &row.1)];
             for (field, _, now) in fields.into_iter().filter(|(_, was, now)| was != now) {
-                let path = format!("/status/allocations/{place}/{field}");
-                steps.push(step("add", path, now));
+                let path = ["status", "allocations", &place.to_string(), field];
+                steps.add(&path, now.as_str());
             }
         }
-        let path = |name: &str| format!("/metadata/annotations/{}", name.replace('/', "~1"));
         for name in &page.annotated {
             if !self.annotations.contains_key(name.as_str()) {
-                steps.push(json!({ "op": "remove", "path": path(name) }));
+                steps.remove(&["metadata", "annotations", name]);
             }
         }
         for (name, text) in &self.annotations {
             if before.annotations.get(name) != Some(text) {
-                steps.push(step("add", path(name), text));
+                steps.add(&["metadata", "annotations", name], text.as_str());
             }
         }
         if page.tracked {
-            steps.push(json!({ "op": "add", "path": "/metadata/managedFields", "value": [{}] }));
+            steps.add(&["metadata", "managedFields"], json!([{}]));
         }
         (steps.len() <= MOST_STEPS).then_some(steps)
     }

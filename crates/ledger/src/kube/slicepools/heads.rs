@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use berth_api::slices::{DISJOINT, EPOCHS, MANAGED, NETWORKS, RECALLED, SLICE_PAGE, SLICE_POOL};
 use berth_core::Prefix;
 use berth_core::slice::Epoch;
+use berth_kube::ObjectClient;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::ResourceExt;
@@ -14,7 +15,6 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as start};
 use serde::de::DeserializeOwned;
 
-use super::super::client::ObjectClient;
 use super::super::resource::SLICE_POOLS;
 
 /// A NodeSlicePool, without what it holds.

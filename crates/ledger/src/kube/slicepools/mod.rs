@@ -24,20 +24,18 @@ use berth_api::cncf::Condition;
 use berth_api::slices::SLICE_POOL;
 use berth_core::Prefix;
 use berth_core::slice::assigned::Assignments;
+use berth_kube::{Connection, Failure, ObjectClient, Verb};
 use futures::stream::BoxStream;
 use kube::api::{Patch, Preconditions};
 use serde_json::Value;
 
 use super::ETCD_REQUEST_LIMIT;
-use super::client::ObjectClient;
-use super::connect::Connection;
 use super::resource::SLICE_POOLS;
-use super::response::{Failure, Verb};
 use crate::LedgerError;
 use document::{Page, Rows};
 pub use heads::{Head, HeadEvent};
 
-/// What is told of a pool beside its slices.
+/// The annotations of a pool beside its slices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
     /// A controller made it, and so may delete it.
@@ -50,7 +48,7 @@ pub struct Marks {
     pub conditions: Vec<Condition>,
 }
 
-/// A pool's slices and what is told of them: what a write makes true.
+/// A pool's slices and annotations: the state that a write makes true.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePool {
     pub table: Assignments,
@@ -67,7 +65,7 @@ pub struct StoredSlicePool {
     /// UIDs of the definitions that whereabouts' controller noted as owners.
     pub owners: Vec<String>,
     /// Rows that can't be used, each with its reason. They stay as they are.
-    pub strays: Vec<String>,
+    pub unparsed: Vec<String>,
     stray_rows: BTreeSet<(String, String)>,
     pages: BTreeMap<u128, Page>,
 }
@@ -179,9 +177,8 @@ impl SlicePools {
                 .is_none_or(|pool| pool == name)
                 .then(|| name.to_owned())
         };
-        self.client
-            .pick_metadata(&SLICE_POOLS, "", NAMED, first)
-            .await
+        let names = self.client.pick_metadata(&SLICE_POOLS, "", NAMED, first);
+        Ok(names.await?)
     }
 
     /// The range that the pool of that name is of, read so that every acknowledged write is seen; its rows are not.
@@ -268,7 +265,7 @@ impl SlicePools {
         match self.client.create(&SLICE_POOLS, &document).await {
             Ok(created) => Page::written(&created, rows).map_err(|why| self.unknown(object, why)),
             Err(Failure::Refused(refusal)) if refusal.is_taken_name() && number > 0 => {
-                // A page that was made before its pool could tell of it: nobody reads it yet.
+                // A page that was created before its pool refers to it: no reader uses it yet.
                 let found = self.client.get(&SLICE_POOLS, object).await?;
                 let stale = found
                     .filter(|found| document::page_in(&found.object, pool) == Some(number))
@@ -283,10 +280,8 @@ impl SlicePools {
     }
 
     async fn patch(&self, object: &str, page: &Page, rows: Rows) -> Result<Page, LedgerError> {
-        if let Some(steps) = rows.steps(page)
-            && let Ok(patch) = serde_json::from_value(Value::Array(steps))
-        {
-            let patch = Patch::Json::<Value>(patch);
+        if let Some(steps) = rows.steps(page) {
+            let patch = Patch::Json::<Value>(steps.into_patch());
             match self.client.patch(&SLICE_POOLS, object, &patch).await {
                 Ok(patched) => {
                     return Page::written(&patched, rows).map_err(|why| self.unknown(object, why));
@@ -322,12 +317,11 @@ impl SlicePools {
             uid: Some(page.uid.clone()),
             resource_version: Some(page.version.clone()),
         };
-        self.client
-            .delete(&SLICE_POOLS, object, preconditions)
-            .await
+        let deleted = self.client.delete(&SLICE_POOLS, object, preconditions);
+        Ok(deleted.await?)
     }
 
-    /// Refused before it is sent: an object that etcd does not take is told apart from other errors, with its size.
+    /// Refused before it is sent: an object that etcd does not take is an error of its own, with its size.
     fn check(&self, object: &str, document: &Value) -> Result<(), LedgerError> {
         let size = document.to_string().len();
         if size > self.limit {
@@ -342,7 +336,9 @@ impl SlicePools {
     }
 
     fn failed(&self, verb: Verb, object: &str, failure: Failure) -> LedgerError {
-        failure.into_error(self.client.ask(verb, &SLICE_POOLS, object))
+        failure
+            .into_error(self.client.ask(verb, &SLICE_POOLS, object))
+            .into()
     }
 
     fn unknown(&self, object: &str, why: String) -> LedgerError {

@@ -130,9 +130,9 @@ fn words(step: &Step) -> String {
             address: Some(address),
             ..
         } => format!("allocate {address}"),
-        Step::Record {
+        Step::Record(Record {
             generation, claims, ..
-        } => {
+        }) => {
             format!(
                 "record {} under {generation}",
                 claims.address("p", "a").unwrap()
@@ -431,14 +431,17 @@ fn a_policy_that_is_gone_leaves_the_host_before_the_enactment_goes() {
         .steps(),
         ["delete"]
     );
-    assert_eq!(
-        Case {
-            enactment: None,
-            ..gone
-        }
-        .steps(),
-        Vec::<String>::new()
-    );
+    // Policy and enactment went while no handler ran: the pool still names what was applied.
+    let forgotten = Case {
+        enactment: None,
+        ..gone
+    };
+    assert_eq!(forgotten.steps(), ["withdraw [10.0.0.5]"]);
+    let nothing = Case {
+        held: None,
+        ..forgotten
+    };
+    assert_eq!(nothing.steps(), Vec::<String>::new());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use berth_core::plan::Selector;
-use berth_core::{Answer, Claim, Release, Request, Space, Want, plan};
+use berth_core::{AddressRequest, Allocate, Answer, Release, Request, Space, plan};
 use serde_json::json;
 
 use super::*;
@@ -26,7 +26,7 @@ fn at(text: &str) -> Address {
 }
 
 fn claim(address: &str, node: &str) -> Change {
-    Change::Claim {
+    Change::Allocate {
         address: at(address),
         record: Holder::new(node, "static-ip", "a").record(),
     }
@@ -79,7 +79,7 @@ fn a_pool_that_is_not_reconciled_takes_no_new_owner() {
             json!({ "conditions": [{ "type": "Available", "status": "False", "reason": reason }] }),
         )
     };
-    let back = Change::Claim {
+    let back = Change::Allocate {
         address: at("10.10.10.4"),
         record: Holder::new("node01", "static-ip", "a")
             .record()
@@ -121,7 +121,7 @@ fn a_released_address_cools_down_for_its_last_owner() {
             address: at("10.10.10.1"),
             holder: record.clone(),
         },
-        rest: std::time::Duration::from_secs(600),
+        cooldown: std::time::Duration::from_secs(600),
     });
     let outcome = plan(&mut pool, &[release], moment(now()));
     let released = apply(&written, &outcome.changes, now()).unwrap();
@@ -131,10 +131,10 @@ fn a_released_address_cools_down_for_its_last_owner() {
     let of = |node: &str| {
         let mut pool = decode(&released).unwrap().pool;
         let record = Holder::new(node, "static-ip", "a").record();
-        let wants = vec![Want::any(std::sync::Arc::clone(&space))];
+        let wants = vec![AddressRequest::any(std::sync::Arc::clone(&space))];
         plan(
             &mut pool,
-            &[Request::Claim(Claim { record, wants })],
+            &[Request::Allocate(Allocate { record, wants })],
             moment(now()),
         )
         .answers

@@ -1,10 +1,10 @@
 use std::collections::HashMap;
 
+use berth_collector::observed::{Phase, Pod, PodState};
 use berth_core::{Handle, Pool, Record};
 use berth_ledger::{ClaimKey, ClaimKind};
 
-use super::super::facts::{Phase, Pod, Sight};
-use super::super::index::{Index, Shared};
+use super::super::address_index::{AddressIndex, Shared};
 use super::*;
 use crate::by_hand::network_of_text;
 
@@ -33,8 +33,8 @@ fn mk_attached(pod: &str, network: &str, address: &str) -> Attached {
     }
 }
 
-fn mk_terms() -> Terms {
-    let mut terms = Terms::default();
+fn mk_policies() -> PoolPolicies {
+    let mut pool_policies = PoolPolicies::default();
     for (name, range, network) in [
         ("web", "10.0.0.0/28", ""),
         ("wide", "10.0.0.0/24", ""),
@@ -45,32 +45,33 @@ fn mk_terms() -> Terms {
                 "ipam":{{"type":"berth","range":"{range}","network_name":"{network}"}}}}"#
         );
         let network = network_of_text(name, &text, true, &[]).unwrap();
-        terms.add_network("ux", name, &network);
+        pool_policies.add_network("ux", name, &network);
     }
-    terms
+    pool_policies
 }
 
-fn mk_index(held: &[Held], views: &BTreeMap<String, String>) -> Index {
-    let mut index = Index::default();
+fn mk_index(held: &[Held], published: &BTreeMap<String, String>) -> AddressIndex {
+    let mut index = AddressIndex::default();
     for held in held {
         let mut pool = Pool::new();
         pool.restore(held.address, held.record.clone());
-        let publisher = views.get(&held.pool.name).map(String::as_str);
+        let publisher = published.get(&held.pool.name).map(String::as_str);
         index.add_pool(&held.pool, publisher, &pool);
     }
-    index.sorted()
+    index.sort();
+    index
 }
 
 fn found(held: &[Held], reservations: &[Reservation], attached: &[Attached]) -> Vec<Duplicate> {
-    let views = BTreeMap::from([("blue-n-1-10.0.0.0-26".to_owned(), "n-1".to_owned())]);
-    let networks = mk_index(held, &views).networks();
+    let published = BTreeMap::from([("blue-n-1-10.0.0.0-26".to_owned(), "n-1".to_owned())]);
+    let networks = mk_index(held, &published).networks();
     Sources {
         networks: &networks,
         held,
         reservations,
         attached,
-        views: &views,
-        terms: &mk_terms(),
+        published: &published,
+        pool_policies: &mk_policies(),
     }
     .duplicates()
 }
@@ -104,10 +105,10 @@ fn berth_15_4_a_pool_of_any_other_name_is_compared_with_networks_without_a_name(
         mk_held("by-hand", "10.0.0.0/24", "10.0.0.1", "ux/b"),
         mk_held("blue-10.0.0.0-24", "10.0.0.0/24", "10.0.0.1", "ux/c"),
     ];
-    let told = texts(&found(&held, &[], &[]));
+    let reported = texts(&found(&held, &[], &[]));
     let expected =
         "10.0.0.1 has 2 holders: ux/a (net1) in pool 10.0.0.0-28, ux/b (net1) in pool by-hand";
-    assert_eq!(told, [expected]);
+    assert_eq!(reported, [expected]);
     let index = mk_index(&held, &BTreeMap::new());
     assert_eq!(index.shared().len(), 1);
 }
@@ -122,7 +123,7 @@ fn a_slice_that_a_node_publishes_is_of_its_network() {
 }
 
 #[test]
-fn reservations_and_pods_own_words_count() {
+fn reservations_and_network_status_count() {
     let held = [mk_held("10.0.0.0-28", "10.0.0.0/28", "10.0.0.1", "ux/a")];
     let theirs = [
         mk_reservation("10.0.0.1", "ux/b"),
@@ -150,13 +151,13 @@ fn reservations_and_pods_own_words_count() {
 }
 
 #[test]
-fn a_pods_word_that_its_pool_agrees_with_is_not_kept() {
+fn a_network_status_that_its_pool_agrees_with_is_not_kept() {
     let held = [
         mk_held("10.0.0.0-28", "10.0.0.0/28", "10.0.0.2", "ux/b"),
         mk_held("10.0.0.0-28", "10.0.0.0/28", "10.0.0.1", "ux/a"),
         mk_held("blue-10.0.0.0-24", "10.0.0.0/24", "10.0.0.1", "ux/x"),
     ];
-    let (index, terms) = (mk_index(&held, &BTreeMap::new()), mk_terms());
+    let (index, pool_policies) = (mk_index(&held, &BTreeMap::new()), mk_policies());
     for (pod, network, address, differs) in [
         ("ux/a", "web", "10.0.0.1", false),
         ("ux/b", "web", "10.0.0.1", true),
@@ -167,7 +168,7 @@ fn a_pods_word_that_its_pool_agrees_with_is_not_kept() {
     ] {
         let attached = mk_attached(pod, network, address);
         assert_eq!(
-            index.differ(&attached, &terms),
+            index.differ(&attached, &pool_policies),
             differs,
             "{pod} {network} {address}"
         );
@@ -194,7 +195,7 @@ fn the_index_finds_the_shared_addresses_and_no_others() {
     ] {
         index.add_reservation(name, owner);
     }
-    let index = index.sorted();
+    index.sort();
     let shared: Vec<String> = index.shared().iter().map(ToString::to_string).collect();
     assert_eq!(shared, ["10.0.0.1", "fd00::3"]);
     let mut whole = Shared::of(&index, &[]);
@@ -215,23 +216,23 @@ fn an_owner_that_is_gone_is_no_holder() {
         mk_held("10.0.0.0-24", "10.0.0.0/24", "10.0.0.1", "ux/b"),
     ];
     let duplicate = found(&held, &[], &[]).remove(0);
-    let alive = Sight::There(Pod {
+    let alive = PodState::Present(Pod {
         uids: vec!["u1".to_owned()],
         phase: Phase::Open,
         node: None,
     });
-    let pods = |second: Sight| {
+    let pods = |second: PodState| {
         HashMap::from([
             (PodRef::new("ux", "a"), alive.clone()),
             (PodRef::new("ux", "b"), second),
         ])
     };
-    let observed = |second: Sight| Observed {
+    let owners = |second: PodState| Owners {
         pods: pods(second),
-        ..Observed::default()
+        ..Owners::default()
     };
-    let gone = duplicate.clone().living(&observed(Sight::Absent));
+    let gone = duplicate.clone().living(&owners(PodState::Absent));
     assert_eq!(gone, None);
-    let both = duplicate.living(&observed(alive.clone())).unwrap();
+    let both = duplicate.living(&owners(alive.clone())).unwrap();
     assert_eq!(both.pods().count(), 2);
 }

@@ -1,0 +1,210 @@
+//! Lists of objects, shown one object at a time.
+//!
+//! Of a page only the text is held beside the one object that is shown: a list of whole objects would need ten times its
+//! size. So no function here returns one.
+
+use kube::api::ListParams;
+use kube::core;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::KubeError;
+use crate::client::{ObjectClient, Request, parse};
+use crate::resource::Resource;
+use crate::response::{Failure, Verb};
+
+/// Which objects of a kind a list or a watch is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection<'a> {
+    /// A label selector; empty for any.
+    pub labels: &'a str,
+    /// A field selector; empty for any.
+    pub fields: &'a str,
+    /// Objects in one answer of a list.
+    pub page: u32,
+    /// Of all namespaces, and not of the client's alone.
+    pub everywhere: bool,
+    /// As the API server's cache has them, in one answer: they may be old, and cost no read of etcd.
+    pub cached: bool,
+}
+
+impl Default for Selection<'_> {
+    fn default() -> Self {
+        Self {
+            labels: "",
+            fields: "",
+            page: 500,
+            everywhere: false,
+            cached: false,
+        }
+    }
+}
+
+impl Selection<'_> {
+    fn params(&self) -> ListParams {
+        let params = match self.cached {
+            true => ListParams::default().match_any(),
+            false => ListParams::default().limit(self.page),
+        };
+        ListParams {
+            label_selector: text(self.labels),
+            field_selector: text(self.fields),
+            ..params
+        }
+    }
+}
+
+/// A selector, if there is one.
+pub(crate) fn text(selector: &str) -> Option<String> {
+    (!selector.is_empty()).then(|| selector.to_owned())
+}
+
+/// How a page is requested: of whole objects or of their metadata.
+type PageRequest = fn(&core::Request, &ListParams) -> Request;
+
+impl ObjectClient {
+    /// Shows every object with these labels to `visit`, page by page, and drops it.
+    pub async fn reduce<T: DeserializeOwned>(
+        &self,
+        resource: &'static Resource,
+        labels: &str,
+        page: u32,
+        visit: impl FnMut(T),
+    ) -> Result<(), KubeError> {
+        let selection = Selection {
+            labels,
+            page,
+            ..Selection::default()
+        };
+        self.list(resource, &selection, visit).await
+    }
+
+    /// Shows every selected object to `visit`, page by page, and drops it.
+    pub async fn list<T: DeserializeOwned>(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+        visit: impl FnMut(T),
+    ) -> Result<(), KubeError> {
+        self.list_by(resource, selection, core::Request::list, visit)
+            .await
+    }
+
+    /// The same with the objects' metadata alone.
+    pub async fn list_metadata<T: DeserializeOwned>(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+        visit: impl FnMut(T),
+    ) -> Result<(), KubeError> {
+        self.list_by(resource, selection, core::Request::list_metadata, visit)
+            .await
+    }
+
+    /// What `pick` takes of the metadata of the objects with these labels: what is not picked is not kept.
+    pub async fn pick_metadata<T>(
+        &self,
+        resource: &'static Resource,
+        labels: &str,
+        page: u32,
+        pick: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, KubeError> {
+        let selection = Selection {
+            labels,
+            page,
+            ..Selection::default()
+        };
+        self.pick(resource, &selection, pick).await
+    }
+
+    /// The same as the API server's cache has them: they may be old, and cost no read of etcd.
+    pub async fn pick_cached_metadata<T>(
+        &self,
+        resource: &'static Resource,
+        labels: &str,
+        pick: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, KubeError> {
+        let selection = Selection {
+            labels,
+            cached: true,
+            ..Selection::default()
+        };
+        self.pick(resource, &selection, pick).await
+    }
+
+    async fn pick<T>(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+        pick: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Vec<T>, KubeError> {
+        let mut picked = Vec::new();
+        let keep = |object: Value| picked.extend(pick(&object["metadata"]));
+        self.list_metadata(resource, selection, keep).await?;
+        Ok(picked)
+    }
+
+    /// Whether there is an object of that kind. The metadata of one is read.
+    pub async fn has_any(&self, resource: &'static Resource) -> Result<bool, KubeError> {
+        let mut found = false;
+        let one = ListParams::default().limit(1);
+        let request = self.request(resource).list_metadata(&one);
+        self.page(resource, request, |_: Value| found = true)
+            .await?;
+        Ok(found)
+    }
+
+    async fn list_by<T: DeserializeOwned>(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+        request: PageRequest,
+        mut visit: impl FnMut(T),
+    ) -> Result<(), KubeError> {
+        let mut params = selection.params();
+        let collection = match selection.everywhere {
+            true => core::Request::new(resource.path_everywhere()),
+            false => self.request(resource),
+        };
+        loop {
+            let page = self.page(resource, request(&collection, &params), &mut visit);
+            match page.await? {
+                Some(token) => params.continue_token = Some(token),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Shows the objects of one page; returns where the list goes on.
+    async fn page<T: DeserializeOwned>(
+        &self,
+        resource: &'static Resource,
+        request: Request,
+        mut visit: impl FnMut(T),
+    ) -> Result<Option<String>, KubeError> {
+        let failed = |failure: Failure| failure.into_error(self.ask(Verb::List, resource, ""));
+        let text = self.send_text(request).await.map_err(failed)?;
+        let page: TextPage<'_> = parse(&text).map_err(failed)?;
+        for item in page.items.unwrap_or_default() {
+            visit(parse(item.get().as_bytes()).map_err(failed)?);
+        }
+        Ok(page.metadata.continues.filter(|token| !token.is_empty()))
+    }
+}
+
+/// A page of a list whose objects are not parsed yet.
+#[derive(Deserialize)]
+struct TextPage<'a> {
+    #[serde(default)]
+    metadata: PageMetadata,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+struct PageMetadata {
+    #[serde(default, rename = "continue")]
+    continues: Option<String>,
+}

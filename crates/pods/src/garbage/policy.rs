@@ -139,11 +139,6 @@ impl Policy for PodPolicy {
             .as_deref()
             .or(of_pool.map(|of_pool| of_pool.network.as_str()))
             .unwrap_or(&held.pool.name);
-        if let Some(pod) = PodRef::parse(&held.record.owner.subject) {
-            self.recorder
-                .collected(&pod, released.pod_uid, held.address, network)
-                .await;
-        }
         for reservation in released.ends {
             let place = (&held.pool, held.address);
             let judged = Record::new(reservation.record.owner.clone(), held.record.handle.clone());
@@ -151,6 +146,11 @@ impl Policy for PodPolicy {
                 // The address is free in its pool: the next sweep finds a reservation without an entry.
                 tracing::warn!(reservation = %reservation.key, %error, "a reservation stays until the next sweep");
             }
+        }
+        if let Some(pod) = PodRef::parse(&held.record.owner.subject) {
+            self.recorder
+                .collected(&pod, released.pod_uid, held.address, network)
+                .await;
         }
     }
 

@@ -1,8 +1,10 @@
-//! The protocol of node slices, second design: pure state machines that take events and return effects.
+//! The protocol of node slices, second design: pure state machines that take events and return effects. Nothing but the
+//! model runs them yet.
 //!
-//! What is to hold (docs/decisions/0017-slice-machine.md; checked to a bound): for every address at most one process may allocate it, be it a node
-//! from its slice or a desk from the plain pool (S, I1, I8), also after crashes, lost and late answers, files and servers
-//! that went back in time, and objects deleted by hand. No machine writes an object of another node.
+//! What is to hold (docs/decisions/0017-slice-machine.md, which also says what they lack; checked to a bound): for every
+//! address at most one process may allocate it, be it a node from its slice or a desk from the plain pool (S, I1, I8),
+//! also after crashes, lost and late answers, files and servers that went back in time, and objects deleted by hand. No
+//! machine writes an object of another node.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -78,7 +78,7 @@ impl CniArgs {
             database: store.node_database_or(configured),
             cluster: self.cluster.connect(),
             leader_desk: None,
-            runtime: socket().parent().map(PathBuf::from),
+            runtime: socket(installed.as_ref()).parent().map(PathBuf::from),
             installed: installed.map(|found| found.path),
         };
         let fronts = self.fronts.list(&node, places);
@@ -93,9 +93,11 @@ impl CniArgs {
 }
 
 /// The agent's socket, as the calling plugin has it.
-fn socket() -> PathBuf {
+fn socket(installed: Option<&EngineConfig>) -> PathBuf {
     let configured = std::env::var_os("BERTH_SOCKET").filter(|configured| !configured.is_empty());
-    configured.map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from)
+    let installed = || installed.and_then(|found| found.socket.clone());
+    let named = configured.map(PathBuf::from).or_else(installed);
+    named.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))
 }
 
 /// What the installer left next to this program.

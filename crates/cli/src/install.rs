@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use berth_cni::wire::DEFAULT_SOCKET;
 use berth_install::{
     Action, ClusterSource, Fate, Layout, Placed, Removed, Report, Settings, Wanted, install,
     reconcile, remove,
@@ -94,6 +95,10 @@ pub struct InstallArgs {
         default_value = "30 4 * * *"
     )]
     reconciler_cron: String,
+    /// The socket of this node's agent, as the host sees it: the installed plugin and engine use it [default:
+    /// /run/berth/berth.sock].
+    #[arg(long, env = "BERTH_SOCKET", value_parser = path(), value_name = "SOCKET")]
+    socket: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -155,6 +160,7 @@ impl InstallArgs {
             engine: given(self.engine.as_deref()).unwrap_or(this),
             cluster: (!self.standalone).then_some(cluster),
             database,
+            socket: given(self.socket.as_deref()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
             node: named(self.node.as_deref()),
             mode: self.kubeconfig_mode,
             cron: self.reconciler_cron.clone(),

@@ -96,6 +96,30 @@ fn berth_15_15_the_engine_is_told_the_agents_database() {
 }
 
 #[test]
+fn berth_20_5_the_plugin_and_the_engine_are_told_the_agents_socket() {
+    let socket = |arguments: &[&str], env: &[(&str, &str)]| {
+        let host = Host::new();
+        let mut command = host.command(&["--once", "--output=json"]);
+        command.args(arguments).envs(env.iter().copied());
+        succeeded(command);
+        let pointer = host.read("opt/cni/bin/berth-full.json");
+        let pointer: Value = serde_json::from_str(&pointer).unwrap();
+        pointer["socket"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(socket(&[], &[]), "/run/berth/berth.sock");
+    assert_eq!(
+        socket(&[], &[("BERTH_SOCKET", "")]),
+        "/run/berth/berth.sock"
+    );
+    let flag = ["--socket", "/srv/x.sock"];
+    assert_eq!(socket(&flag, &[]), "/srv/x.sock");
+    assert_eq!(
+        socket(&[], &[("BERTH_SOCKET", "/srv/y.sock")]),
+        "/srv/y.sock"
+    );
+}
+
+#[test]
 fn what_whereabouts_left_is_kept_once_and_comes_back() {
     let host = Host::new();
     fs::create_dir(host.at(OWN)).unwrap();

@@ -3,6 +3,8 @@
 //! `PROTOCOL` grows when a message changes so that an older agent would misread it. New optional fields do not count:
 //! both sides ignore unknown fields.
 
+use std::path::{Path, PathBuf};
+
 use serde::{Deserialize, Serialize};
 
 use crate::call::Environment;
@@ -16,8 +18,23 @@ pub const PROTOCOL_HEADER: &str = "berth-protocol";
 /// The path that accepts calls.
 pub const CALL_PATH: &str = "/v1/cni";
 
-/// The agent's socket, unless `BERTH_SOCKET` is set.
+/// The agent's socket, unless `BERTH_SOCKET` is set, or an installation names another one.
 pub const DEFAULT_SOCKET: &str = "/run/berth/berth.sock";
+
+/// What `berth install` leaves beside the plugin: where the node's configuration, its agent's database and socket are.
+const ENGINE_CONFIG: &str = "berth-full.json";
+
+/// The agent's socket, as the installation beside the program `plugin` has it. What can't be read names none: the engine
+/// that is run then reports it.
+pub fn installed_socket(plugin: &Path) -> Option<PathBuf> {
+    #[derive(Deserialize)]
+    struct Named {
+        socket: PathBuf,
+    }
+    let text = std::fs::read(plugin.with_file_name(ENGINE_CONFIG)).ok()?;
+    let named: Named = serde_json::from_slice(&text).ok()?;
+    Some(named.socket)
+}
 
 /// The largest message that either side accepts. A GC of all attachments of a node is about ten kilobytes.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;

@@ -1,7 +1,8 @@
-//! The file beside the engine that names the node's configuration and its agent's database.
+//! The file beside the engine that names the node's configuration, and its agent's database and socket.
 //!
 //! The directories of a node may be any: an engine that is run without an agent finds by this file the node's flat file, with
-//! it the cluster, and the database that the agent allocates slices from (I1). A node that has it was installed for a cluster.
+//! it the cluster, and the database that the agent allocates slices from (I1). The plugin finds the agent's socket by it. A
+//! node that has it was installed for a cluster.
 
 use std::fs;
 use std::io;
@@ -23,6 +24,8 @@ pub struct EngineConfig {
     pub configuration: PathBuf,
     /// The node's database; none where an older installer did not write it.
     pub database: Option<PathBuf>,
+    /// The agent's socket; none where an older installer did not write it.
+    pub socket: Option<PathBuf>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -30,6 +33,8 @@ struct Text {
     configuration_path: PathBuf,
     #[serde(default)]
     database: Option<PathBuf>,
+    #[serde(default)]
+    socket: Option<PathBuf>,
 }
 
 impl EngineConfig {
@@ -50,14 +55,15 @@ impl EngineConfig {
         Ok(Some(EngineConfig {
             configuration: text.configuration_path,
             database: text.database,
+            socket: text.socket,
             path,
         }))
     }
 }
 
-/// `own` is the directory of the configuration, as the host sees it; so is `database`.
-pub(crate) fn text(own: &Path, database: &Path) -> String {
-    let text = json!({ "configuration_path": own, "database": database });
+/// `own` is the directory of the configuration, as the host sees it; so are `database` and `socket`.
+pub(crate) fn text(own: &Path, database: &Path, socket: &Path) -> String {
+    let text = json!({ "configuration_path": own, "database": database, "socket": socket });
     format!("{text:#}\n")
 }
 
@@ -72,14 +78,16 @@ mod tests {
         assert_eq!(EngineConfig::beside(&engine).unwrap(), None);
         let own = Path::new("/srv/networks/whereabouts.d");
         let database = Path::new("/srv/berth/berth.db");
-        fs::write(dir.path().join(NAME), text(own, database)).unwrap();
+        let socket = Path::new("/srv/berth/berth.sock");
+        fs::write(dir.path().join(NAME), text(own, database, socket)).unwrap();
         let found = EngineConfig::beside(&engine).unwrap().unwrap();
         assert_eq!(found.configuration, own);
         assert_eq!(found.database.as_deref(), Some(database));
+        assert_eq!(found.socket.as_deref(), Some(socket));
         let older = json!({ "configuration_path": own }).to_string();
         fs::write(dir.path().join(NAME), older).unwrap();
         let found = EngineConfig::beside(&engine).unwrap().unwrap();
-        assert_eq!(found.database, None);
+        assert_eq!((found.database, found.socket), (None, None));
         fs::write(dir.path().join(NAME), "{}").unwrap();
         let error = EngineConfig::beside(&engine).unwrap_err().to_string();
         assert!(error.contains(NAME), "{error}");

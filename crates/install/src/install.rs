@@ -65,6 +65,8 @@ pub struct Settings {
     pub cluster: Option<ClusterSource>,
     /// The database that the node's agent allocates slices from, as the host sees it.
     pub database: PathBuf,
+    /// The socket that the node's agent listens on, as the host sees it.
+    pub socket: PathBuf,
     /// The node's name in its cluster, if it is known.
     pub node: Option<String>,
     /// Of the configuration files.
@@ -273,7 +275,11 @@ impl Settings {
         let pointer = self.cluster.is_some().then(|| Item {
             file: join(&self.layout.bin, engine_config::NAME),
             mode: self.mode,
-            content: Content::Text(engine_config::text(&own.there, &self.database)),
+            content: Content::Text(engine_config::text(
+                &own.there,
+                &self.database,
+                &self.socket,
+            )),
             shared: false,
         });
         let engine = [program(ENGINE, &self.engine)];

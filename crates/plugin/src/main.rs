@@ -87,9 +87,10 @@ fn main() -> ExitCode {
 }
 
 fn socket() -> PathBuf {
-    std::env::var_os("BERTH_SOCKET")
-        .filter(|value| !value.is_empty())
-        .map_or_else(|| PathBuf::from(wire::DEFAULT_SOCKET), PathBuf::from)
+    let configured = std::env::var_os("BERTH_SOCKET").filter(|value| !value.is_empty());
+    let installed = || wire::installed_socket(&std::env::current_exe().ok()?);
+    let named = configured.map(PathBuf::from).or_else(installed);
+    named.unwrap_or_else(|| PathBuf::from(wire::DEFAULT_SOCKET))
 }
 
 /// Neither an agent nor an engine: what is missing and what to do.

@@ -29,7 +29,7 @@ pub async fn oneshot(node: &Node, fronts: Vec<Box<dyn Front>>, request: &Request
     };
     let host = Host {
         node,
-        file: Arc::new(LazyFile::new(&node.database)),
+        file: Arc::new(LazyFile::of_call(&node.database)),
         lifetime: Lifetime::Call,
         clusters: Arc::default(),
         registry: &mut Registry::default(),

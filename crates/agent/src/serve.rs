@@ -86,7 +86,7 @@ pub async fn serve(
     let _stopped_at_least_now = stop.clone().drop_guard();
     let background = TaskTracker::new();
     let clusters = Arc::new(Clusters::new(config.node.leader_desk.clone()));
-    let file = Arc::new(LazyFile::new(&config.node.database));
+    let file = Arc::new(LazyFile::of_agent(&config.node.database));
     let mut fronts = Fronts::default();
     for front in config.fronts {
         let host = Host {

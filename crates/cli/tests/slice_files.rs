@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
-use berth_testkit::{Account, Cluster, PodCall, answered_addresses, fed, isolated};
+use berth_testkit::{Account, Cluster, PodCall, answered_addresses, fed, isolated, plugin_beside};
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
 
@@ -75,6 +75,21 @@ impl Site {
             std::thread::sleep(Duration::from_millis(20));
         }
         Agent { child, socket }
+    }
+
+    /// Another agent on the same file, which ends by itself: what it said.
+    fn second_agent(&self) -> (bool, String) {
+        let mut command = isolated(Command::new(BERTH));
+        command
+            .args(["agent", "--node", &self.node, "--kubeconfig"])
+            .arg(self.account.kubeconfig())
+            .arg("--socket")
+            .arg(self.at("second.sock"))
+            .arg("--database")
+            .arg(self.at("agent.db"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
     }
 
     /// The engine beside a plugin, where no agent listens.
@@ -244,11 +259,73 @@ async fn berth_15_17_what_an_acknowledged_del_freed_does_not_come_back_after_kil
     }
     drop(agent);
     assert_eq!(site.shown().await.len(), 7, "nothing was published since");
+    let began = Instant::now();
     let agent = site.agent(Duration::from_millis(200));
     site.until_shown("those that live, and no others", &all[..2])
         .await;
+    println!(
+        "the objects show the living pods {:?} after the start",
+        began.elapsed()
+    );
     let again: BTreeSet<String> = (0..12)
         .map(|n| agent.call("ADD", &format!("n{n}"), &ipam).remove(0))
         .collect();
     assert_eq!(again.len(), 12, "all that was freed can be allocated");
+}
+
+/// The agent lives, and its socket is not where the other processes look for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_20_1_one_process_owns_the_file() {
+    let site = Site::new("files-owned").await;
+    let sliced = json!({ "type": "berth", "range": "10.165.0.0/28", "fast_ipam": true, "slice_size": "/28",
+        "enable_overlapping_ranges": false });
+    let agent = site.agent(Duration::from_millis(50));
+    agent.call("ADD", "a0", &sliced);
+    let file = site.at("agent.db");
+    let owner = format!("berth agent (process {})", agent.child.id());
+    let (success, said) = site.second_agent();
+    assert!(!success && said.contains(&owner), "{said}");
+    assert!(said.contains(&file.display().to_string()), "{said}");
+    let (success, refused) = site.engine(Path::new(BERTH), Some(&file), "e0", &sliced);
+    let said = refused.to_string();
+    assert!(!success && refused["code"] == 11, "{said}");
+    assert!(
+        said.contains(&owner) && said.contains(&file.display().to_string()),
+        "{said}"
+    );
+    // A plain pool is the cluster's: any process serves it.
+    let plain = json!({ "type": "berth", "range": "10.166.0.0/28" });
+    let (success, answer) = site.engine(Path::new(BERTH), Some(&file), "e1", &plain);
+    assert!(success, "{answer}");
+    drop(agent);
+    let (success, answer) = site.engine(Path::new(BERTH), Some(&file), "e0", &sliced);
+    assert!(success, "{answer}");
+}
+
+/// The administrator puts the socket elsewhere: the installation tells the plugin.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_20_5_the_plugin_finds_the_agents_socket_by_the_installation() {
+    let site = Site::new("files-socket").await;
+    let ipam = json!({ "type": "berth", "range": "10.167.0.0/28", "fast_ipam": true, "slice_size": "/28",
+        "enable_overlapping_ranges": false });
+    let agent = site.agent(Duration::from_millis(50));
+    let bin = site.at("bin");
+    fs::create_dir(&bin).unwrap();
+    // There is no engine: only the agent can answer.
+    let plugin = bin.join("berth");
+    fs::copy(plugin_beside(BERTH).unwrap(), &plugin).unwrap();
+    let ask = || {
+        let call = PodCall::new("berth", "ADD", "p");
+        let mut command = call.command(&plugin);
+        command.env_remove("BERTH_SOCKET").env("PATH", &bin);
+        let output = fed(&mut command, call.network(&ipam).to_string()).unwrap();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+        )
+    };
+    let pointer = json!({ "configuration_path": site.dir.path(), "socket": agent.socket });
+    fs::write(bin.join("berth-full.json"), pointer.to_string()).unwrap();
+    let (success, answer) = ask();
+    assert!(success && answer.contains("10.167.0."), "{answer}");
 }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: the directory is made for root alone (0700); a file that can't be read is refused and not changed (I5); the
 //! identity is recorded when the file is opened for the first time and stays. [`NodeFile::own`] is granted to one
-//! process at a time: the agent for its life, `berth cni` for one call.
+//! process at a time: the agent for its life, `berth cni` for one call of a sliced network.
 
 use std::fmt;
 use std::fs::DirBuilder;
@@ -16,7 +16,7 @@ use tokio::sync::OnceCell;
 
 use crate::attachments::Attachments;
 use crate::journal::Journal;
-use crate::owner_lock::OwnerLock;
+use crate::owner_lock::{AGENT, OwnerLock};
 use crate::tables;
 
 /// What distinguishes a node's file from every other one, a restored or second file of the same node among them.
@@ -108,25 +108,51 @@ impl NodeFile {
     }
 }
 
+/// How long a process waits for calls that own the file.
+const OWN_LIMIT: Duration = Duration::from_secs(30);
+
 /// The file of a process, opened when it is needed for the first time: some calls need none.
 #[derive(Debug)]
 pub struct LazyFile {
     path: PathBuf,
+    is_agents: bool,
     open: OnceCell<NodeFile>,
+    owned: OnceCell<NodeFile>,
 }
 
 impl LazyFile {
-    pub fn new(path: &Path) -> LazyFile {
+    /// An agent's, which owns it from its opening on.
+    pub fn of_agent(path: &Path) -> LazyFile {
         LazyFile {
-            path: path.to_owned(),
-            open: OnceCell::new(),
+            is_agents: true,
+            ..LazyFile::of_call(path)
         }
     }
 
-    /// What fails is tried again by the next call.
+    /// That of a process that serves one call.
+    pub fn of_call(path: &Path) -> LazyFile {
+        LazyFile {
+            path: path.to_owned(),
+            is_agents: false,
+            open: OnceCell::new(),
+            owned: OnceCell::new(),
+        }
+    }
+
+    /// The file, for what several processes may write. What fails is tried again by the next call.
     pub async fn get(&self) -> Result<&NodeFile, LedgerError> {
+        if self.is_agents {
+            return self.own().await;
+        }
         let open = || NodeFile::open(&self.path);
         self.open.get_or_try_init(open).await
+    }
+
+    /// The file, for allocating from slices: no other process does while this one lives.
+    pub async fn own(&self) -> Result<&NodeFile, LedgerError> {
+        let owner = if self.is_agents { AGENT } else { "berth cni" };
+        let own = || NodeFile::own(&self.path, owner, OWN_LIMIT);
+        self.owned.get_or_try_init(own).await
     }
 
     pub fn path(&self) -> &Path {

@@ -93,7 +93,7 @@ fn identity(connection: &Connection, file: &str) -> Result<Option<FileId>, Sqlit
     }
 }
 
-/// The identity that an earlier version had recorded, else a new one. Slices read it among the claims.
+/// The identity that an earlier version had recorded, else a new one. An earlier version that runs again reads it among the claims.
 fn name(connection: &Connection) -> Result<FileId, SqliteFailure> {
     let known = connection
         .query_row(

@@ -35,6 +35,19 @@ pub(crate) async fn limit_to_slices(store: &Store, layout: &mut Layout) -> Resul
     Ok(())
 }
 
+/// Whether this node has slices of its own in the range of a network of claimed slices.
+pub(crate) fn has_slices(store: &Store, pool: &PoolWants) -> bool {
+    sliced(store, pool).is_some_and(|(slices, of)| slices.has_active(of))
+}
+
+/// Whether the range has room beside what this node has.
+pub(crate) async fn has_room(store: &Store, pool: &PoolWants) -> Result<bool, PodError> {
+    match sliced(store, pool) {
+        Some((slices, of)) => Ok(slices.has_room(of).await?),
+        None => Ok(false),
+    }
+}
+
 /// Claims; where the pool is one of slices, in those that this node has, and in more when they are full.
 pub(crate) async fn claim(
     store: &Store,

@@ -36,18 +36,22 @@ pub async fn status(store: &Store, network: &PodNetwork) -> Result<(), CniError>
     for wants in &layout.pools {
         let mut now = store.load(&wants.key).await.map_err(unread)?.pool;
         disputes.extend(disputed(&now));
-        // A node that claims slices by itself may find another one.
+        // A node that claims slices by itself may find another one, or a part of another node's.
         let grows = wants
             .sliced
             .as_ref()
             .is_some_and(|of| of.mode != Mode::Assigned);
-        if grows {
+        let refused = match grows && !slice_claim::has_slices(store, wants) {
+            true => Some("exhausted: no slice of it is free for this node".to_owned()),
+            false => trial(store, network, wants, &mut now)
+                .await
+                .map_err(unread)?,
+        };
+        let Some(why) = refused else {
             continue;
-        }
-        if let Some(why) = trial(store, network, wants, &mut now)
-            .await
-            .map_err(unread)?
-        {
+        };
+        let may_grow = grows && slice_claim::has_room(store, wants).await.map_err(unread)?;
+        if !may_grow {
             refusals.push(format!("pool {}: {why}", wants.key));
         }
     }

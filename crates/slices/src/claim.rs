@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Mark, Walk};
-use berth_core::slice::{Cut, Epoch, Holding as Slot, NodeName, SliceTable};
+use berth_core::slice::{Cut, Holding as Slot, NodeName};
 use berth_ledger::kube::SliceObject;
 use tokio::time::Instant;
 
@@ -15,6 +15,7 @@ use crate::error::SliceError;
 use crate::holdings::Holding;
 use crate::mark::wished_size;
 use crate::pool::SlicePool;
+use crate::room::table_of;
 use crate::sliced::Sliced;
 
 /// Slots that turned out to be taken before all claims are read at once.
@@ -37,6 +38,7 @@ enum Attempt {
 impl SlicePool {
     /// Claims one more slice, if one is free. The gate must be held.
     pub async fn claim_free(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
+        self.world.may_claim(of.range).await?;
         // One on its way back is not claimed from to find that out again: whoever brings it back waits for claims to go.
         if self.is_leaving() {
             self.look_for_mark(of).await?;
@@ -80,23 +82,7 @@ impl SlicePool {
         let mark = self.look_for_mark(of).await?;
         let size = mark.map_or_else(|| wished_size(of), |mark| mark.size);
         let cut = Cut::new(of.range, size)?;
-        let mut table = SliceTable::new(cut);
-        let claims = self.list_claims(of).await?;
-        for object in claims.claims {
-            table.restore(Slot {
-                slice: object.claim.range,
-                node: object.claim.node,
-                epoch: object.claim.epoch,
-            });
-        }
-        // One that can't be read is somebody's (I5). Its name is taken, whatever the table says.
-        for slice in claims.unreadable.iter().filter_map(|one| one.slice) {
-            table.restore(Slot {
-                slice,
-                node: NodeName::new("(unreadable)"),
-                epoch: Epoch(0),
-            });
-        }
+        let mut table = table_of(cut, self.list_claims(of).await?);
         // One that was lost is as free as any, if nobody has claimed it: what pods of this node hold in it is in its pool.
         for holding in self.held().iter().filter(|one| one.is_active()) {
             table.restore(Slot {

@@ -82,7 +82,6 @@ impl SlicePool {
     /// Compares what is held with the cluster's objects. The gate must be held.
     pub async fn compare(&self) -> Result<(), SliceError> {
         let of = self.of();
-        self.world.file().await?;
         if !self.world.is_daemon {
             self.refuse_other_file(&of).await?;
         }

@@ -100,7 +100,7 @@ impl SlicePool {
             }
             if self.is_confirmed()
                 && let Some(object) = find(holding.slice)
-                && world.is_elsewhere(object).await?
+                && world.is_elsewhere(object)
             {
                 self.lose(holding, "another agent's of this node").await?;
                 continue;
@@ -144,7 +144,7 @@ impl SlicePool {
                 self.surrender_again(of, slice).await?;
             }
             let confirmed = known.is_some_and(|known| known.boot == world.boot);
-            let elsewhere = world.is_elsewhere(object).await?;
+            let elsewhere = world.is_elsewhere(object);
             if elsewhere && self.is_confirmed() {
                 // Another agent of this node has taken it over.
                 continue;

@@ -7,6 +7,8 @@ use berth_core::slice::NodeName;
 use berth_desk::DeskError;
 use berth_ledger::LedgerError;
 
+use crate::confirm::is_away;
+
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
     /// Wait for the controller.
@@ -50,6 +52,12 @@ pub enum SliceError {
         nodes: String,
         count: usize,
     },
+    /// Wait for other nodes to create again what the API server lost.
+    #[error(
+        "the API server was away: no slice of {range} is claimed for {seconds} s, so that every node has created again what a restored \
+         backup lacks"
+    )]
+    Settling { range: Prefix, seconds: u64 },
     /// Another file of this node has its slices.
     #[error(
         "the slices of {range} that node {node} has are kept in the database {path}, and this call was told {ours}: give it \
@@ -94,6 +102,15 @@ impl SliceError {
             Self::Store(error) | Self::Unconfirmed { source: error, .. } => {
                 error.is_passing() || error.needs_reload()
             }
+            Self::Settling { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the API server did not answer, or was too busy to.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Unconfirmed { source: error, .. } => is_away(error),
             _ => false,
         }
     }

@@ -6,57 +6,20 @@
 
 use std::sync::Arc;
 
+use berth_core::Prefix;
 use berth_core::slice::assigned::Assignments;
-use berth_core::{Handle, Owner, Prefix, Record};
-use berth_ledger::kube::{FileMark, SliceObject};
-use berth_ledger::{ClaimKey, ClaimKind, LedgerError};
-use rand::RngExt;
+use berth_ledger::kube::SliceObject;
 
 use crate::error::SliceError;
 use crate::pool::SlicePool;
 use crate::sliced::{Mode, Sliced};
 use crate::world::World;
 
-/// Where the file keeps its own name, among the claims of its ledger.
-const NAME: &str = "file";
-
 impl World {
-    /// This node's file; named when it is asked for the first time. Claims that are made from then on carry it.
-    pub async fn file(&self) -> Result<&FileMark, LedgerError> {
-        let name = async || {
-            let key = ClaimKey::new(ClaimKind::Slice, NAME);
-            let fresh = format!("{:032x}", rand::rng().random::<u128>());
-            let record = Record::new(Owner::new(fresh, ""), Handle::default());
-            let id = match self.local.claim(&key).await? {
-                Some(known) => known.owner.subject,
-                None => match self.local.create(&key, &record).await {
-                    Ok(()) => record.owner.subject,
-                    // Another process of this node was faster.
-                    Err(taken @ LedgerError::Taken { .. }) => {
-                        let known = self.local.claim(&key).await?;
-                        known.ok_or(taken)?.owner.subject
-                    }
-                    Err(error) => return Err(error),
-                },
-            };
-            let file = FileMark {
-                node: self.node.to_string(),
-                id,
-                path: self.database.display().to_string(),
-            };
-            for ledger in [&*self.cluster, &self.views] {
-                ledger.mark_with(&file);
-            }
-            Ok(file)
-        };
-        self.file.get_or_try_init(name).await
-    }
-
     /// Whether a claim of this node is kept in another of its files.
-    pub async fn is_elsewhere(&self, object: &SliceObject) -> Result<bool, LedgerError> {
-        let ours = self.file().await?;
+    pub fn is_elsewhere(&self, object: &SliceObject) -> bool {
         let theirs = object.file.as_ref();
-        Ok(object.claim.node == self.node && theirs.is_some_and(|theirs| theirs.is_beside(ours)))
+        object.claim.node == self.node && theirs.is_some_and(|theirs| theirs.is_beside(&self.file))
     }
 }
 
@@ -79,7 +42,7 @@ impl SlicePool {
     /// Loses the assigned slices that another agent of this node has taken over. Whether there were any.
     pub async fn lose_assigned_elsewhere(&self, of: &Arc<Sliced>) -> Result<bool, SliceError> {
         let (world, mut lost) = (&self.world, false);
-        let ours = world.file().await?;
+        let ours = &world.file;
         let held = self.held();
         for holding in held.iter().filter(|holding| holding.is_active()) {
             let pool = of.published(&world.node, holding.slice);
@@ -95,7 +58,7 @@ impl SlicePool {
     /// Refuses to serve one call from a file that this node's slices are not kept in.
     pub async fn refuse_other_file(&self, of: &Arc<Sliced>) -> Result<(), SliceError> {
         let world = &self.world;
-        let ours = world.file().await?;
+        let ours = &world.file;
         let mut found = Vec::new();
         match of.mode {
             Mode::Elastic { .. } => {

@@ -10,22 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use berth_kube::Backoff;
 use rand::RngExt;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::SliceError;
+use crate::outage;
 use crate::pool::SlicePool;
 use crate::settings::SliceSettings;
 use crate::sliced::Mode;
 
 /// Looks at a range of claimed slices, of which one asks the API server.
 const CALLED: u32 = 10;
-
-/// Between tries of what failed.
-const RETRY: Duration = Duration::from_secs(1);
-/// No longer, whatever the API server asks for.
-const LONGEST_RETRY: Duration = Duration::from_secs(300);
 
 /// When to publish.
 struct Pace {
@@ -36,8 +33,10 @@ struct Pace {
     gather: Duration,
     /// Until when what is to be published waits for an API server that is busy.
     put_off: Option<Instant>,
-    /// The last publication failed: nothing goes before the pause is over.
+    /// The last publication failed: nothing goes before the pause is over. The pauses of this range alone, where the API
+    /// server answered.
     failed: bool,
+    pauses: Option<Backoff>,
 }
 
 impl Pace {
@@ -47,8 +46,16 @@ impl Pace {
             gather: settings.gather_busy,
             put_off: None,
             failed: false,
+            pauses: None,
             settings,
         }
+    }
+
+    /// Waits after a publication of this range failed.
+    fn fail(&mut self, error: &SliceError) {
+        let pauses = self.pauses.get_or_insert_with(outage::pauses);
+        self.put_off = Some(Instant::now() + outage::pause(pauses, error));
+        self.failed = true;
     }
 
     /// How long the changes that come with one are waited for.
@@ -73,13 +80,6 @@ impl Pace {
         self.put_off = (until > now).then_some(until);
         self.put_off.is_none()
     }
-}
-
-/// How long a publication that failed waits: at least as long as the API server asks for, and nodes apart from each other.
-fn backoff(error: &SliceError) -> Duration {
-    let asked = error.retry_after().unwrap_or_default();
-    let least = asked.clamp(RETRY, LONGEST_RETRY);
-    least.mul_f64(rand::rng().random_range(1.0..1.25))
 }
 
 /// Why the keeper woke up.
@@ -114,8 +114,8 @@ impl SlicePool {
             Instant::now() + settings.look.mul_f64(part)
         };
         let (mut next_look, mut looks) = (look(), 0u32);
-        // Whether a look asked for the objects to be read first, and they were not yet.
-        let mut anew = false;
+        // A look that was put off while the API server was away.
+        let (mut missed, mut held_up) = (false, false);
         let mut pace = Pace::new(settings.clone(), Instant::now());
         loop {
             let put_off = pace.put_off.unwrap_or(next_look);
@@ -135,19 +135,49 @@ impl SlicePool {
                 next_look = look();
                 looks = looks.wrapping_add(1);
             }
-            let deep = self.look_around(wake == Wake::Look, looks).await;
+            missed |= wake == Wake::Look;
+            let turn = match self.world.outage.turn(pace.failed).await {
+                Ok(turn) => turn,
+                Err(later) => {
+                    pace.put_off = Some(later);
+                    held_up = true;
+                    if self.suspect.load(Ordering::Acquire) || self.returned.load(Ordering::Acquire)
+                    {
+                        self.look_around(false, looks).await;
+                    }
+                    continue;
+                }
+            };
+            if held_up {
+                pace.put_off = None;
+            }
+            let deep = self.look_around(missed, looks).await;
+            (missed, held_up) = (false, false);
             let now = Instant::now();
             let stand_back = self.world.busy.stand_back(now, settings.publish_within);
-            anew |= deep;
+            if deep {
+                self.read_anew();
+            }
             if pace.is_due(now, stand_back) || deep && !pace.failed {
-                if let Err(error) = self.publish(anew).await {
-                    tracing::warn!(range = %self.of().range, %error, "slices were not published; they are later");
-                    pace.put_off = Some(Instant::now() + backoff(&error));
-                    pace.failed = true;
-                } else {
-                    (pace.failed, anew) = (false, false);
-                }
+                let published = self.publish_next().await;
                 pace.last = Instant::now();
+                match published {
+                    Ok(()) => {
+                        (pace.failed, pace.pauses) = (false, None);
+                        if turn.succeeded() {
+                            self.world.kick_all();
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(range = %self.of().range, %error, "slices were not published; they are later");
+                        pace.fail(&error);
+                        if error.is_outage() {
+                            pace.put_off = Some(turn.failed(&error));
+                            held_up = true;
+                            continue;
+                        }
+                    }
+                }
             }
             if let Err(error) = self.world.reserve_pending().await {
                 tracing::warn!(%error, "reservations still wait");
@@ -161,14 +191,32 @@ impl SlicePool {
         }
     }
 
+    async fn publish_next(&self) -> Result<(), SliceError> {
+        let anew = self.anew.swap(false, Ordering::AcqRel);
+        let published = self.publish(anew).await;
+        if anew && published.is_err() {
+            self.read_anew();
+        }
+        published
+    }
+
     /// Examines the range if there is a reason to; says whether this was a look that costs requests. Whoever changes a
     /// claim calls, and a controller that tells of hands is watched: such a look is for what was missed.
     async fn look_around(&self, due: bool, looks: u32) -> bool {
         let untold = self.of().mode == Mode::Assigned && !self.is_told.load(Ordering::Acquire);
         let rarely = if untold { 1 } else { CALLED };
         let deep = due && looks.is_multiple_of(rarely);
-        if due && !deep && self.has_vanished().await {
-            self.suspect();
+        let returned = self.returned.swap(false, Ordering::AcqRel);
+        if due && !deep || returned {
+            match self.has_vanished().await {
+                Ok(true) => {
+                    self.suspect();
+                    self.read_anew();
+                }
+                Ok(false) => {}
+                // The next look asks again.
+                Err(_) => self.returned.store(returned, Ordering::Release),
+            }
         }
         let suspect = self.suspect.swap(false, Ordering::AcqRel);
         let unsure = due && self.is_unsure();
@@ -183,8 +231,6 @@ impl SlicePool {
 
 #[cfg(test)]
 mod tests {
-    use berth_ledger::LedgerError;
-
     use super::*;
 
     #[test]
@@ -198,24 +244,6 @@ mod tests {
         let then = now + pause;
         assert!(pace.is_due(then, pause), "however slow the server still is");
         assert!(!pace.is_due(then, pause), "and the next one anew");
-    }
-
-    #[test]
-    fn a_failed_publication_waits_as_long_as_the_api_server_asks() {
-        let asked = |retry_after| {
-            backoff(&SliceError::Store(LedgerError::Unavailable {
-                target: "an IPPool".into(),
-                why: "too many requests".into(),
-                retry_after,
-            }))
-        };
-        assert!(asked(None) >= RETRY);
-        let minute = Duration::from_secs(60);
-        let pause = asked(Some(minute));
-        assert!(
-            pause >= minute && pause <= minute.mul_f64(1.25),
-            "{pause:?}"
-        );
     }
 
     #[test]

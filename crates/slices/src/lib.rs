@@ -20,6 +20,8 @@
 //! | `keep` | the one task that keeps it |
 //! | `patience` | how long a call waits for what may pass |
 //! | `busy` | how the API server bears what is asked of it |
+//! | `outage` | publications while it fails to answer them |
+//! | `link` | whether it was away, and may have gone back in time |
 //! | `assigned` | slices that a controller has assigned |
 //! | `claim` | one slice claimed by name: the claim, the look after it, the holding |
 //! | `elastic` | slices of the node's own: compared with their claims, refilled and given back |
@@ -33,6 +35,7 @@
 //! | `file` | which file of the node its slices are kept in |
 //! | `recover` | what was allocated since the node's file was made |
 //! | `pods`, `results` | what this node's pods have: by the API server, by the runtime's result cache |
+//! | `room` | whether a range has room for another pod: what STATUS asks |
 //! | `retire` | the way back to a plain pool |
 //! | `plain`, `unreserved` | the plain pool beside slices that are assigned, and what it has to be told |
 //! | `publish`, `ours`, `published` | the view of it in the cluster, and what of that is this node's |
@@ -59,10 +62,12 @@ mod giving;
 mod holdings;
 mod keep;
 mod ledger;
+mod link;
 mod mark;
 mod metrics;
 mod moved;
 mod ours;
+mod outage;
 mod overlap;
 mod patience;
 mod pending;
@@ -75,6 +80,7 @@ mod published;
 mod recover;
 mod results;
 mod retire;
+mod room;
 mod settings;
 pub mod sliced;
 pub mod slices;

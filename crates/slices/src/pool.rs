@@ -49,6 +49,10 @@ pub(crate) struct SlicePool {
     pub confirmation: Mutex<Confirmation>,
     /// Something was seen that what is held does not fit.
     pub(crate) suspect: AtomicBool,
+    /// The published objects may not be as this process knows them.
+    pub(crate) anew: AtomicBool,
+    /// The API server was away, and is back.
+    pub(crate) returned: AtomicBool,
     /// There may be a claim in this node's name that this process does not know: a CREATE without an answer, a question
     /// whose answer came too late.
     unsure: AtomicBool,
@@ -105,6 +109,8 @@ impl SlicePool {
             vanished: Mutex::default(),
             idle: Mutex::default(),
             suspect: AtomicBool::new(false),
+            anew: AtomicBool::new(false),
+            returned: AtomicBool::new(false),
             unsure: AtomicBool::new(false),
             plain_is_empty: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -357,6 +363,11 @@ impl SlicePool {
     pub fn suspect(&self) {
         self.suspect.store(true, Ordering::Release);
         self.kick.notify_one();
+    }
+
+    /// The next publication reads the objects first.
+    pub fn read_anew(&self) {
+        self.anew.store(true, Ordering::Release);
     }
 
     /// The next comparison lists the claims in this node's name.

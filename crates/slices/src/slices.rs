@@ -15,6 +15,7 @@ use berth_core::slice::assigned::Assignments;
 use berth_core::slice::elastic::MarkState;
 use berth_core::{Prefix, Record, Space};
 use berth_kube::Connection;
+use berth_ledger::kube::FileMark;
 use berth_ledger::kube::slicepools::SlicePools;
 use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
 use futures::future::join_all;
@@ -27,7 +28,9 @@ use crate::busy::Busy;
 use crate::error::SliceError;
 use crate::holdings::range_of;
 use crate::ledger::NodeLedger;
+use crate::link::Link;
 use crate::metrics::SliceMetrics;
+use crate::outage::Outage;
 use crate::patience::Patience;
 use crate::plain::PlainPools;
 use crate::pool::{Active, SlicePool};
@@ -50,8 +53,9 @@ pub struct Setup {
     pub connection: Connection,
     /// The node's own ledger.
     pub local: SharedLedger,
-    /// The file that it is.
+    /// The file that it is, and the identity of that.
     pub database: PathBuf,
+    pub file: String,
     pub node: String,
     pub boot: String,
     pub settings: SliceSettings,
@@ -92,6 +96,7 @@ impl Slices {
             connection,
             local,
             database,
+            file,
             node,
             boot,
             settings,
@@ -99,6 +104,14 @@ impl Slices {
             daemon,
         } = setup;
         let cluster = Arc::new(KubeLedger::new(connection.clone()));
+        let views = KubeLedger::new(connection.clone()).publishing(&node);
+        let file = FileMark {
+            node: node.clone(),
+            id: file,
+            path: database.display().to_string(),
+        };
+        cluster.mark_with(&file);
+        views.mark_with(&file);
         let pools = Pools::default();
         let weak: Weak<_> = Arc::downgrade(&pools);
         let keeper = move |key: &berth_ledger::PoolKey| {
@@ -116,12 +129,11 @@ impl Slices {
             pending: AtomicBool::new(true),
             contested: Mutex::default(),
             moves: KubeLedger::new(connection.clone()).into_marked_pools(),
-            views: KubeLedger::new(connection.clone()).publishing(&node),
+            views,
             node: NodeName::new(node),
             boot,
             local,
-            database,
-            file: OnceCell::new(),
+            file,
             is_daemon: daemon.is_some(),
             cluster,
             connection,
@@ -132,6 +144,8 @@ impl Slices {
             assigning: AsyncMutex::default(),
             noting: AsyncMutex::default(),
             busy: Busy::default(),
+            outage: Outage::default(),
+            link: Link::default(),
             proved: Mutex::default(),
             found: OnceCell::new(),
             first_pods: OnceCell::new(),
@@ -226,8 +240,7 @@ impl Slices {
     /// have to claim one. An error where an ADD would be refused.
     pub async fn foreseen(&self, of: &Arc<Sliced>) -> Result<Vec<Prefix>, SliceError> {
         let world = &self.inner.world;
-        let known = locked(&self.inner.pools).get(&of.key().name).cloned();
-        let active = known.map(|pool| pool.active().slices);
+        let active = self.known(of).map(|pool| pool.active().slices);
         if let Some(active) = active.filter(|slices| !slices.is_empty()) {
             return Ok(active);
         }
@@ -391,12 +404,6 @@ impl Slices {
         Ok(())
     }
 
-    /// Whether the node's own ledger has anything of the range: then a plain pool is not all that is held.
-    pub async fn holds(&self, of: &Sliced) -> Result<bool, LedgerError> {
-        let now = self.inner.world.local.load(&of.holdings()).await?;
-        Ok(!now.pool.is_empty())
-    }
-
     /// Finds out whether other networks overlap this one, and hears of it from then on: for a network that gives unchecked while
     /// the API server is away. A table of assignments tells by itself.
     pub async fn note_proof(&self, of: &Arc<Sliced>) {
@@ -452,6 +459,15 @@ impl Slices {
                 () = work => {}
             }
         });
+    }
+
+    pub(crate) fn world(&self) -> &World {
+        &self.inner.world
+    }
+
+    /// The range, if this process was called for it before.
+    pub(crate) fn known(&self, of: &Sliced) -> Option<Arc<SlicePool>> {
+        locked(&self.inner.pools).get(&of.key().name).cloned()
     }
 
     fn all(&self) -> Vec<Arc<SlicePool>> {

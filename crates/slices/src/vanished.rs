@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Offer};
+use berth_ledger::LedgerError;
 use tokio::time::Instant;
 
 use crate::error::SliceError;
@@ -23,18 +24,18 @@ const WARY: Duration = Duration::from_secs(600);
 
 impl SlicePool {
     /// Whether a claim of this node seems to be gone: a cheap look, which a comparison confirms.
-    pub async fn has_vanished(&self) -> bool {
+    pub async fn has_vanished(&self) -> Result<bool, LedgerError> {
         let of = self.of();
         if of.mode == Mode::Assigned {
-            return false;
+            return Ok(false);
         }
         for holding in self.held().iter().filter(|one| one.is_active()) {
             let found = self.world.cluster.has_slice(&of.network, holding.slice);
-            if matches!(found.await, Ok(false)) {
-                return true;
+            if !found.await? {
+                return Ok(true);
             }
         }
-        false
+        Ok(false)
     }
 
     /// Claims again what is in use of these slices, whose claims are gone; tells of what is lost. The gate must be held.

@@ -1,6 +1,5 @@
 //! What all ranges of a node share: its name and boot, its own ledger, the ways to the cluster's objects.
 
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::SystemTime;
@@ -16,7 +15,9 @@ use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::time::Instant;
 
 use crate::busy::Busy;
+use crate::link::Link;
 use crate::metrics::SliceMetrics;
+use crate::outage::Outage;
 use crate::plain::PlainPools;
 use crate::pods::NodePods;
 use crate::pool::SlicePool;
@@ -28,9 +29,8 @@ pub(crate) struct World {
     pub node: NodeName,
     pub boot: String,
     pub local: SharedLedger,
-    /// Where that is, and what it is marked with.
-    pub database: PathBuf,
-    pub file: OnceCell<FileMark>,
+    /// What claims and published pools of it are marked with.
+    pub file: FileMark,
     /// Whether this process serves more than one call.
     pub is_daemon: bool,
     pub cluster: Arc<KubeLedger>,
@@ -57,6 +57,8 @@ pub(crate) struct World {
     pub noting: AsyncMutex<()>,
     /// How the API server bears what is asked of it.
     pub busy: Busy,
+    pub outage: Outage,
+    pub link: Link,
     /// Ranges of elastic slices that overlap no other network's, once somebody asked.
     pub proved: Mutex<Option<Arc<Ranges>>>,
     /// What was claimed in this node's name when this process began: one list, whatever the number of its networks.
@@ -86,6 +88,13 @@ impl Registration {
 }
 
 impl World {
+    /// Every range looks whether it has something to publish.
+    pub fn kick_all(&self) {
+        for pool in locked(&self.pools).iter().filter_map(Weak::upgrade) {
+            pool.kick.notify_one();
+        }
+    }
+
     /// Changes a pool of the node's own ledger by what `plan` makes of it, until nobody comes in between.
     pub async fn amend(
         &self,

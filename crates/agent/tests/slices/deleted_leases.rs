@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kube::api::DeleteParams;
+use berth_testkit::Cluster;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Api, DeleteParams, PostParams};
+use serde_json::json;
 
 use crate::allocated::Given;
 use crate::cni_call::{bare, fast_cut};
@@ -72,6 +75,64 @@ async fn berth_15_16_all_leases_are_deleted_while_pods_live() {
                     break;
                 }
             }
+        }
+    }
+}
+
+/// Deletes a namespace as its controller does, makes it again, and returns then. Its Leases are gone.
+async fn make_again(site: &Site, name: &str) {
+    let namespaces: Api<Namespace> = Api::all(site.client.clone());
+    let old = namespaces.get(name).await.unwrap();
+    namespaces
+        .delete(name, &DeleteParams::default())
+        .await
+        .unwrap();
+    delete_claims(site).await;
+    let ended = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name }, "spec": { "finalizers": [] } });
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ended.json");
+    std::fs::write(&file, ended.to_string()).unwrap();
+    let path = format!("/api/v1/namespaces/{name}/finalize");
+    let arguments = ["replace", "--raw", &path, "-f", file.to_str().unwrap()];
+    let cluster = Cluster::shared().await;
+    let replaced = cluster.kubectl(&arguments).unwrap();
+    assert!(replaced.status.success(), "{replaced:?}");
+    let new = json!({ "metadata": { "name": name, "labels": old.metadata.labels } });
+    let new: Namespace = serde_json::from_value(new).unwrap();
+    until("the namespace is gone", async || {
+        let made = namespaces.create(&PostParams::default(), &new).await;
+        made.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_20_6_the_namespace_of_the_leases_is_deleted_and_made_again() {
+    let site = Site::shared().await;
+    let ipam = fast_cut("10.168.0.0/26", "/29");
+    let (mut given, mut machines) = (Given::default(), Vec::new());
+    for node in ["respaced-a", "respaced-b", "respaced-c", "respaced-d"] {
+        let machine = Machine::start(&site, node).await;
+        for n in 0..2 {
+            let pod = format!("{node}-{n}");
+            given.note(&machine.try_add(&pod, &ipam).await.unwrap(), &pod);
+        }
+        machines.push(machine);
+    }
+    let holders = in_use(&site, &given).await;
+    let pods = given.all().iter();
+    let pods = pods.map(|(address, pod)| (address.clone(), format!("ns/{pod}")));
+    site.shows("published", &pods.collect()).await;
+    make_again(&site, &berth_api::claim::namespace(&site.namespace)).await;
+    until_held_by(&site, &holders).await;
+    for machine in &machines {
+        for n in 2..9 {
+            let pod = format!("{}-{n}", machine.node);
+            let ips = until("an address", async || {
+                let asked = machine.try_add(&pod, &ipam).await;
+                asked.map_err(|refused| format!("{refused:?}"))
+            });
+            given.note(&ips.await, &pod);
         }
     }
 }

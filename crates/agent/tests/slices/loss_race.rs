@@ -171,6 +171,7 @@ async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
         connection: site.connect_as(name, 10).await.open().await.unwrap(),
         local: Arc::clone(&node) as SharedLedger,
         database: "memory".into(),
+        file: name.to_owned(),
         node: name.to_owned(),
         boot: "b".to_owned(),
         settings: quick(),

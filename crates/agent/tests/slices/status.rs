@@ -1,5 +1,6 @@
 //! STATUS is a question: it changes nothing in the cluster.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use berth_api::whereabouts::IPPool;
@@ -8,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-use crate::cni_call::{fast, fast_cut};
+use crate::cni_call::{bare, fast, fast_cut};
 use crate::lost_file::run_pod;
 use crate::test_node::{Machine, Site, quick, until};
 use crate::without_agent::relay_of;
@@ -95,4 +96,48 @@ async fn berth_15_18_imported_entries_cost_no_requests() {
     let mut asked = relay.seen();
     asked.retain(|(asked, _)| asked.path.contains("/imported-"));
     assert!(asked.is_empty(), "{} requests: {asked:?}", asked.len());
+}
+
+/// What is full is found out by reads alone, and another network's range with room is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn berth_20_4_status_of_a_full_claimed_range_says_so() {
+    let site = Site::shared().await;
+    let ipam = fast_cut("10.164.0.0/29", "/30");
+    let (first, second) = (
+        Machine::start(&site, "full-a").await,
+        Machine::start(&site, "full-b").await,
+    );
+    let mut shown = BTreeMap::new();
+    for (machine, pods) in [(&first, 0..3), (&second, 3..6)] {
+        for n in pods {
+            let pod = format!("p{n}");
+            let given = machine.add(&pod, &ipam).await;
+            shown.insert(bare(&given), format!("ns/{pod}"));
+        }
+    }
+    site.shows("published", &shown).await;
+    let relay = relay_of(&site, "full-c").await;
+    relay.rule(|_| Fate::Pass);
+    let mut fresh = Machine::start(&site, "full-c").await;
+    fresh.stop().await;
+    fresh.behind(&relay);
+    fresh.run().await;
+    for machine in [&fresh, &first, &second] {
+        let before = relay.seen().len();
+        let answer = machine.call("STATUS", "none", "none", &ipam).await;
+        let said: Value = serde_json::from_str(&answer.stdout).unwrap_or_default();
+        assert_eq!((answer.exit, &said["code"]), (1, &json!(50)), "{said}");
+        for (asked, _) in &relay.seen()[before..] {
+            assert_eq!(asked.method, "GET", "{asked:?}");
+        }
+    }
+    let roomy = fast_cut("10.164.1.0/29", "/30");
+    let answer = fresh.call("STATUS", "none", "none", &roomy).await;
+    assert_eq!(answer.exit, 0, "{}", answer.stdout);
+    // One address is free again, in another node's slice.
+    first.del("p0", &ipam).await;
+    shown.retain(|_, pod| pod != "ns/p0");
+    site.shows("one less", &shown).await;
+    let answer = fresh.call("STATUS", "none", "none", &ipam).await;
+    assert_eq!(answer.exit, 0, "{}", answer.stdout);
 }

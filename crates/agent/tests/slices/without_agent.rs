@@ -213,6 +213,7 @@ impl Bare {
             connection: connect.open().await.unwrap(),
             local: Arc::clone(&local) as SharedLedger,
             database: "memory".into(),
+            file: name.to_owned(),
             node: name.to_owned(),
             boot: "b".to_owned(),
             settings,

@@ -45,6 +45,7 @@ impl Node {
             connection: machine.connection.clone(),
             local,
             database: "memory".into(),
+            file: name.clone(),
             node: name.clone(),
             boot: "simulated".to_owned(),
             settings: machine.settings.clone(),

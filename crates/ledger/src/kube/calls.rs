@@ -17,6 +17,17 @@ use super::resource::SLICE_CALLS;
 use super::{KubeLedger, SliceObject};
 use crate::LedgerError;
 
+/// What a node hears on its watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A call, with the claim that it is about, if it says so.
+    Call(Option<String>),
+    /// The watch broke, and is tried again.
+    Broken,
+    /// It is complete again: what was called before was heard.
+    Complete,
+}
+
 /// Objects in one answer of a list.
 const PAGE: u32 = 500;
 
@@ -67,21 +78,22 @@ impl KubeLedger {
         Ok(self.client.delete(&SLICE_CALLS, node.as_str(), any).await?)
     }
 
-    /// The calls to a node, each with the claim that it is about, if it says so; one too when the watch had to begin again,
-    /// because it may have missed some.
-    pub fn calls(&self, node: &NodeName) -> BoxStream<'static, Option<String>> {
+    /// The calls to a node; one too when the watch had to begin again, because it may have missed some.
+    pub fn calls(&self, node: &NodeName) -> BoxStream<'static, Heard> {
         let api = self.client.api::<DynamicObject>(&SLICE_CALLS);
         let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
         watcher(api, own)
             .default_backoff()
             .filter_map(|event| async move {
-                match event.ok()? {
-                    watcher::Event::Apply(call) | watcher::Event::InitApply(call) => {
+                match event {
+                    Ok(watcher::Event::Apply(call) | watcher::Event::InitApply(call)) => {
                         let text = call.data["spec"]["call"].as_str().unwrap_or_default();
                         let claim = text.split_once(' ').map(|(_, claim)| claim);
-                        Some(claim.map(str::to_owned))
+                        Some(Heard::Call(claim.map(str::to_owned)))
                     }
-                    _ => None,
+                    Ok(watcher::Event::InitDone) => Some(Heard::Complete),
+                    Ok(watcher::Event::Init | watcher::Event::Delete(_)) => None,
+                    Err(_) => Some(Heard::Broken),
                 }
             })
             .boxed()

@@ -51,6 +51,7 @@ use crate::{
 };
 
 pub use base::{NODE, NODE_ANNOTATION, UNCHECKED};
+pub use calls::Heard;
 pub use file::FileMark;
 pub use leftovers::GIVEN_BACK;
 pub use marks::{PUBLISHED, Writer};

@@ -38,6 +38,7 @@ impl Collectors {
             connection: connection.clone(),
             local: file.ledger(),
             database: file.path().to_owned(),
+            file: file.identity().to_string(),
             node: self.node.clone(),
             boot: boot::current(),
             settings: self.slice_settings.clone(),

@@ -353,10 +353,13 @@ impl NodeStores {
                 runtime,
             } => {
                 let policies = policies_once(&connection).await;
+                // Until this process ends: what it knows of its slices stays true.
+                let file = self.file.own().await?;
                 let slices = Slices::new(Setup {
                     connection,
-                    local: self.local().await?,
-                    database: self.file.get().await?.path().to_owned(),
+                    local: file.ledger(),
+                    database: file.path().to_owned(),
+                    file: file.identity().to_string(),
                     node: node.clone(),
                     boot: boot::current(),
                     settings: SliceSettings {
@@ -371,7 +374,7 @@ impl NodeStores {
                 slices.open().await?;
                 let store = Store::cluster_once(slices.ledger(), metrics)
                     .with_policies(policies)
-                    .with_journal(self.journal().await?)
+                    .with_journal(Arc::new(Journal::new(file)))
                     .with_sticky(sticky)
                     .with_plain_pools(slices.plain_pools())
                     .with_slices(slices);
@@ -460,7 +463,7 @@ mod tests {
             result_caches: Vec::new(),
             runtime: None,
         };
-        let file = Arc::new(LazyFile::new(database));
+        let file = Arc::new(LazyFile::of_call(database));
         NodeStores::new(file, None, call, DeskMetrics::default())
     }
 

@@ -129,6 +129,7 @@ impl Process {
             },
             local: Arc::new(file),
             database: dir.path().join("berth.db"),
+            file: "f".into(),
             node: "a".into(),
             boot: "b".into(),
             settings: SliceSettings::default(),

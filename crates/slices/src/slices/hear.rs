@@ -5,10 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use berth_ledger::LedgerError;
+use berth_ledger::kube::Heard;
 use berth_ledger::kube::slicepools::HeadEvent;
 use futures::StreamExt;
+use rand::RngExt;
+use tokio::time::sleep;
 
 use super::{Slices, locked};
+use crate::link::ASK;
 use crate::pool::SlicePool;
 use crate::sliced::Mode;
 
@@ -34,7 +38,29 @@ impl Slices {
     pub(super) async fn listen(&self) {
         let world = &self.inner.world;
         let mut calls = world.cluster.calls(&world.node);
-        while let Some(about) = calls.next().await {
+        loop {
+            // Apart from other nodes, which lost it at the same moment.
+            let ask = ASK.mul_f64(rand::rng().random_range(0.5..1.0));
+            let heard = tokio::select! {
+                heard = calls.next() => heard,
+                () = sleep(ask), if world.link.is_away() => {
+                    // What fails is asked again.
+                    let _ = world.greet().await;
+                    continue;
+                }
+            };
+            let about = match heard {
+                None => return,
+                Some(Heard::Broken) => {
+                    world.doubt().await;
+                    continue;
+                }
+                Some(Heard::Complete) => {
+                    world.greeted();
+                    continue;
+                }
+                Some(Heard::Call(about)) => about,
+            };
             if let Some(claim) = about {
                 // Beside it: whoever takes the claim on just now holds the gate, and others wait to be answered.
                 self.background(|slices| async move { slices.look_at(&claim).await });

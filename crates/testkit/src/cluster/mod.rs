@@ -255,21 +255,43 @@ impl Cluster {
     /// Starts the part again, with the same ports and data, killing it first if it runs; returns when the cluster is
     /// ready, so the other part must run.
     pub async fn restart(&self, part: Part) -> Result<()> {
-        {
-            let mut process = self.lock(part);
-            process.kill()?;
-            let start = match part {
-                Part::Etcd => launch::etcd,
-                Part::ApiServer => launch::apiserver,
-            };
-            *process = start(
-                &self.parts,
-                &self.options,
-                &self.plan,
-                &self.authority,
-                self.dir(),
-            )?;
-        }
+        self.start_again(part)?;
+        self.ready().await
+    }
+
+    fn start_again(&self, part: Part) -> Result<()> {
+        let mut process = self.lock(part);
+        process.kill()?;
+        let start = match part {
+            Part::Etcd => launch::etcd,
+            Part::ApiServer => launch::apiserver,
+        };
+        *process = start(
+            &self.parts,
+            &self.options,
+            &self.plan,
+            &self.authority,
+            self.dir(),
+        )?;
+        Ok(())
+    }
+
+    /// Copies etcd's data as they are now to `to`. etcd is killed and started again for that.
+    pub async fn back_up(&self, to: &Path) -> Result<()> {
+        self.kill(Part::Etcd)?;
+        copy_tree(&self.dir().join("etcd"), to).context("copy etcd's data")?;
+        self.restart(Part::Etcd).await
+    }
+
+    /// Puts such a copy back while neither etcd nor the API server run.
+    pub async fn restore(&self, from: &Path) -> Result<()> {
+        self.kill(Part::ApiServer)?;
+        self.kill(Part::Etcd)?;
+        let data = self.dir().join("etcd");
+        std::fs::remove_dir_all(&data).context("remove etcd's data")?;
+        copy_tree(from, &data).context("copy etcd's data back")?;
+        self.start_again(Part::Etcd)?;
+        self.start_again(Part::ApiServer)?;
         self.ready().await
     }
 
@@ -314,6 +336,20 @@ async fn probe(client: &kube::Client) -> Result<()> {
             .await
             .with_context(|| format!("no answer for {path}/{name}"))?
             .with_context(|| format!("{path}/{name}"))?;
+    }
+    Ok(())
+}
+
+fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(to)?;
+    std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o700))?;
+    for entry in std::fs::read_dir(from)? {
+        let (entry, here) = entry.map(|entry| (entry.path(), to.join(entry.file_name())))?;
+        match entry.is_dir() {
+            true => copy_tree(&entry, &here)?,
+            false => std::fs::copy(&entry, &here).map(drop)?,
+        }
     }
     Ok(())
 }

@@ -107,7 +107,7 @@ async fn make_again(site: &Site, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn berth_20_6_the_namespace_of_the_leases_is_deleted_and_made_again() {
+async fn the_namespace_of_the_leases_is_deleted_and_made_again() {
     let site = Site::shared().await;
     let ipam = fast_cut("10.168.0.0/26", "/29");
     let (mut given, mut machines) = (Given::default(), Vec::new());

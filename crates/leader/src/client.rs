@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +49,11 @@ pub struct LeaderSettings {
     pub pause: Duration,
     /// How long no leader is searched after none was found.
     pub search_pause: Duration,
+    /// How long the read of the leader's Lease may take. Without the leader this node commits through the same API
+    /// server, so it gains nothing by giving up early.
+    pub lease_read: Duration,
+    /// The address that connections come from; the system chooses one if there is none.
+    pub source: Option<IpAddr>,
 }
 
 impl LeaderSettings {
@@ -59,6 +65,8 @@ impl LeaderSettings {
             connect: Duration::from_secs(1),
             pause: Duration::from_secs(5),
             search_pause: Duration::from_secs(2),
+            lease_read: Duration::from_secs(5),
+            source: None,
         }
     }
 }
@@ -140,7 +148,7 @@ impl Leader {
             State::Away(..) | State::Unknown => {}
         }
         let read = tokio::time::timeout(
-            self.settings.connect,
+            self.settings.lease_read,
             self.leases.get_opt(&self.settings.lease),
         );
         let lease = match read.await {
@@ -174,6 +182,7 @@ impl Leader {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
+        tcp.set_local_address(self.settings.source);
         tcp.set_connect_timeout(Some(self.settings.connect));
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(config)

@@ -49,6 +49,7 @@ fn agent(site: &Site, credentials: &Credentials, nodes: bool) -> Result<Agent> {
         kubeconfig,
         token_file,
         host,
+        ..
     } = credentials;
     Agent::start(&site.berth, site.dir.path(), node, |command| {
         command

@@ -51,7 +51,10 @@ impl Drop for Joined {
 
 /// A handler with a client, a token and a connection to the leader of its own.
 async fn handler(credentials: &Credentials, metrics: &DeskMetrics) -> Result<Handler> {
-    let settings = LeaderSettings::new(&credentials.node, credentials.token_file.clone());
+    let settings = LeaderSettings {
+        source: Some(credentials.source),
+        ..LeaderSettings::new(&credentials.node, credentials.token_file.clone())
+    };
     let connect = Connect {
         kubeconfig: Some(credentials.kubeconfig.clone()),
         ..Connect::default()
@@ -73,6 +76,10 @@ fn run(handler: Handler) -> JoinHandle<()> {
     tokio::spawn(async move { handler.run(CancellationToken::new()).await })
 }
 
+fn name(number: usize) -> String {
+    format!("join-{number:03}")
+}
+
 /// The addresses of an enactment's desired state, and whether it is applied.
 fn read(object: &DynamicObject) -> (String, Vec<String>, bool) {
     let value = objects::value(object);
@@ -86,25 +93,28 @@ fn read(object: &DynamicObject) -> (String, Vec<String>, bool) {
     (node.to_owned(), addresses.collect(), is_available)
 }
 
-/// All nodes are there and their handlers start at the same moment.
+/// All handlers run and have their watches open; then their Nodes are created at the same moment.
 pub async fn at_once(site: &Site, nodes: usize) -> Result<Joined> {
     site.pool(POOL_NAME, 71).await?;
     site.policy(POLICY_NAME, GROUP, POOL_NAME).await?;
     site.until_available(POOL_NAME).await?;
     let metrics = DeskMetrics::default();
     let handlers = parallel::each("accounts are made", nodes, 8, async |number| {
-        let name = format!("join-{number:03}");
-        site.node(&name, GROUP).await?;
-        handler(&site.credentials(&name).await?, &metrics).await
+        handler(&site.credentials(&name(number)).await?, &metrics).await
     })
     .await?;
+    let handlers = handlers.into_iter().map(run).collect();
+    // The leader has one of its own.
+    site.until_watched("nodenetworkconfigurationenactments", nodes + 1)
+        .await?;
     let before = site.settled_writes().await?;
     let config = watcher::Config::default().labels(&format!("nmstate.io/policy={POLICY_NAME}"));
     let mut events = watch(site.api(ENACTMENT), config).default_backoff().boxed();
     while !matches!(events.next().await, Some(Ok(Event::InitDone))) {}
     let bar = progress("nodes join at once", nodes as u64);
     let begun = Instant::now();
-    let handlers = handlers.into_iter().map(run).collect();
+    let joining = (0..nodes).map(|number| async move { site.node(&name(number), GROUP).await });
+    futures::future::try_join_all(joining).await?;
     let (mut recorded, mut available) = (BTreeMap::new(), BTreeMap::new());
     let mut owners: BTreeMap<String, String> = BTreeMap::new();
     let mut duplicates = 0;

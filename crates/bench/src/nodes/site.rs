@@ -1,6 +1,8 @@
 //! The cluster: kubernetes-nmstate's definitions, Berth's roles and policies, nodes, and a leader.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -9,7 +11,7 @@ use berth_parts::Parts;
 use berth_testkit::{Account, Agents, Cluster, Process, guarded, isolated};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use kube::core::Request;
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -34,6 +36,7 @@ pub struct Site {
     controller: Account,
     pub berth: PathBuf,
     pub dir: tempfile::TempDir,
+    sources: AtomicU16,
 }
 
 /// What one node's handler has of its own.
@@ -43,6 +46,8 @@ pub struct Credentials {
     pub kubeconfig: PathBuf,
     /// For the leader's desk.
     pub token_file: PathBuf,
+    /// The loopback address that its connections to the leader come from: the leader limits connections per peer.
+    pub source: IpAddr,
     pub host: PathBuf,
 }
 
@@ -80,6 +85,7 @@ impl Site {
             controller,
             berth,
             dir: tempfile::tempdir()?,
+            sources: AtomicU16::new(1),
         })
     }
 
@@ -122,20 +128,25 @@ impl Site {
             node: node.to_owned(),
             kubeconfig: account.kubeconfig().to_owned(),
             token_file,
+            source: self.source(),
             host,
         })
     }
 
-    /// A Node that is Ready.
+    /// 127.1.x.y, another one at each call.
+    fn source(&self) -> IpAddr {
+        let [high, low] = self.sources.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        Ipv4Addr::new(127, 1, high, low).into()
+    }
+
+    /// A Node that is Ready from its registration on.
     pub async fn node(&self, name: &str, group: &str) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         let node = serde_json::from_value(json!({
             "metadata": { "name": name, "labels": { "bench": group } },
+            "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
         }))?;
         nodes.create(&PostParams::default(), &node).await?;
-        let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&ready));
-        nodes.patch_status(name, &params, &patch).await?;
         Ok(())
     }
 
@@ -199,10 +210,36 @@ impl Site {
         }
     }
 
+    /// The API server's own metrics.
+    async fn metrics(&self) -> Result<String> {
+        let request = Request::new("/metrics").list(&kube::api::ListParams::default())?;
+        Ok(self.admin.request_text(request).await?)
+    }
+
+    /// Waits until the API server serves that many watches of a resource.
+    pub async fn until_watched(&self, resource: &str, count: usize) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let text = self.metrics().await?;
+            let watches = text.lines().filter(|line| {
+                line.starts_with("apiserver_longrunning_requests{")
+                    && line.contains(&format!("resource=\"{resource}\""))
+                    && line.contains("verb=\"WATCH\"")
+            });
+            let open: f64 = watches.filter_map(sample).sum();
+            if open >= count as f64 {
+                return Ok(());
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("{open} of {count} watches of {resource} are open");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// Write requests that the API server has answered, by resource.
     pub async fn writes(&self) -> Result<Writes> {
-        let request = Request::new("/metrics").list(&kube::api::ListParams::default())?;
-        let text = self.admin.request_text(request).await?;
+        let text = self.metrics().await?;
         let mut writes = Writes::default();
         for line in text.lines() {
             let Some(labels) = line.strip_prefix("apiserver_request_total{") else {
@@ -212,8 +249,7 @@ impl Site {
             let is_write = is_write
                 .iter()
                 .any(|verb| labels.contains(&format!("verb=\"{verb}\"")));
-            let count = line.rsplit(' ').next().and_then(|n| n.parse::<f64>().ok());
-            let (true, Some(count)) = (is_write, count) else {
+            let (true, Some(count)) = (is_write, sample(line)) else {
                 continue;
             };
             let of = |resource: &str| labels.contains(&format!("resource=\"{resource}\""));
@@ -249,6 +285,11 @@ pub struct Writes {
     pub nodes: f64,
     pub pools: f64,
     pub policies: f64,
+}
+
+/// The value of a line of metrics.
+fn sample(line: &str) -> Option<f64> {
+    line.rsplit(' ').next()?.parse().ok()
 }
 
 /// The reason of a pool's condition.

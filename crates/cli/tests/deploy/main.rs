@@ -10,7 +10,9 @@
 
 mod chain;
 mod claims;
+mod collect;
 mod controller;
+mod denials;
 mod gcp;
 mod manifests;
 mod outage;

@@ -37,11 +37,23 @@ async fn write(
     }
 }
 
+fn new_pool(name: &str) -> DynamicObject {
+    serde_json::from_value(json!({
+        "apiVersion": "ipam.gcp-cni.cast.ai/v1alpha1", "kind": "IPPool", "metadata": { "name": name },
+        "spec": { "cidr": "10.112.0.0/16", "subnet": "s", "allocations": {} },
+    }))
+    .unwrap()
+}
+
 /// Waits until the policy is in force: some moments after it was made.
-async fn in_force(site: &Site, thief: &Api<DynamicObject>) {
+async fn in_force(thief: &Api<DynamicObject>) {
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let probe = new_pool("probe");
     until("the policy denies", async || {
-        let cidr = |spec: &mut Value, _: &mut Value| spec["subnet"] = json!("another");
-        write(site, thief, cidr).await.is_err()
+        thief.create(&dry, &probe).await.is_err()
     })
     .await;
 }
@@ -54,7 +66,7 @@ async fn of(host: &Host) -> Api<DynamicObject> {
 async fn addresses_are_allocated_moved_and_released_under_the_policies() {
     let site = Site::under_policies(50).await;
     let (a, b) = (site.host("a").await, site.host("b").await);
-    in_force(&site, &of(&a).await).await;
+    in_force(&of(&a).await).await;
     let mut controller = site.controller("first").await;
     let (_source, _destination) = (site.asking_agent(&a).await, site.asking_agent(&b).await);
     site.pod("cart", &a, json!({})).await;
@@ -83,7 +95,7 @@ async fn a_stolen_token_releases_and_moves_no_other_nodes_address_on_google_clou
     let site = Site::under_policies(50).await;
     let (a, b) = (site.host("a").await, site.host("b").await);
     let (thief, owner) = (of(&a).await, of(&b).await);
-    in_force(&site, &thief).await;
+    in_force(&thief).await;
     let entry = |pod: &str, node: &str| json!({ "podName": pod, "podNamespace": "ns", "podUID": format!("uid-{pod}"), "nodeName": node });
     let (theirs, own) = ("10.111.0.5", "10.111.0.6");
     let set = |address: &'static str, entry: Value| {
@@ -172,12 +184,7 @@ async fn a_stolen_token_releases_and_moves_no_other_nodes_address_on_google_clou
     };
     denied(write(&site, &thief, owners).await, words);
 
-    let pool: DynamicObject = serde_json::from_value(json!({
-        "apiVersion": "ipam.gcp-cni.cast.ai/v1alpha1", "kind": "IPPool",
-        "metadata": { "name": format!("ippool-of-{}", site.namespace) },
-        "spec": { "cidr": "10.112.0.0/16", "subnet": "s", "allocations": {} },
-    }))
-    .unwrap();
+    let pool = new_pool(&format!("ippool-of-{}", site.namespace));
     let words = (
         "berth-agents-gcp",
         "agents create pages of pools, and no pools",

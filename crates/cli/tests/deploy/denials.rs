@@ -166,7 +166,7 @@ async fn a_stolen_token_unpublishes_no_pool_not_even_its_own() {
     let name = "node-b-10.2.1.0-26";
     let made = pool(name, "10.2.1.0/26", published_by("node-b"));
     owner.create(&PostParams::default(), &made).await.unwrap();
-    let words = ("berth-agents-pools", "is published by node node-b");
+    let words = ("berth-agents-pools", "the pool is published by node node-b");
     for becomes in [Value::Null, json!(""), json!("node-a")] {
         let patch = annotations("berth.dev/published-by", becomes);
         denied(merge(&owner, name, patch).await, words);

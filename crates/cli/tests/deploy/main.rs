@@ -15,6 +15,7 @@ mod controller;
 mod denials;
 mod gcp;
 mod manifests;
+mod network_policy;
 mod outage;
 mod policy;
 mod rights;

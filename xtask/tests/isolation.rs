@@ -19,7 +19,11 @@ const OTHERS: &[&str] = &[
 ];
 
 /// Where the built programs are started.
-const PLACES: &[&str] = &["crates/cli/tests", "crates/bench/src"];
+const PLACES: &[&str] = &[
+    "crates/cli/tests",
+    "crates/plugin/tests",
+    "crates/bench/src",
+];
 
 /// What starts a program, up to its name.
 const STARTS: &[&str] = &["Command::new(", "guarded("];

@@ -42,7 +42,8 @@ struct PoolRow {
     /// Addresses that may be allocated; of a very large range at most 2^64 - 1.
     size: u64,
     allocated: usize,
-    cooling: usize,
+    /// Not known of a node's slice: cooldowns are not published.
+    cooling: Option<usize>,
     free: u64,
     used_percent: f64,
     findings: Vec<String>,
@@ -77,7 +78,8 @@ impl Row for PoolRow {
             self.network.clone().unwrap_or_else(|| "-".into()),
             count(self.size),
             self.allocated.to_string(),
-            self.cooling.to_string(),
+            self.cooling
+                .map_or_else(|| "-".into(), |count| count.to_string()),
             count(self.free),
             format!("{:.0}%", self.used_percent),
             findings,
@@ -252,7 +254,7 @@ async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Ve
         match seen.snapshot {
             Ok(snapshot) => {
                 row.allocated = snapshot.pool.len();
-                row.cooling = snapshot.pool.cooldowns().count();
+                row.cooling = Some(snapshot.pool.cooldowns().count());
                 if let Some(network) = network {
                     row.fill(&snapshot.pool, &Space::list([network.block()]));
                 }
@@ -296,7 +298,7 @@ fn row(view: PoolView, pool_policies: &PoolPolicies) -> PoolRow {
             let found = diagnose(pool, key.network);
             row.findings = found.iter().map(ToString::to_string).collect();
             row.allocated = pool.len();
-            row.cooling = pool.cooldowns().count();
+            row.cooling = row.node.is_none().then(|| pool.cooldowns().count());
             if let Some(space) = space(&key, row.node.is_some(), pool_policies) {
                 row.fill(pool, &space);
             }

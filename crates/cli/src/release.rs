@@ -87,6 +87,9 @@ impl Release {
             .held
             .retain(|one| in_pool(&one.pool.name) && of_owner(&one.record.owner));
         found
+            .slices
+            .retain(|one| in_pool(&one.pool.name) && self.owner.is_none());
+        found
             .cooling
             .retain(|one| in_pool(&one.pool.name) && of_owner(&one.cooldown.owner));
     }
@@ -159,6 +162,15 @@ impl Release {
                 store.ledger.remove(&key, &record).await?;
                 return Ok(AddressRow::new(&key.name, self.address, &record).of(store.namespace()));
             }
+        }
+        if let Some(slice) = found.slices.first() {
+            self.needs_agent(&slice.node, slice.store)?;
+            self.ask(&format!(
+                "end the cooldown of {}, if node {} has it?",
+                self.address, slice.node
+            ))?;
+            self.tell_agent(&slice.node, None, slice.store).await?;
+            return Ok(AddressRow::cooled(self.address));
         }
         if let Some(store) = stores.0.iter().find(|store| store.cluster.is_some())
             && self.socket.exists()

@@ -208,3 +208,101 @@ struct PageMetadata {
     #[serde(default, rename = "continue")]
     continues: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use hyper::{Request as Http, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use parking_lot::Mutex;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Connection, Place};
+
+    const PODS: Resource = Resource {
+        group: "",
+        version: "v1",
+        plural: "pods",
+        kind: "Pod",
+        place: Place::Namespaced,
+    };
+
+    thread_local! {
+        /// Objects that were parsed and not dropped yet, now and at most.
+        static LIVE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    }
+
+    /// An object that counts itself.
+    struct Counted;
+
+    impl<'de> Deserialize<'de> for Counted {
+        fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            Value::deserialize(from)?;
+            LIVE.with(|live| {
+                let (now, most) = live.get();
+                live.set((now + 1, most.max(now + 1)));
+            });
+            Ok(Counted)
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            LIVE.with(|live| {
+                let (now, most) = live.get();
+                live.set((now - 1, most));
+            });
+        }
+    }
+
+    /// A server of 1,000 pods that answers as many as it is asked for; the queries that it was asked.
+    fn server() -> (ObjectClient, Arc<Mutex<Vec<String>>>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let queries = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: Http<Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let number = |name: &str| {
+                let mut fields = query.split('&').filter_map(|field| field.split_once('='));
+                fields.find_map(|(field, value)| (field == name).then(|| value.parse().unwrap()))
+            };
+            let from: usize = number("continue").unwrap_or(0);
+            let to = (from + number("limit").unwrap_or(1000)).min(1000);
+            queries.lock().push(query.clone());
+            let items: Vec<Value> = (from..to)
+                .map(|n| json!({ "metadata": { "name": format!("pod-{n}") } }))
+                .collect();
+            let next = (to < 1000).then(|| to.to_string());
+            let page = json!({ "metadata": { "continue": next }, "items": items });
+            let answer = Response::new(Body::from(page.to_string().into_bytes()));
+            async move { Ok::<_, std::convert::Infallible>(answer) }
+        });
+        let connection = Connection {
+            client: Client::new(service, "default"),
+            namespace: "default".to_owned(),
+            timeout: Duration::from_secs(20),
+        };
+        (ObjectClient::new(&connection), asked)
+    }
+
+    /// Who reads all pools, reservations or pods of a large cluster holds one page's text and one of its objects.
+    #[tokio::test]
+    async fn berth_15_21_a_list_holds_one_parsed_object_at_a_time() {
+        let (client, asked) = server();
+        let mut seen = 0;
+        let visit = |_: Counted| seen += 1;
+        client.reduce(&PODS, "", 100, visit).await.unwrap();
+        assert_eq!(seen, 1000);
+        assert_eq!(LIVE.with(Cell::get), (0, 1));
+        let asked = asked.lock();
+        assert_eq!(asked.len(), 10);
+        assert!(
+            asked.iter().all(|query| query.contains("limit=100")),
+            "{asked:?}"
+        );
+    }
+}

@@ -34,6 +34,9 @@ use crate::tls::{NAME, trusting};
 use crate::wire::{Batch, MAX_BODY, Replies, path};
 use crate::{Endpoint, PoolKind};
 
+/// What requests to the leader say about their client.
+const USER_AGENT: &str = concat!("berth/", env!("CARGO_PKG_VERSION"));
+
 /// How an agent asks the leader.
 #[derive(Clone, Debug)]
 pub struct LeaderSettings {
@@ -224,6 +227,7 @@ impl Leader {
         let request = Http::builder()
             .method(Method::POST)
             .uri(format!("https://{}{}", known.endpoint.address, path(kind)))
+            .header(header::USER_AGENT, USER_AGENT)
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
             .body(Full::new(body))
@@ -371,13 +375,15 @@ mod tests {
     use berth_core::{AddressRequest, Allocate, Granted, Handle, Owner, RangeSpec, Record, Space};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
     use crate::TlsIdentity;
 
     /// A process that has become the leader, and grants an address of its choice.
-    async fn impostor(identity: &TlsIdentity) -> String {
+    async fn impostor(identity: &TlsIdentity) -> (String, mpsc::UnboundedReceiver<String>) {
+        let (heads, asked_with) = mpsc::unbounded_channel();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let acceptor = TlsAcceptor::from(identity.server());
@@ -395,19 +401,22 @@ mod tests {
             while let Ok((stream, _)) = listener.accept().await {
                 let mut stream = acceptor.accept(stream).await.unwrap();
                 let mut asked = vec![0; 16 * 1024];
-                let _ = stream.read(&mut asked).await;
+                let read = stream.read(&mut asked).await.unwrap_or_default();
+                let head = String::from_utf8_lossy(&asked[..read]).to_lowercase();
+                let _ = heads.send(head);
                 stream.write_all(answer.as_bytes()).await.unwrap();
                 let _ = stream.shutdown().await;
             }
         });
-        address
+        (address, asked_with)
     }
 
     #[tokio::test]
     async fn an_address_of_the_leaders_choice_reaches_no_pod() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let identity = TlsIdentity::make().unwrap();
-        let endpoint = Endpoint::of(impostor(&identity).await, &identity);
+        let (address, mut heads) = impostor(&identity).await;
+        let endpoint = Endpoint::of(address, &identity);
         let dir = tempfile::tempdir().unwrap();
         let token = dir.path().join("token");
         std::fs::write(&token, "token").unwrap();
@@ -429,6 +438,11 @@ mod tests {
             Err(LeaderAway::OutcomeUnknown(why)) => assert!(why.contains("10.96.0.10"), "{why}"),
             other => panic!("{other:?}"),
         }
+        let head = heads.recv().await.unwrap();
+        assert!(
+            head.contains(&format!("user-agent: {USER_AGENT}\r\n")),
+            "{head}"
+        );
         let now = leader.state.lock().clone();
         assert!(
             matches!(now, State::Away(..)),

@@ -17,7 +17,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use berth_testkit::fed;
+use berth_testkit::{fed, isolated};
 use serde_json::Value;
 
 const CONF: &str =
@@ -54,9 +54,8 @@ impl Node {
     }
 
     fn run(&self, verb: &str, stdin: &str, more: &[(&str, &str)]) -> Output {
-        let mut command = Command::new(&self.plugin);
+        let mut command = isolated(Command::new(&self.plugin));
         command
-            .env_clear()
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", "c1")
             .env("CNI_NETNS", "/var/run/netns/x")
@@ -193,9 +192,8 @@ fn the_engine_takes_the_plugins_place_and_dies_with_it() {
     let node = Node::with_plugin_as("whereabouts");
     let engine = node.plugin.with_file_name("berth-full");
     script(&engine, "echo $$");
-    let mut command = Command::new(&node.plugin);
+    let mut command = isolated(Command::new(&node.plugin));
     let running = command
-        .env_clear()
         .env("CNI_COMMAND", "ADD")
         .env("BERTH_SOCKET", node.socket())
         .stdin(Stdio::null())
@@ -257,8 +255,8 @@ fn a_plugin_taken_for_the_engine_stops_at_once() {
 #[test]
 fn a_configuration_that_is_not_text_is_a_decoding_error() {
     let node = Node::with_plugin_as("berth");
-    let mut command = Command::new(&node.plugin);
-    command.env_clear().env("CNI_COMMAND", "ADD");
+    let mut command = isolated(Command::new(&node.plugin));
+    command.env("CNI_COMMAND", "ADD");
     let output = fed(&mut command, [0xff, 0xfe]).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(json(&output)["code"], 6);

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::{Address, Rendezvous};
 use berth_testkit::{Cluster, Part};
 use berth_vms::PoolError;
 use berth_vms::vm::{SshVms, Vms};
@@ -91,6 +92,30 @@ async fn a_node_that_comes_back_cleans_its_vms_and_keeps_the_dead_one() {
     machines.insert(third, lab.start(n, REBOOTS).await);
     until(&reborn, (4, 0, 0)).await;
     assert_eq!(machines[&third].boots(), 2);
+}
+
+/// Two processes that read one ConfigMap choose alike.
+#[tokio::test]
+async fn rendezvous_allocates_the_first_choice_from_a_configmap() {
+    let place = Place::new().await;
+    let env = [
+        ("VM_POOL_IPS", "10.0.0.1-10.0.0.9"),
+        ("VM_ORDER", "rendezvous"),
+    ];
+    let vms = Arc::<ScriptedVms>::default();
+    let one = place.fleet(&settings(&env), vms.clone()).await;
+    let two = place.fleet(&settings(&env), vms).await;
+    let mut free: Vec<Address> = (1..=9)
+        .map(|n| format!("10.0.0.{n}").parse().unwrap())
+        .collect();
+    for (n, fleet) in [&one, &two].iter().cycle().take(9).enumerate() {
+        let id = format!("pod-{n}-8b317899");
+        let first = Rendezvous::new(&id).choose(free.iter().copied());
+        let first = first.unwrap();
+        let given = fleet.allocate(None, applicant(&id)).await.unwrap();
+        assert_eq!(given.ip.to_string(), first.to_string(), "{id}");
+        free.retain(|vm| *vm != first);
+    }
 }
 
 /// Two processes, one ConfigMap, one dead VM: both get VMs that live.

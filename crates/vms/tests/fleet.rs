@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::{Address, Rendezvous};
 use berth_ledger::{MemoryLedger, SharedLedger};
 use berth_vms::settings::{PoolSettings, Readiness, Settings};
 use berth_vms::{Allocation, Applicant, Fleet, PoolError, Quarantine, Returned, Store};
@@ -493,6 +494,24 @@ async fn other_orders_by_setting() {
     assert_eq!(lowest.ip("b").await, "10.0.0.2");
     lowest.fleet.deallocate(None, "a", false).await.unwrap();
     assert_eq!(lowest.ip("c").await, "10.0.0.1");
+}
+
+/// The order reaches the allocation: the first choice among the free VMs, also after others were taken.
+#[tokio::test]
+async fn rendezvous_allocates_the_first_choice_among_free_vms() {
+    let range = ("VM_POOL_IPS", "10.0.0.1-10.0.0.9");
+    let env = [range, ("VM_CLEANUP", "false"), ("VM_ORDER", "rendezvous")];
+    let bench = Bench::new(&env).await;
+    let mut free: Vec<Address> = (1..=9)
+        .map(|n| format!("10.0.0.{n}").parse().unwrap())
+        .collect();
+    for n in 0..9 {
+        let id = format!("pod-{n}-8b317899");
+        let first = Rendezvous::new(&id).choose(free.iter().copied());
+        let first = first.unwrap();
+        assert_eq!(bench.ip(&id).await, first.to_string(), "{id}");
+        free.retain(|vm| *vm != first);
+    }
 }
 
 #[tokio::test]

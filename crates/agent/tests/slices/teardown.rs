@@ -83,6 +83,8 @@ async fn berth_15_20_a_nodeslicepool_goes_at_once_when_no_pod_asks_for_its_netwo
         )
         .await;
         let took = deleted.elapsed();
+        // For docs/figures.md.
+        eprintln!("the table was gone after {} ms", took.as_millis());
         assert!(took < AT_ONCE, "gone after {took:?}");
         // An agent that allocates before it notices would lose a slice with a live address, and say so.
         for machine in [&a, &b] {

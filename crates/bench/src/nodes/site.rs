@@ -73,6 +73,7 @@ impl Site {
             include_str!("../../../../deploy/nodes/rbac.yaml"),
             include_str!("../../../../deploy/nodes/captures.yaml"),
             include_str!("../../../../deploy/nodes/policies.yaml"),
+            include_str!("../../../../deploy/nodes/status-policies.yaml"),
         ] {
             cluster.apply(text).await?;
         }

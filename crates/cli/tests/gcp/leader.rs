@@ -15,7 +15,7 @@ const AUDIENCE: &str = "desk.berth.dev";
 
 impl Site {
     /// `berth controller`, when it leads.
-    async fn controller(&self, name: &str) -> Process {
+    pub(crate) async fn controller(&self, name: &str) -> Process {
         let metadata = self.metadata_of_any_vm().await;
         let mut command = isolated(guarded(BERTH));
         command
@@ -40,7 +40,7 @@ impl Site {
     }
 
     /// An agent that asks the leader's desk.
-    async fn asking_agent(&self, host: &Host) -> Agent {
+    pub(crate) async fn asking_agent(&self, host: &Host) -> Agent {
         let token = self
             .cluster
             .pod_token(&host.account, &host.name, AUDIENCE)

@@ -11,6 +11,7 @@ mod connection;
 mod killed;
 mod leader;
 mod namespaces;
+mod policies;
 mod site;
 
 use serde_json::json;

@@ -12,12 +12,14 @@ use kube::api::{
     Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
 };
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 pub const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 const REGION: &str = "us-central1";
 const ZONE: &str = "us-central1-a";
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
 const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
+const POLICIES: &str = include_str!("../../../../deploy/gcp/policies.yaml");
 const PATIENCE: Duration = Duration::from_secs(90);
 
 pub struct Site {
@@ -38,7 +40,19 @@ pub struct Host {
 
 impl Site {
     pub async fn new(operation: u64) -> Site {
-        let cluster = Cluster::shared().await;
+        Site::on(Cluster::shared().await, operation).await
+    }
+
+    /// On a cluster of its own, where agents are under deploy/gcp/policies.yaml.
+    pub async fn under_policies(operation: u64) -> Site {
+        static POLICED: OnceCell<Cluster> = OnceCell::const_new();
+        let cluster = POLICED.get_or_init(async || Cluster::start().await.unwrap());
+        let site = Site::on(cluster.await, operation).await;
+        site.cluster.apply(POLICIES).await.unwrap();
+        site
+    }
+
+    async fn on(cluster: &'static Cluster, operation: u64) -> Site {
         for crd in berth_api::crds().unwrap() {
             cluster.apply_object(crd).await.unwrap();
         }
@@ -216,12 +230,13 @@ impl Site {
     }
 
     async fn allocations(&self) -> Value {
-        let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
-        let resource = ApiResource::from_gvk_with_plural(&kind, "ippools");
-        let api: Api<DynamicObject> =
-            Api::all_with(self.cluster.client().await.unwrap(), &resource);
-        let pool = api.get(&format!("ippool-{}", self.subnet)).await.unwrap();
+        let api = pools(self.cluster.client().await.unwrap());
+        let pool = api.get(&self.pool_name()).await.unwrap();
         pool.data["spec"]["allocations"].clone()
+    }
+
+    pub fn pool_name(&self) -> String {
+        format!("ippool-{}", self.subnet)
     }
 
     /// The VM that has the alias; several are joined by commas, and equal none of them.
@@ -270,6 +285,12 @@ impl Site {
         })
         .await;
     }
+}
+
+/// All IPPools, by that client.
+pub fn pools(client: kube::Client) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
+    Api::all_with(client, &ApiResource::from_gvk_with_plural(&kind, "ippools"))
 }
 
 pub async fn until(what: &str, condition: impl AsyncFn() -> bool) {

@@ -84,7 +84,7 @@ impl World {
             rule("", &["pods"], &["get"]),
             rule("k8s.cni.cncf.io", &["ipamclaims"], &["get", "list"]),
         ]);
-        let agents = cluster.agents_beside_a_controller(&namespace).await;
+        let agents = cluster.agents(&namespace).await;
         let agents = agents.unwrap();
         let agent = agents.on("n0").await.unwrap();
         let controller = cluster.service_account(&namespace, "controller", controller);

@@ -11,7 +11,7 @@ use berth_agent::AgentConfig;
 use berth_front::Node;
 use berth_pods::garbage::{GarbageSettings, GracePeriods};
 use berth_pods::node::PodFront;
-use berth_testkit::fed;
+use berth_testkit::{fed, isolated};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -227,9 +227,8 @@ impl TestNode {
         if !who.args.is_empty() {
             args = format!("{args};{}", who.args);
         }
-        let mut command = Command::new(&self.plugin);
+        let mut command = isolated(Command::new(&self.plugin));
         command
-            .env_clear()
             .env("BERTH_SOCKET", self.socket())
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", &who.container)

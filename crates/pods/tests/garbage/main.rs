@@ -209,7 +209,7 @@ async fn a_living_entry_gets_back_the_reservation_that_it_lacks() {
 /// entry over. The old node sees its own pod gone and must leave the entry alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn spiderpool_2526_a_pod_made_again_keeps_what_it_took_over() {
-    let world = World::new("again").await;
+    let world = World::without_a_controller("again").await;
     let (one, two) = (world.agent("n1").await, world.agent("n2").await);
     let old = world.run_pod(&one, "web-0").await;
     let first = one.add(&world, "web-0", &old, "old").await;
@@ -259,7 +259,7 @@ async fn an_entry_of_a_replaced_pod_is_freed_though_the_name_lives() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_of_a_deleted_node_lose_their_addresses() {
-    let world = World::new("nodegone").await;
+    let world = World::without_a_controller("nodegone").await;
     let (one, two) = (world.agent("n1").await, world.agent("n2").await);
     for (agent, pod) in [(&one, "goes"), (&two, "stays")] {
         let uid = world.run_pod(agent, pod).await;

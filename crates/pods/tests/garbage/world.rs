@@ -67,23 +67,43 @@ impl World {
         World::on(Cluster::shared().await, name).await
     }
 
+    /// Where no controller is deployed: agents release what lost nodes held, and take entries over from other nodes.
+    pub async fn without_a_controller(name: &str) -> World {
+        static WITHOUT: OnceCell<Cluster> = OnceCell::const_new();
+        let start = async || {
+            let cluster = Cluster::start().await.unwrap();
+            World::define(&cluster).await;
+            cluster
+        };
+        let cluster = WITHOUT.get_or_init(start).await;
+        let namespace = cluster.namespace(name).await.unwrap();
+        let agents = cluster.agents_without_a_controller(&namespace).await;
+        World::with(cluster, namespace, agents.unwrap()).await
+    }
+
     pub async fn on(cluster: &'static Cluster, name: &str) -> World {
         static DEFINED: OnceCell<()> = OnceCell::const_new();
-        let define = async || {
-            for crd in berth_api::crds().unwrap() {
-                cluster.apply_object(crd).await.unwrap();
-            }
-        };
         if std::ptr::eq(cluster, Cluster::shared().await) {
-            DEFINED.get_or_init(define).await;
+            DEFINED.get_or_init(|| World::define(cluster)).await;
         } else {
-            define().await;
+            World::define(cluster).await;
         }
         let namespace = cluster.namespace(name).await.unwrap();
+        let agents = cluster.agents(&namespace).await.unwrap();
+        World::with(cluster, namespace, agents).await
+    }
+
+    async fn define(cluster: &Cluster) {
+        for crd in berth_api::crds().unwrap() {
+            cluster.apply_object(crd).await.unwrap();
+        }
+    }
+
+    async fn with(cluster: &'static Cluster, namespace: String, agents: Agents) -> World {
         World {
             cluster,
             client: cluster.client().await.unwrap(),
-            agents: cluster.agents(&namespace).await.unwrap(),
+            agents,
             namespace,
             netns: tempfile::tempdir().unwrap(),
             files: tempfile::tempdir().unwrap(),

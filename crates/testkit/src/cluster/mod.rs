@@ -64,10 +64,8 @@ pub struct Cluster {
     options: Options,
     plan: Plan,
     counter: AtomicU32,
-    /// Whether the policies on agents are in force.
-    pub(crate) policed: OnceCell<()>,
-    /// The same for the policies that ship with the controller.
-    pub(crate) controlled: OnceCell<()>,
+    /// Set once the policies on agents are in force: whether those that ship with the controller are among them.
+    pub(crate) policed: OnceCell<bool>,
     _forward: Option<Forward>,
     // Last: the directory is removed after the processes that write to it.
     scratch: Scratch,
@@ -165,7 +163,6 @@ impl Cluster {
             plan,
             counter: AtomicU32::new(0),
             policed: OnceCell::new(),
-            controlled: OnceCell::new(),
             _forward: forward,
             scratch,
         };

@@ -17,7 +17,7 @@ pub const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 const REGION: &str = "us-central1";
 const ZONE: &str = "us-central1-a";
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
-const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
+const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent/rbac.yaml");
 const PATIENCE: Duration = Duration::from_secs(90);
 
 pub struct Site {

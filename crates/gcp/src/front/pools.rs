@@ -284,7 +284,7 @@ fn info(name: &str, object: &serde_json::Value, method: Method) -> Result<PoolIn
 /// The answer to the runtime after a read that failed.
 pub(super) fn unread(error: ReadError) -> CniError {
     let remedy = match error.is_forbidden() {
-        true => "grant the agent what deploy/gcp/agent-rbac.yaml does",
+        true => "grant the agent what deploy/gcp/agent/rbac.yaml does",
         false => "it passes by itself when the API server answers",
     };
     later(error.to_string(), remedy)

@@ -27,8 +27,8 @@ use tokio_util::task::TaskTracker;
 pub const REGION: &str = "us-central1";
 pub const UPDATE: &str = "instances.updateNetworkInterface";
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
-const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
-const LEADER_RIGHTS: &str = include_str!("../../../../deploy/gcp/controller-rbac.yaml");
+const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent/rbac.yaml");
+const LEADER_RIGHTS: &str = include_str!("../../../../deploy/gcp/controller/rbac.yaml");
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What tests share of a cloud and a cluster; each has a subnet, a pool and nodes of its own.

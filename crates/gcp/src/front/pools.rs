@@ -248,9 +248,12 @@ fn info(name: &str, object: &serde_json::Value, method: Method) -> Result<PoolIn
             format!("name {} in ipam.ipPoolName", page_of.pool),
         ));
     }
-    if let Some(finding) = read.findings.iter().find(|finding| finding.stops_writes()) {
+    // Which object keeps an address must be known. Any other finding stops the writes of its own object; what ends in a page is
+    // released all the same.
+    let unlisted = pages::page_of(object).err();
+    if let Some(why) = unlisted.or_else(|| pages::pages_of(object).err()) {
         return Err(invalid(
-            format!("IPPool {name}: {finding}"),
+            format!("IPPool {name}: {why}"),
             "`berth gcp check` shows what the pool, the aliases and the pods say",
         ));
     }

@@ -9,3 +9,4 @@ mod migration;
 mod pages;
 mod scale;
 mod scene;
+mod statics;

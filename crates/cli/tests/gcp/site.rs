@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use berth_testcloud::{AliasRange, Cloud, Project};
+use berth_testcloud::{AliasRange, Cloud, Project, assert_described};
 use berth_testkit::{Account, Agent, Agents, Cluster, PodCall, fed, plugin_beside};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{
-    Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
 };
 use serde_json::{Value, json};
 
@@ -128,13 +128,19 @@ impl Site {
             ("GCE_METADATA_HOST", host.metadata.clone()),
             ("BERTH_GCP_LOCK", file("lock")),
             ("BERTH_GCP_SWEEP", "1".to_owned()),
+            ("BERTH_GCP_GRACE", "1".to_owned()),
             ("BERTH_DATABASE", file("db")),
             ("BERTH_SOCKET", file("sock")),
         ]
     }
 
     pub fn agent(&self, host: &Host) -> Agent {
-        let environment = self.environment(host);
+        self.agent_with(host, &[])
+    }
+
+    pub fn agent_with(&self, host: &Host, more: &[(&'static str, String)]) -> Agent {
+        let mut environment = self.environment(host);
+        environment.extend_from_slice(more);
         Agent::start(BERTH, self.dir.path(), &host.name, |command| {
             command.envs(environment);
         })
@@ -151,6 +157,24 @@ impl Site {
         .unwrap();
         let pods: Api<Pod> = Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
         pods.create(&PostParams::default(), &pod).await.unwrap();
+    }
+
+    /// Marks a pod to move out, and makes its clone on another node.
+    pub async fn clone_of(&self, pod: &str, ip: &str, (from, to): (&Host, &Host), clone: &str) {
+        self.mark_to_move_out(pod).await;
+        let annotations =
+            json!({ "live.cast.ai/ip": ip, "live.cast.ai/original-instance": from.name });
+        self.pod(clone, to, json!({ "annotations": annotations }))
+            .await;
+    }
+
+    pub async fn delete_pod(&self, name: &str) {
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
+        pods.delete(name, &now).await.unwrap();
     }
 
     pub async fn mark_to_move_out(&self, pod: &str) {
@@ -216,12 +240,23 @@ impl Site {
     }
 
     async fn allocations(&self) -> Value {
+        self.object().await.data["spec"]["allocations"].clone()
+    }
+
+    /// What the pool keeps beside upstream's fields, such as moves under way.
+    pub async fn attributes(&self) -> String {
+        let annotations = self.object().await.metadata.annotations;
+        let annotations = annotations.unwrap_or_default();
+        let found = annotations.get("berth.dev/attributes");
+        found.cloned().unwrap_or_default()
+    }
+
+    async fn object(&self) -> DynamicObject {
         let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
         let resource = ApiResource::from_gvk_with_plural(&kind, "ippools");
         let api: Api<DynamicObject> =
             Api::all_with(self.cluster.client().await.unwrap(), &resource);
-        let pool = api.get(&format!("ippool-{}", self.subnet)).await.unwrap();
-        pool.data["spec"]["allocations"].clone()
+        api.get(&format!("ippool-{}", self.subnet)).await.unwrap()
     }
 
     /// The VM that has the alias; several are joined by commas, and equal none of them.
@@ -242,6 +277,10 @@ impl Site {
         aliases
             .filter_map(|alias| Some(alias.ip_cidr_range.strip_suffix("/32")?.to_owned()))
             .collect()
+    }
+
+    pub fn updates(&self) -> usize {
+        self.cloud.count("instances.updateNetworkInterface")
     }
 
     pub fn requests(&self) -> usize {
@@ -269,6 +308,16 @@ impl Site {
             self.entry(address).await.is_null() && self.holders(address).is_empty()
         })
         .await;
+    }
+}
+
+/// What the programs asked of the cloud is what Google describes.
+impl Drop for Site {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let [compute, ranges] = berth_parts::Parts::find().unwrap().google_apis();
+            assert_described(&self.cloud.requests(), &[&compute, &ranges]);
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Pools in the subnet's primary range: a reservation is made once and released once, whatever interrupts it.
 
 use berth_cni::wire::{Answer, Request};
-use berth_testcloud::{ApiError, Fault, Recorded};
+use berth_testcloud::{ApiError, Fault, Recorded, permissions_of};
 use serde_json::json;
 
+use crate::permissions::agents_permissions;
 use crate::scene::{Scene, UPDATE, until, zone};
 
 const INSERT: &str = "addresses.insert";
@@ -70,6 +71,9 @@ async fn a_move_keeps_the_reservation() {
     );
     assert_eq!(b.ask(request(&scene, "DEL", "clone")).await.exit, 0);
     until_nothing_is_left(&scene).await;
+    // That was every kind of request that an agent makes: docs/gcp.md names no permission that it does not need.
+    let used = permissions_of(&scene.cloud.requests());
+    assert_eq!(used, agents_permissions());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -57,6 +57,8 @@ pub struct Project {
     /// `zoneOperations.wait` answers after this long though the operation still runs.
     pub wait_time: Duration,
     pub stale: Stale,
+    /// The metadata server is GKE's own, which pods with Workload Identity see: it has fewer answers.
+    pub gke_metadata: bool,
     pub limits: Limits,
     pub(crate) instances: BTreeMap<(String, String), Instance>,
     pub(crate) subnetworks: BTreeMap<(String, String), Subnetwork>,
@@ -76,6 +78,7 @@ impl Project {
             operation_time: Duration::from_millis(50),
             wait_time: Duration::from_secs(120),
             stale: Stale::Answer,
+            gke_metadata: false,
             limits: Limits::default(),
             instances: BTreeMap::new(),
             subnetworks: BTreeMap::new(),

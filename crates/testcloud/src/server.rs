@@ -220,10 +220,9 @@ impl Shared {
         let found = {
             let project = locked(&self.project);
             let instance = project.instances.get(&(zone.clone(), name.clone()));
-            let about = (project.name.as_str(), project.number);
             instance.and_then(|instance| {
                 let token = locked(&self.tokens).issue();
-                metadata::answer(instance, about, &token, &record.path)
+                metadata::answer(instance, &project, &token, &record.path)
             })
         };
         let (code, text) = match (code, flavour, found) {

@@ -1,4 +1,4 @@
-//! Agents under deploy/gcp/policies.yaml: what they do through the leader's desk works, and what a stolen token would do to other
+//! Agents under deploy/gcp/controller/policies.yaml: what they do through the leader's desk works, and what a stolen token would do to other
 //! nodes' addresses is denied.
 
 use kube::api::{Api, DynamicObject, PostParams};

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
-const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
+const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent/rbac.yaml");
 const REGION: &str = "us-central1";
 const ZONE: &str = "us-central1-a";
 const SUBNET: &str = "nodes";

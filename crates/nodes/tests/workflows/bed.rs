@@ -242,6 +242,13 @@ impl Bed {
             .unwrap();
     }
 
+    pub async fn label_node(&self, node: &str, key: &str, value: &str) {
+        let patch = json!({ "metadata": { "labels": { key: value } } });
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let nodes: Api<Node> = Api::all(self.admin.clone());
+        nodes.patch(node, &params, &patch).await.unwrap();
+    }
+
     pub async fn delete_node(&self, node: &str) {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         nodes.delete(node, &DeleteParams::default()).await.unwrap();

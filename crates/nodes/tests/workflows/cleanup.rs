@@ -19,7 +19,7 @@ fn has_reset(object: &serde_json::Value) -> bool {
 
 impl Bed {
     /// Adds an offset to a pool's status that nothing claims.
-    async fn add_stale(&self, pool: &str, offset: u64) {
+    pub async fn add_stale(&self, pool: &str, offset: u64) {
         let object = self.get(NODE_IP_POOL, pool).await.unwrap();
         let mut list = offsets(&object);
         list.push(offset);
@@ -245,4 +245,31 @@ async fn a_node_that_is_no_longer_selected_gives_its_address_back() {
         .await;
     bed.until_gone(ENACTMENT, &format!("{}.{policy}", bed.node(2)))
         .await;
+}
+
+/// An enactment is edited to claim a free address: the node moves to it, and its old address is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edited_claim_leaves_no_address_behind() {
+    let bed = Bed::new("edited").await;
+    let pool = bed.pool("traffic-1", "10.21.7.1", "10.21.7.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let mut handlers = bed.handlers(1).await;
+    bed.until_policy(&policy, "Available").await;
+    handlers.pop().unwrap().kill().await;
+    let claim = json!({ pool.as_str(): { "captures": { "address-1": "10.21.7.6" } } });
+    let node = bed.node(1);
+    let name = format!("{node}.{policy}");
+    bed.annotate(ENACTMENT, &name, "berth.dev/ippool", &claim.to_string())
+        .await;
+    // The host still shows the old address: the pool keeps it until the handler has moved.
+    bed.until(NODE_IP_POOL, &pool, |pool| {
+        offsets(pool) == [0, 5] && available(pool).2.contains("stays held")
+    })
+    .await;
+    let _back = bed.handler(&node).await;
+    bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool) == [5])
+        .await;
+    bed.until_enacted(&node, &policy, "Available").await;
+    let address = "10.21.7.6".to_owned();
+    assert_eq!(bed.addresses(&policy).await, [(node, vec![address])]);
 }

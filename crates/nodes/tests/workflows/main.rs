@@ -6,6 +6,7 @@ mod bed;
 mod beside;
 mod cleanup;
 mod inputs;
+mod large;
 mod nodes;
 mod proposal;
 mod real_host;

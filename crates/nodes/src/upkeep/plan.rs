@@ -46,6 +46,8 @@ pub struct Observed<'a> {
     pub recorded: &'a Recorded,
     /// The pool's status has no condition yet: it is a new one.
     pub new: bool,
+    /// The pool's condition is ReconcilingPool.
+    pub reconciling: bool,
     /// A reset is asked for: on the pool, on a policy (every node) or on an enactment.
     pub resets: Vec<Reset>,
     /// The other pools that can be read.
@@ -161,14 +163,27 @@ pub fn plan(observed: &Observed<'_>, round: &mut Round<'_>) -> Outcome {
     let adopted = plan.adopted(&mut steps);
     plan.release(&adopted, round, &mut steps);
     plan.shorten(&adopted, &mut steps);
-    let rebuilding = plan.rebuilding(&steps);
-    if !rebuilding {
+    let changes = changes(&steps);
+    // Every reset is shown for as long as its annotation is there.
+    if !changes && observed.reconciling {
         steps.extend(observed.resets.iter().cloned().map(Step::RemoveReset));
     }
+    let rebuilding = plan.rebuilding(changes);
     Outcome {
         health: plan.health(rebuilding, &adopted, &steps),
         steps,
     }
+}
+
+/// Whether the pool is not yet as a reset leaves it.
+fn changes(steps: &[Step]) -> bool {
+    steps.iter().any(|step| {
+        let reset = Freed::Reset;
+        matches!(
+            step,
+            Step::Adopt(_) | Step::Hold { .. } | Step::Undescribe(_)
+        ) || matches!(step, Step::Release { why, .. } if *why == reset)
+    })
 }
 
 struct Plan<'a> {
@@ -363,17 +378,10 @@ impl Plan<'_> {
     }
 
     /// The pool is being brought in line with the enactments: nothing new is allocated meanwhile.
-    fn rebuilding(&self, steps: &[Step]) -> bool {
-        let changes = steps.iter().any(|step| {
-            let reset = Freed::Reset;
-            matches!(
-                step,
-                Step::Adopt(_) | Step::Hold { .. } | Step::Undescribe(_)
-            ) || matches!(step, Step::Release { why, .. } if *why == reset)
-        });
-        let asked =
-            !self.observed.resets.is_empty() || self.observed.recorded.offsets == Offsets::Emptied;
-        changes && (asked || self.observed.new || !self.observed.recorded.set_aside.is_empty())
+    fn rebuilding(&self, changes: bool) -> bool {
+        let recorded = self.observed.recorded;
+        let unread = recorded.offsets == Offsets::Emptied || !recorded.set_aside.is_empty();
+        !self.observed.resets.is_empty() || (changes && (unread || self.observed.new))
     }
 
     fn health(&self, rebuilding: bool, held: &BTreeSet<u64>, steps: &[Step]) -> Health {

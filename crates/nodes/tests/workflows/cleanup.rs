@@ -63,24 +63,31 @@ async fn manual_clean_up_of_the_pool() {
     let _handlers = bed.handlers(3).await;
     bed.until_policy(&policy, "Available").await;
     let before = bed.addresses(&policy).await;
-    bed.add_stale(&pool, 7).await;
+    let held = offsets(&bed.get(NODE_IP_POOL, &pool).await.unwrap());
+    let stale = (0..9).find(|offset| !held.contains(offset)).unwrap();
+    bed.add_stale(&pool, stale).await;
     let conditions = bed.watch_conditions(&pool).await;
     bed.annotate(NODE_IP_POOL, &pool, RESET, "").await;
     let done = bed
         .until(NODE_IP_POOL, &pool, |pool| {
-            !has_reset(pool) && !offsets(pool).contains(&7)
+            !has_reset(pool) && !offsets(pool).contains(&stale)
         })
         .await;
     assert_eq!(offsets(&done).len(), 3);
     let done = bed.until_pool(&pool, "ReconciledPool").await;
     assert_eq!(available(&done).0, "True");
     assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
+    until_reconciling(&conditions).await;
+}
+
+/// The condition was Unknown, ReconcilingPool.
+async fn until_reconciling(conditions: &Mutex<Vec<(String, String)>>) {
     let reconciling = ("Unknown".to_owned(), "ReconcilingPool".to_owned());
     let begun = std::time::Instant::now();
     loop {
         let seen = conditions.lock().unwrap().clone();
         if seen.contains(&reconciling) {
-            break;
+            return;
         }
         assert!(begun.elapsed().as_secs() < 60, "only {seen:?}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -96,13 +103,18 @@ async fn manual_clean_up_of_nncp_and_nnce() {
     let _handlers = bed.handlers(3).await;
     bed.until_policy(&policy, "Available").await;
     let before = bed.addresses(&policy).await;
+    let conditions = bed.watch_conditions(&pool).await;
     bed.annotate(POLICY, &policy, RESET, &pool).await;
     bed.until(POLICY, &policy, |policy| !has_reset(policy))
         .await;
+    until_reconciling(&conditions).await;
+    bed.until_pool(&pool, "ReconciledPool").await;
+    let conditions = bed.watch_conditions(&pool).await;
     let enactment = format!("{}.{policy}", bed.node(1));
     bed.annotate(ENACTMENT, &enactment, RESET, &pool).await;
     bed.until(ENACTMENT, &enactment, |one| !has_reset(one))
         .await;
+    until_reconciling(&conditions).await;
     bed.until_pool(&pool, "ReconciledPool").await;
     assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
     // A pool that does not exist.

@@ -35,6 +35,7 @@ struct Case {
     emptied: bool,
     aside: bool,
     new: bool,
+    reconciling: bool,
     claims: Vec<(&'static str, &'static str)>,
     live: Vec<&'static str>,
     nodes: Vec<&'static str>,
@@ -151,6 +152,7 @@ impl Case {
             space: Ok(&space),
             recorded: &recorded,
             new: self.new,
+            reconciling: self.reconciling,
             resets: self.resets.clone(),
             others: if self.overlap {
                 vec![("q", &other)]
@@ -295,7 +297,19 @@ fn a_reset_recalculates_the_pool_and_keeps_the_addresses_in_use() {
     let outcome =
         case(vec![Reset::Pool], vec![1]).check(&["release 10.0.0.2: Reset"], "ReconcilingPool");
     assert_eq!(outcome.health.condition().status, "Unknown");
-    case(vec![Reset::Pool], vec![]).check(&["remove reset"], "ReconciledPool");
+    // It is shown also if nothing is stale, and until the annotation is gone.
+    let clean = case(vec![Reset::Pool], vec![]);
+    clean.check(&[], "ReconcilingPool");
+    let shown = Case {
+        reconciling: true,
+        ..clean
+    };
+    shown.check(&["remove reset"], "ReconcilingPool");
+    let done = Case {
+        reconciling: true,
+        ..case(vec![], vec![])
+    };
+    done.check(&[], "ReconciledPool");
 }
 
 #[test]
@@ -511,6 +525,7 @@ fn a_spec_that_can_not_be_used_is_invalid_and_changes_nothing() {
         space: Err(&error),
         recorded: &recorded,
         new: false,
+        reconciling: false,
         resets: Vec::new(),
         others: Vec::new(),
         claims: Vec::new(),
@@ -597,6 +612,7 @@ fn a_long_status_is_shortened_by_what_enactments_claim() {
         space: Ok(&space),
         recorded: &recorded,
         new: false,
+        reconciling: false,
         resets: Vec::new(),
         others: Vec::new(),
         claims: claims.collect(),

@@ -235,7 +235,7 @@ async fn an_apply_that_hangs_is_rolled_back_and_tried_again() {
     let handler = bed.handler(&node).await;
     let failed = bed.until_enacted(&node, &policy, "Failing").await;
     assert!(
-        message(&failed).contains("gave no result within 5 s"),
+        message(&failed).contains("gave no result within 15 s"),
         "{}",
         message(&failed)
     );

@@ -106,11 +106,38 @@ impl Host {
     }
 
     fn handler_by(&self, bed: &Bed, node: &str, client: kube::Client) -> Running {
+        self.handler_within(bed, node, client, Duration::from_secs(60))
+    }
+
+    fn handler_within(
+        &self,
+        bed: &Bed,
+        node: &str,
+        client: kube::Client,
+        limit: Duration,
+    ) -> Running {
         let mut program = Program::new(&self.program);
         program.kernel = true;
-        program.limit = Duration::from_secs(60);
+        program.limit = limit;
         let netns = Some(self.netns.path().to_owned());
         bed.handler_on(node, client, Mode::Host, program, netns)
+    }
+
+    /// The process of berth-host that applies a state in this namespace.
+    fn worker(&self) -> Option<String> {
+        use std::os::unix::fs::MetadataExt;
+        let own = std::fs::metadata(self.netns.path()).unwrap().ino();
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut all = processes.map(|entry| entry.path());
+        let worker = all.find(|path| {
+            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            let namespace = std::fs::metadata(path.join("ns/net"));
+            words.contains(&b"work".as_slice())
+                && words.contains(&b"--parent".as_slice())
+                && namespace.is_ok_and(|one| one.ino() == own)
+        });
+        Some(worker?.file_name()?.to_str()?.to_owned())
     }
 
     fn addresses(&self) -> Vec<String> {
@@ -333,4 +360,34 @@ async fn what_the_host_can_not_do_is_said_in_its_own_words() {
         }
         assert!(host.addresses().is_empty());
     }
+}
+
+/// An apply that hangs: the enactment has berth-host's own words, and the host is as it was before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_that_hangs_is_said_in_the_programs_own_words() {
+    let bed = Bed::new("realhang").await;
+    let switch = Switch::new();
+    let host = Host::on(&switch, 1).with_nic_down();
+    let pool = bed.pool("traffic-1", "10.25.7.1", "10.25.7.9").await;
+    let mut spec = bed.policy_spec(&[&pool]);
+    // Only NetworkManager can turn LLDP on: nmstate verifies for some seconds, and its process is stopped meanwhile.
+    spec["desiredState"]["interfaces"][0]["lldp"] = serde_json::json!({ "enabled": true });
+    let policy = bed.policy_with("static-ip", spec).await;
+    let node = bed.add_node(1).await;
+    let account = bed.cluster.account("kube-system", "berth-agent").await;
+    let client = account.unwrap().client().await.unwrap();
+    let _handler = host.handler_within(&bed, &node, client, Duration::from_secs(12));
+    let has_address = |host: &Host| !host.addresses().is_empty();
+    host.until("configured", has_address).await;
+    let worker = host.worker().unwrap();
+    let stopped = std::process::Command::new("kill")
+        .args(["-STOP", &worker])
+        .status();
+    assert!(stopped.unwrap().success());
+    let name = format!("{node}.{policy}");
+    let said = bed.until(ENACTMENT, &name, |object| {
+        let text = message(object);
+        text.contains("did not finish within") && text.contains("rolled back")
+    });
+    said.await;
 }

@@ -201,6 +201,12 @@ impl Bed {
         })
     }
 
+    /// A client with the rights of one of Berth's accounts.
+    pub async fn account(&self, name: &str) -> kube::Client {
+        let account = self.cluster.account(HOME, name).await.unwrap();
+        account.client().await.unwrap()
+    }
+
     /// A client by a kubeconfig.
     pub async fn client_of(&self, kubeconfig: &Path) -> kube::Client {
         let connect = berth_kube::Connect {

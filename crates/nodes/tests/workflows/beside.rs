@@ -141,3 +141,78 @@ async fn off_allocates_and_writes_nothing() {
     let pool = bed.get(NODE_IP_POOL, &pool).await.unwrap();
     assert_eq!(offsets(&pool).len(), 1);
 }
+
+/// A pool policy that is older than the rule, with the shorter syntax and without a selector of its own, waits: kubernetes-nmstate would serve
+/// it too. When it is created again, the API server adds the selector, and the concrete policy follows.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_policy_waits_until_it_is_kept_away() {
+    let bed = Bed::alone("older").await;
+    let agent = bed.account("berth-agent").await;
+    let _leader = bed.leader(bed.account("berth-controller").await);
+    let pool = bed.pool("traffic-1", "10.24.3.1", "10.24.3.9").await;
+    let inline = |address: Value| {
+        json!({ "desiredState": { "interfaces": [
+            { "name": "eth1", "type": "ethernet", "state": "up", "ipv6": { "enabled": false },
+              "ipv4": { "enabled": true, "address": [address] } }] } })
+    };
+    let from_pool = || inline(json!({ "ipam": { "pool": pool.as_str() } }));
+    let policy = bed.policy_with("static-ip", from_pool()).await;
+    let node = bed.add_node(1).await;
+    let _handler = bed.handler_by(&node, agent, Mode::Policy);
+    let waits = bed.until_enacted(&node, &policy, "Pending").await;
+    let text = crate::bed::message(&waits);
+    assert!(
+        text.contains("spec.nodeSelector")
+            && text.contains("berth.dev/pool-policy")
+            && text.contains("create it again"),
+        "{text}"
+    );
+    let concrete = format!("{policy}.{node}");
+    assert!(bed.get(POLICY, &concrete).await.is_none());
+    keeps_away(&bed).await;
+    let selector = |object: &Value| object["spec"]["nodeSelector"].clone();
+    let none = json!({ "berth.dev/pool-policy": "none" });
+    // The API server takes a new policy up after a moment.
+    bed.delete(POLICY, &policy).await;
+    for number in 0.. {
+        let policy = bed.policy_with("static-ip", from_pool()).await;
+        let made = bed.get(POLICY, &policy).await.unwrap();
+        if selector(&made) == none {
+            break;
+        }
+        assert!(number < 300, "the rule is not enforced");
+        bed.delete(POLICY, &policy).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let rendered = bed.until(POLICY, &concrete, |_| true).await;
+    let interface = &rendered["spec"]["desiredState"]["interfaces"][0];
+    assert_eq!(interface["ipv4"]["address"][0]["prefix-length"], 24);
+    assert_eq!(
+        selector(&rendered),
+        json!({ "kubernetes.io/hostname": node })
+    );
+    // New ones get it at once, beside a selector of their own; ordinary ones do not, whatever their state is.
+    let mut own = from_pool();
+    own["nodeSelector"] = json!({ "a": "b" });
+    let own = bed.policy_with("own", own).await;
+    let made = bed.get(POLICY, &own).await.unwrap();
+    assert_eq!(
+        selector(&made),
+        json!({ "a": "b", "berth.dev/pool-policy": "none" })
+    );
+    for (name, spec) in [
+        (
+            "ordinary",
+            inline(json!({ "ip": "192.0.2.1", "prefix-length": 24 })),
+        ),
+        ("odd", json!({ "desiredState": { "interfaces": "none" } })),
+        (
+            "empty",
+            json!({ "desiredState": { "interfaces": [{ "name": "eth1", "ipv4": { "enabled": false } }, 7] } }),
+        ),
+    ] {
+        let name = bed.policy_with(name, spec).await;
+        let made = bed.get(POLICY, &name).await.unwrap();
+        assert_eq!(selector(&made), Value::Null, "{name}");
+    }
+}

@@ -118,26 +118,10 @@ async fn manual_clean_up_of_nncp_and_nnce() {
     bed.until_pool(&pool, "ReconciledPool").await;
     assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
     // A pool that does not exist.
-    bed.annotate(POLICY, &policy, RESET, "no-such-pool").await;
-    let begun = std::time::Instant::now();
-    loop {
-        let events = bed.events(&policy).await;
-        let told = events.iter().any(|event| {
-            event.reason.as_deref() == Some("UnknownIPPool")
-                && event
-                    .message
-                    .as_deref()
-                    .unwrap_or("")
-                    .contains("`no-such-pool`")
-        });
-        if told {
-            break;
-        }
-        assert!(
-            begun.elapsed().as_secs() < 60,
-            "no event of an unknown pool"
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    for (kind, name) in [(POLICY, &policy), (ENACTMENT, &enactment)] {
+        bed.annotate(kind, name, RESET, "no-such-pool").await;
+        bed.until_event(name, "UnknownIPPool", vec!["`no-such-pool`"])
+            .await;
     }
 }
 
@@ -199,6 +183,75 @@ async fn a_status_that_can_not_be_read_is_set_aside_and_rebuilt() {
     assert!(told, "an event says so");
 }
 
+/// The same where the status is a bitmap: in a format that is not known, and emptied.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bitmap_is_set_aside_or_emptied_and_the_pool_rebuilt() {
+    let bed = Bed::new("bitmap").await;
+    let pool = bed.pool("traffic-1", "10.21.8.1", "10.21.8.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(2).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    let held = offsets(&bed.get(NODE_IP_POOL, &pool).await.unwrap());
+    // All nine offsets.
+    let bitmap = |format: &str, list: serde_json::Value| json!({ "status": { "allocated-offsets": list, "allocated-bitmap": "/wE=", "bitmap-format": format } });
+    for (status, reason) in [
+        (bitmap("roaring/1", json!(null)), "UnsyncronizedIPPool"),
+        (bitmap("lsb-first/1", json!([])), "ReconcilingPool"),
+    ] {
+        let conditions = bed.watch_conditions(&pool).await;
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&status));
+        let api = bed.api(NODE_IP_POOL);
+        api.patch_status(&pool, &params, &patch).await.unwrap();
+        let rebuilt = bed
+            .until(NODE_IP_POOL, &pool, |pool| {
+                offsets(pool) == held && pool["status"].get("allocated-bitmap").is_none()
+            })
+            .await;
+        if reason == "UnsyncronizedIPPool" {
+            let aside = rebuilt["status"]["set-aside"].to_string();
+            assert!(
+                aside.contains("/wE=") && aside.contains("roaring/1"),
+                "{aside}"
+            );
+            bed.until_event(&pool, reason, vec!["roaring/1", "lsb-first/1"])
+                .await;
+        } else {
+            until_reconciling(&conditions).await;
+        }
+        bed.until_pool(&pool, "ReconciledPool").await;
+    }
+    assert_eq!(bed.addresses(&policy).await, before);
+}
+
+/// Claims that no pool has, or that can't be read: an event of the pool, or of the enactment.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_can_not_be_taken_in_are_events() {
+    let bed = Bed::new("claims").await;
+    let pool = bed.pool("traffic-1", "10.21.9.1", "10.21.9.9").await;
+    bed.until_pool(&pool, "ReconciledPool").await;
+    let node = bed.add_node(1).await;
+    let outside = json!({ pool.as_str(): { "captures": { "a": "10.21.9.200" } } });
+    let name = format!("{node}.outside");
+    bed.claiming_enactment(&name, &node, "outside", &outside)
+        .await;
+    let parts = vec![node.as_str(), "policy outside", "10.21.9.200"];
+    bed.until_event(&pool, "ForeignClaim", parts).await;
+    let unreadable = json!({ pool.as_str(): { "captures": { "a": "10.21.9.300" } } });
+    let name = format!("{node}.unreadable");
+    bed.claiming_enactment(&name, &node, "unreadable", &unreadable)
+        .await;
+    let parts = vec![
+        "berth.dev/ippool",
+        "captures.a",
+        "10.21.9.300",
+        "is no address",
+    ];
+    bed.until_event(&name, "UnreadableClaim", parts).await;
+    let pool = bed.get(NODE_IP_POOL, &pool).await.unwrap();
+    assert!(offsets(&pool).is_empty());
+}
+
 /// A policy is deleted: the hosts' addresses are withdrawn, then the offsets are free. What an enactment claims or a host shows stays held, and
 /// the pool says where.
 #[tokio::test(flavor = "multi_thread")]
@@ -230,6 +283,8 @@ async fn a_deleted_policy_frees_what_no_host_shows() {
         text.contains(&shown[0]) && text.contains(node) && text.contains("eth1"),
         "{text}"
     );
+    let parts = vec![shown[0].as_str(), node.as_str(), "interface eth1"];
+    bed.until_event(&pool, "AddressStillInUse", parts).await;
     // One handler returns and withdraws its address; the other host shows its address no more.
     let _back = bed.handler(&bed.node(2)).await;
     bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 1)

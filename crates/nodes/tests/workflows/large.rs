@@ -2,7 +2,7 @@
 
 use berth_nodes::handler::Mode;
 use berth_nodes::objects::{ENACTMENT, NODE_IP_POOL};
-use berth_testkit::{Fate, FaultProxy};
+use berth_testkit::Fate;
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, all_different, applied, offsets};
@@ -39,7 +39,7 @@ impl Bed {
         pool
     }
 
-    async fn claiming_enactment(&self, name: &str, node: &str, policy: &str, claims: &Value) {
+    pub async fn claiming_enactment(&self, name: &str, node: &str, policy: &str, claims: &Value) {
         let metadata = json!({
             "name": name,
             "labels": { "nmstate.io/node": node, "nmstate.io/policy": policy },
@@ -57,13 +57,12 @@ async fn a_node_cut_off_before_it_records_keeps_its_address() {
     let bed = Bed::new("large").await;
     let pool = bed.large_pool().await;
     let node = bed.add_node(1).await;
-    let relay = FaultProxy::new(bed.cluster).await.unwrap();
+    let relay = bed.relay(&node).await;
     relay.rule(|asked| {
         let records = asked.method != "GET" && asked.path.contains("enactments");
         if records { Fate::Cut } else { Fate::Pass }
     });
-    let client = bed.client_of(&relay.kubeconfig()).await;
-    let handler = bed.handler_by(&node, client, Mode::Host);
+    let handler = bed.handler_through(&node, Mode::Host, &relay).await;
     let mut spec = bed.policy_spec(&[&pool]);
     spec["nodeSelector"] = json!({ "bed": bed.name, "large": "yes" });
     let policy = bed.policy_with("static-ip", spec).await;

@@ -6,6 +6,7 @@ mod bed;
 mod beside;
 mod cleanup;
 mod inputs;
+mod kills;
 mod large;
 mod nodes;
 mod proposal;

@@ -44,6 +44,8 @@ pub const MAX_DESCRIBED: usize = 1000;
     shortname = "nip",
     status = "NodeIPPoolStatus",
     derive = "PartialEq",
+    // What refers to it takes 63 characters.
+    validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name: it has more than 63 characters; give a shorter name"),
     printcolumn(name = "CIDR", type_ = "string", json_path = ".spec.range.cidr"),
     printcolumn(name = "Total", type_ = "integer", json_path = ".status.total"),
     printcolumn(name = "Used", type_ = "integer", json_path = ".status.used"),

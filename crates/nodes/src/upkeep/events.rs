@@ -8,7 +8,7 @@ use berth_kube::events::Tone;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::plan::{Outcome, Step};
+use super::plan::{Claim, Outcome, Step};
 use super::run::Upkeep;
 use super::seen::Seen;
 use crate::enactment;
@@ -57,17 +57,26 @@ impl Upkeep {
                         seen.address, seen.node, seen.interface
                     ),
                 ),
-                Step::ReportForeign(claim) => (
-                    Tone::Warning,
-                    "ForeignClaim",
-                    format!(
-                        "the enactment of policy {} on node {} claims {}, which is not in this pool",
-                        claim.policy, claim.node, claim.address
-                    ),
-                ),
                 _ => continue,
             };
             self.tell(NODE_IP_POOL, pool, tone, reason, &message).await;
+        }
+    }
+
+    /// Claims of addresses that their pool does not have.
+    pub(super) async fn report_foreign(&self, known: &Seen, foreign: &[(String, Claim)]) {
+        for (pool, claim) in foreign {
+            let mut pools = known.pools();
+            let Some((_, object)) = pools.find(|(name, _)| *name == pool) else {
+                continue;
+            };
+            let message = format!(
+                "the enactment of policy {} on node {} claims {}, which is not in this pool",
+                claim.policy, claim.node, claim.address
+            );
+            let tone = Tone::Warning;
+            self.tell(NODE_IP_POOL, object, tone, "ForeignClaim", &message)
+                .await;
         }
     }
 

@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::execute;
-use super::plan::{Outcome, Step, plan};
+use super::plan::{Claim, Outcome, Step, plan};
 use super::policies;
 use super::seen::{self, Seen};
 use crate::metrics::UpkeepMetrics;
@@ -251,8 +251,9 @@ impl Upkeep {
             return SOON;
         };
         let mut pause = self.config.resync;
+        let mut foreign = Vec::new();
         let due = term.compare(self.config.grace, |round| {
-            self.is_anything_due(&known, round)
+            self.is_anything_due(&known, round, &mut foreign)
         });
         if due {
             match Seen::read(&self.client).await {
@@ -274,6 +275,7 @@ impl Upkeep {
                 pause = SOON;
             }
         }
+        self.report_foreign(&known, &foreign).await;
         self.report_unknown_resets(&known).await;
         self.report_unnameable(&known).await;
         self.report_failures(&known).await;
@@ -281,8 +283,13 @@ impl Upkeep {
         pause
     }
 
-    /// Whether a plan on what the watches show would change anything.
-    fn is_anything_due(&self, known: &Seen, round: &mut Round<'_>) -> bool {
+    /// Whether a plan on what the watches show would change anything, and the claims in it that no pool has.
+    fn is_anything_due(
+        &self,
+        known: &Seen,
+        round: &mut Round<'_>,
+        foreign: &mut Vec<(String, Claim)>,
+    ) -> bool {
         let spaces = known.spaces();
         let mut due = false;
         for (name, object) in known.pools() {
@@ -296,6 +303,10 @@ impl Upkeep {
                     let is_write = |step: &Step| {
                         !matches!(step, Step::ReportHeld { .. } | Step::ReportForeign(_))
                     };
+                    foreign.extend(outcome.steps.iter().filter_map(|step| match step {
+                        Step::ReportForeign(claim) => Some((name.clone(), claim.clone())),
+                        _ => None,
+                    }));
                     outcome.steps.iter().any(is_write)
                         || execute::next(object, &read, &outcome, Timestamp::now()).is_some()
                 }

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use berth_parts::wait_report;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::steps::bare_cargo;
@@ -62,7 +62,7 @@ pub fn run() -> Result<()> {
             scope.spawn(|| lane(&state, total));
         }
     });
-    let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let state = state.into_inner();
     let text = serde_json::to_string_pretty(&state.took)?;
     std::fs::write(&times, text).with_context(|| format!("write {}", times.display()))?;
     if !state.failed.is_empty() {
@@ -80,7 +80,7 @@ struct State {
 
 #[allow(clippy::print_stderr)]
 fn lane(state: &Mutex<State>, total: usize) {
-    let locked = || state.lock().unwrap_or_else(PoisonError::into_inner);
+    let locked = || state.lock();
     loop {
         let Some(program) = locked().queue.pop() else {
             return;

@@ -180,7 +180,7 @@ impl Site {
         let health = [free_address()?, free_address()?];
         let controller = controller(berth, &account, health[0], cluster.dir())?;
         let desk = desk(&account).await?;
-        let agents = cluster.agents_beside_a_controller(&namespace).await?;
+        let agents = cluster.agents(&namespace).await?;
         let node = agents.on("n0").await?;
         let token = cluster.pod_token(&node, "n0", AUDIENCE).await?;
         let token_file = cluster.dir().join("n0.token");

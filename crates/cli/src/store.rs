@@ -75,7 +75,7 @@ pub struct PoolView {
 
 impl Cluster {
     pub fn reader(&self) -> QuorumReader {
-        QuorumReader::new(self.connection.client.clone(), self.connection.timeout)
+        QuorumReader::new(&self.connection)
     }
 }
 

@@ -149,7 +149,7 @@ impl Work {
                 Ok(outcome) => outcome,
                 Err(error) => {
                     let (pause, found) = failed(&task, &error);
-                    look_in(pause);
+                    look_in(pause.max(error.retry_after().unwrap_or_default()));
                     Outcome {
                         problems: found,
                         ..Outcome::default()
@@ -172,7 +172,7 @@ impl Work {
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(%error, "can't check claimed slices of lost nodes; retrying");
-                look_in(LATER);
+                look_in(LATER.max(error.retry_after().unwrap_or_default()));
             }
         }
         let sweep = std::mem::take(&mut self.sweep);
@@ -194,9 +194,9 @@ impl Work {
         if sweep && let Err(error) = self.end_calls(&view).await {
             tracing::warn!(%error, "notifications to deleted nodes are removed at the next pass");
         }
-        if let Err(error) = self.networks.tell(&apart.elastic).await {
+        if let Err(error) = self.networks.publish(&apart.elastic).await {
             tracing::warn!(%error, "can't write the ConfigMap of networks; retrying");
-            look_in(SOON);
+            look_in(SOON.max(error.retry_after().unwrap_or_default()));
         }
         self.reconciler.metrics.problems.set(problems.len() as i64);
         let uids: BTreeMap<&str, &str> = all()

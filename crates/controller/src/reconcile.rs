@@ -17,6 +17,7 @@ mod unused;
 
 use std::time::Duration;
 
+use berth_collector::ReadError;
 use berth_core::Moment;
 use berth_ledger::LedgerError;
 use berth_ledger::kube::slicepools::{SlicePools, StoredSlicePool};
@@ -56,6 +57,21 @@ pub enum ReconcileError {
 }
 
 impl ReconcileError {
+    /// How long the API server asks its clients to wait.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            ReconcileError::Ledger(LedgerError::Unavailable { retry_after, .. })
+            | ReconcileError::Usage(UsageError::Ledger(LedgerError::Unavailable {
+                retry_after,
+                ..
+            }))
+            | ReconcileError::Usage(UsageError::ReadError(ReadError { retry_after, .. })) => {
+                *retry_after
+            }
+            _ => None,
+        }
+    }
+
     /// Whether it may concern only this object: a server that can't be reached is down for everything.
     pub(crate) fn is_of_one(&self) -> bool {
         match self {

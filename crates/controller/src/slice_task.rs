@@ -70,15 +70,15 @@ impl SliceTask {
             reconciler: Reconciler {
                 pools: pools.clone(),
                 usage_reader: UsageReader {
-                    reader: QuorumReader::new(client.clone(), timeout),
+                    reader: QuorumReader::new(connection),
                     ledger: KubeLedger::new(connection.clone()),
                 },
                 grace: settings.grace,
                 metrics: metrics.clone(),
                 ended: Ended::default(),
             },
-            recorder: Recorder::new(client.clone(), leadership.identity(), timeout),
-            networks: NetworksConfigMap::new(client, &connection.namespace, timeout),
+            recorder: Recorder::new(client, leadership.identity(), timeout),
+            networks: NetworksConfigMap::new(connection),
             gather: settings.gather,
             resync: settings.resync,
             unseen_is_apart: settings.unseen_is_apart,

@@ -3,6 +3,8 @@
 //! Of a page only the text is held beside the one object that is shown: a list of whole objects would need ten times its
 //! size. So no function here returns one.
 
+use std::fmt;
+
 use kube::api::ListParams;
 use kube::core;
 use serde::Deserialize;
@@ -156,6 +158,38 @@ impl ObjectClient {
         Ok(found)
     }
 
+    /// The selected objects, for a caller that has work to do between two pages or may stop before the last one.
+    pub fn pages(&self, resource: &'static Resource, selection: &Selection<'_>) -> Pages<'_> {
+        self.pages_by(resource, selection, core::Request::list)
+    }
+
+    /// The same with the objects' metadata alone.
+    pub fn metadata_pages(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+    ) -> Pages<'_> {
+        self.pages_by(resource, selection, core::Request::list_metadata)
+    }
+
+    fn pages_by(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+        request: PageRequest,
+    ) -> Pages<'_> {
+        Pages {
+            client: self,
+            resource,
+            collection: match selection.everywhere {
+                true => core::Request::new(resource.path_everywhere()),
+                false => self.request(resource),
+            },
+            params: selection.params(),
+            request,
+        }
+    }
+
     async fn list_by<T: DeserializeOwned>(
         &self,
         resource: &'static Resource,
@@ -163,18 +197,9 @@ impl ObjectClient {
         request: PageRequest,
         mut visit: impl FnMut(T),
     ) -> Result<(), KubeError> {
-        let mut params = selection.params();
-        let collection = match selection.everywhere {
-            true => core::Request::new(resource.path_everywhere()),
-            false => self.request(resource),
-        };
-        loop {
-            let page = self.page(resource, request(&collection, &params), &mut visit);
-            match page.await? {
-                Some(token) => params.continue_token = Some(token),
-                None => return Ok(()),
-            }
-        }
+        let mut pages = self.pages_by(resource, selection, request);
+        while pages.next(&mut visit).await? {}
+        Ok(())
     }
 
     /// Shows the objects of one page; returns where the list goes on.
@@ -191,6 +216,36 @@ impl ObjectClient {
             visit(parse(item.get().as_bytes()).map_err(failed)?);
         }
         Ok(page.metadata.continues.filter(|token| !token.is_empty()))
+    }
+}
+
+/// A list that is read page by page. Holds no object.
+pub struct Pages<'a> {
+    client: &'a ObjectClient,
+    resource: &'static Resource,
+    collection: core::Request,
+    params: ListParams,
+    request: PageRequest,
+}
+
+impl fmt::Debug for Pages<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pages")
+            .field("resource", &self.resource)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pages<'_> {
+    /// Shows the objects of the next page to `visit`; whether there is another page.
+    pub async fn next<T: DeserializeOwned>(
+        &mut self,
+        visit: impl FnMut(T),
+    ) -> Result<bool, KubeError> {
+        let request = (self.request)(&self.collection, &self.params);
+        let more = self.client.page(self.resource, request, visit).await?;
+        self.params.continue_token = more;
+        Ok(self.params.continue_token.is_some())
     }
 }
 

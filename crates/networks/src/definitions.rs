@@ -11,10 +11,19 @@ use berth_cni::fields::{Fields, Path};
 use berth_cni::ids::{NETWORK_NAME_MAX, shown};
 use berth_cni::{Args, NetConf};
 use berth_cni::{CniError, conf};
+use berth_kube::{Place, Resource};
 use serde_json::{Value, json};
 
 use crate::PLUGINS;
 use crate::config::{ConfigError, Found, NamedPaths, NodeFiles, PodNetwork};
+
+pub const DEFINITIONS: Resource = Resource {
+    group: "k8s.cni.cncf.io",
+    version: "v1",
+    plural: "network-attachment-definitions",
+    kind: "NetworkAttachmentDefinition",
+    place: Place::Namespaced,
+};
 
 /// The most networks of ours that one definition describes: a real one has one or two.
 const MOST_NETWORKS: usize = 64;

@@ -13,11 +13,11 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use berth_testkit::{fed, isolated};
+use berth_testkit::{PodCall, fed};
 use serde_json::Value;
 
 const CONF: &str =
@@ -54,17 +54,9 @@ impl Node {
     }
 
     fn run(&self, verb: &str, stdin: &str, more: &[(&str, &str)]) -> Output {
-        let mut command = isolated(Command::new(&self.plugin));
+        let call = PodCall::new("whereabouts", verb, "p").of_container("c1");
+        let mut command = call.command(&self.plugin);
         command
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", "c1")
-            .env("CNI_NETNS", "/var/run/netns/x")
-            .env("CNI_IFNAME", "net1")
-            .env(
-                "CNI_ARGS",
-                "IgnoreUnknown=1;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns",
-            )
-            .env("CNI_PATH", "/opt/cni/bin")
             .env("BERTH_SOCKET", self.socket())
             .envs(more.iter().copied())
             .stderr(Stdio::piped());
@@ -192,9 +184,8 @@ fn the_engine_takes_the_plugins_place_and_dies_with_it() {
     let node = Node::with_plugin_as("whereabouts");
     let engine = node.plugin.with_file_name("berth-full");
     script(&engine, "echo $$");
-    let mut command = isolated(Command::new(&node.plugin));
+    let mut command = PodCall::new("whereabouts", "ADD", "p").command(&node.plugin);
     let running = command
-        .env("CNI_COMMAND", "ADD")
         .env("BERTH_SOCKET", node.socket())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -255,8 +246,7 @@ fn a_plugin_taken_for_the_engine_stops_at_once() {
 #[test]
 fn a_configuration_that_is_not_text_is_a_decoding_error() {
     let node = Node::with_plugin_as("berth");
-    let mut command = isolated(Command::new(&node.plugin));
-    command.env("CNI_COMMAND", "ADD");
+    let mut command = PodCall::new("berth", "ADD", "p").command(&node.plugin);
     let output = fed(&mut command, [0xff, 0xfe]).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(json(&output)["code"], 6);

@@ -77,7 +77,7 @@ impl Site {
         ] {
             cluster.apply(text).await?;
         }
-        let agents = cluster.agents_beside_a_controller(HOME).await?;
+        let agents = cluster.agents(HOME).await?;
         let controller = cluster.account(HOME, "berth-controller").await?;
         Ok(Site {
             admin: cluster.client().await?,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use berth_core::Address;
-use berth_testkit::fed;
+use berth_testkit::{PodCall, fed};
 use serde_json::{Value, json};
 
 /// One plugin with one network's configuration.
@@ -79,13 +79,11 @@ impl Plugin {
         let mut command = Command::new(&self.binary);
         command
             .env_clear()
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", container(pod))
-            .env("CNI_IFNAME", "net1")
-            .env("CNI_NETNS", "/var/run/netns/none")
-            .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_ARGS", arguments(pod));
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let call = PodCall::new(self.name, verb, pod)
+            .in_namespace("default", pod)
+            .of_container(&container(pod));
+        call.put_into(&mut command);
         let (took, output) = timed(&mut command, &self.configuration())
             .with_context(|| format!("run {}", self.binary.display()))?;
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();

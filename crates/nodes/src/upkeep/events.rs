@@ -1,7 +1,6 @@
 //! Events of what the leader did and found.
 
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 
 use berth_api::nmstate::RESET_ANNOTATION;
 use berth_kube::events::Tone;
@@ -172,7 +171,7 @@ impl Upkeep {
 
     /// Whether this was not written yet, in this term: every pass finds what is still wrong.
     fn is_news(&self, uid: &str, reason: &str, message: &str) -> bool {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         if written.len() >= REMEMBERED {
             written.clear();
         }

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_collector::GracePeriods;
@@ -20,6 +19,7 @@ use kube::api::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, ResourceExt};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -128,7 +128,7 @@ impl Upkeep {
     }
 
     fn look<T>(&self, read: impl FnOnce(&mut Seen) -> T) -> T {
-        read(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+        read(&mut self.seen.lock())
     }
 
     /// Watches until it is stopped; a follower watches too, so that it can take over at once.
@@ -222,8 +222,7 @@ impl Upkeep {
 
     /// Works until the term ends. Reads of an earlier term prove nothing: grace periods start over.
     pub async fn lead(&self, term: CancellationToken) {
-        let written = self.written.lock();
-        written.unwrap_or_else(PoisonError::into_inner).clear();
+        self.written.lock().clear();
         tokio::select! {
             () = term.cancelled() => {}
             () = self.work() => {}

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use berth_cni::Environment;
-use berth_cni::wire::{Answer, Request};
+use berth_cni::wire::Answer;
 use berth_desk::DeskMetrics;
 use berth_ledger::{ClaimKind, MemoryLedger, SharedLedger};
+use berth_testkit::PodCall;
 use serde_json::{Value, json};
 
 use crate::Front;
@@ -16,16 +16,8 @@ const FIRST: &str = "10.0.0.0/30";
 async fn add(front: &Front, container: &str, ranges: Value) -> Answer {
     let network = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan",
         "ipam": {"type": "whereabouts", "ipRanges": ranges}});
-    let environment = Environment {
-        command: "ADD".into(),
-        container_id: container.into(),
-        netns: "/run/netns/x".into(),
-        ifname: "net1".into(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={container}"),
-        path: "/opt/cni/bin".into(),
-    };
-    let request = Request::new("whereabouts", environment, network.to_string());
-    front.answer(&request).await
+    let call = PodCall::new("whereabouts", "ADD", container).of_container(container);
+    front.answer(&call.request_of(&network.to_string())).await
 }
 
 /// Every record and every reservation.

@@ -54,31 +54,29 @@ pub(super) async fn find(
     if !pool_policies.pools().any(|policy| policy.retention.claims) {
         return Ok(Vec::new());
     }
-    Ok(missing(&sticky.all_claims().await?, held, pool_policies))
+    let mut all = Vec::new();
+    let add = |claim: Claim| all.extend(missing(&claim, held, pool_policies));
+    sticky.all_claims(add).await?;
+    Ok(all)
 }
 
-fn missing(
-    claims: &[Claim],
-    held: &ClaimedPools,
-    pool_policies: &PoolPolicies,
-) -> Vec<MissingEntry> {
+/// The addresses of one claim that its pools lack.
+fn missing(claim: &Claim, held: &ClaimedPools, pool_policies: &PoolPolicies) -> Vec<MissingEntry> {
     let mut missing = Vec::new();
-    for claim in claims {
-        for address in claim.addresses() {
-            let Some((policy, pool)) = pool_of(claim, address, pool_policies) else {
-                continue;
-            };
-            // A pool that does not exist yet has lost nothing.
-            let exists = held.pools.contains(&pool.name);
-            if exists && !held.held.contains(&(pool.name.clone(), address)) {
-                let owner = Owner::new(claim.holder(), claim.interface());
-                missing.push(MissingEntry {
-                    pool,
-                    address,
-                    record: Record::new(owner, Handle::new(claim.name())),
-                    overlap_checks: policy.overlap_checks,
-                });
-            }
+    for address in claim.addresses() {
+        let Some((policy, pool)) = pool_of(claim, address, pool_policies) else {
+            continue;
+        };
+        // A pool that does not exist yet has lost nothing.
+        let exists = held.pools.contains(&pool.name);
+        if exists && !held.held.contains(&(pool.name.clone(), address)) {
+            let owner = Owner::new(claim.holder(), claim.interface());
+            missing.push(MissingEntry {
+                pool,
+                address,
+                record: Record::new(owner, Handle::new(claim.name())),
+                overlap_checks: policy.overlap_checks,
+            });
         }
     }
     missing

@@ -57,8 +57,8 @@ impl PodPolicy {
         let (client, timeout) = (&connection.client, connection.timeout);
         PodPolicy {
             ledger,
-            reader: QuorumReader::new(client.clone(), timeout),
-            sticky: Sticky::new(client.clone(), timeout),
+            reader: QuorumReader::new(connection),
+            sticky: Sticky::new(connection),
             recorder: Recorder::new(client.clone(), node, timeout),
             metrics,
             journal,

@@ -123,7 +123,7 @@ async fn serve(stores: &NodeStores, request: &ReleaseRequest) -> Result<PoolKey,
     let Some((store, connection)) = stores.sliced().await else {
         return Err(nowhere());
     };
-    let reader = QuorumReader::new(connection.client, connection.timeout);
+    let reader = QuorumReader::new(&connection);
     let pools = stores.slice_pools().await?;
     let ledger = store.ledger();
     let Some(holder) = &request.holder else {

@@ -320,7 +320,7 @@ impl NodeStores {
         } = self.clusters.open(connect).await?;
         let kept = connection.clone();
         let metrics = self.metrics.clone();
-        let sticky = Sticky::new(connection.client.clone(), connection.timeout);
+        let sticky = Sticky::new(&connection);
         Ok(match &self.lifetime {
             Lifetime::Call { .. } if !sliced => {
                 let policies = policies_once(&connection).await;

@@ -160,7 +160,7 @@ impl World {
         let journal = Arc::new(Journal::new(&local));
         let store = Store::cluster(SharedLedger::clone(&ledger), DeskMetrics::default())
             .with_journal(Arc::clone(&journal))
-            .with_sticky(Sticky::new(connection.client.clone(), connection.timeout));
+            .with_sticky(Sticky::new(&connection));
         let front = Front::new(Arc::new(Arc::new(store)), &node)
             .with_boot(boot)
             .with_flat_places(Vec::new());

@@ -34,12 +34,15 @@ impl NetworksConfigMap {
         }
     }
 
-    /// The next write begins with a read.
+    /// The next write starts with a read.
     pub fn forget(&mut self) {
         self.written = None;
     }
 
-    pub async fn tell(&mut self, disjoint: &BTreeMap<String, Prefix>) -> Result<(), kube::Error> {
+    pub async fn publish(
+        &mut self,
+        disjoint: &BTreeMap<String, Prefix>,
+    ) -> Result<(), kube::Error> {
         let text = json!(DisjointRanges(disjoint.clone())).to_string();
         if self.written.as_ref() == Some(&text) {
             return Ok(());

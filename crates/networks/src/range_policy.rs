@@ -23,13 +23,13 @@ use crate::config::PodNetwork;
 
 /// How long an ADD waits for the first read.
 const FIRST_READ: Duration = Duration::from_secs(1);
-/// How often the object is searched in a cluster without the kind, or without the right to read it.
+/// How often a cluster without the kind, or without the right to read it, is checked for the object.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What is allowed.
+/// The rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// None: everything.
+    /// `None`: everything is allowed.
     rules: Option<Vec<Rule>>,
 }
 
@@ -100,9 +100,9 @@ impl Policy {
 pub struct Policies {
     api: Api<RangePolicy>,
     timeout: Duration,
-    /// None before it was read for the first time.
+    /// `None` until it was read for the first time.
     known: watch::Sender<Option<Arc<Policy>>>,
-    /// Whether an ADD has waited for the first read and did not get it.
+    /// Whether an ADD has waited for the first read without a result.
     waited: AtomicBool,
 }
 
@@ -184,7 +184,8 @@ impl Policies {
         pause.mul_f64(rand::rng().random_range(0.5..1.5))
     }
 
-    /// Whether there is such a kind that may be listed: a watch of what may not be read would fail again and again, loudly.
+    /// Whether the kind exists and may be listed: a watch that is not allowed would fail again and again, with log
+    /// lines.
     async fn read_list(&self) -> Result<bool, ()> {
         let named = kube::api::ListParams::default().fields(&named()).limit(1);
         match tokio::time::timeout(self.timeout, self.api.list(&named)).await {

@@ -64,11 +64,11 @@ pub struct NodeFiles {
     cluster_known: bool,
 }
 
-/// What counts of the node's files and of those that a definition names.
+/// The node's files and those that a definition names, as far as they are used.
 #[derive(Debug, Default)]
 pub struct Found {
     pub flat: Option<FlatFile>,
-    /// The cluster of the network, where neither a flag nor the surroundings of the process name it.
+    /// The cluster of the network, where neither a flag nor the process's environment names it.
     pub kubeconfig: Option<PathBuf>,
     pub warnings: Vec<Warning>,
     /// Why no address is allocated. They do not stop a DEL.
@@ -133,19 +133,21 @@ impl NodeFiles {
         Ok(None)
     }
 
-    /// The directories that may have the node's name in a file `nodename`, the likeliest first: the one that the node's flat
-    /// file names, and the flat file's own. No definition names one.
+    /// The directories that may have the node's name in a file `nodename`, the likeliest first: the one that the
+    /// node's flat file names, and the flat file's own. A definition can't name one.
     pub fn homes(&self) -> Vec<PathBuf> {
         let Ok(Some(file)) = self.flat() else {
             return Vec::new();
         };
-        let said = file.object.get(CONFIGURATION_PATH).and_then(Value::as_str);
-        let said = said.filter(|text| !text.is_empty()).map(PathBuf::from);
+        let configured = file.object.get(CONFIGURATION_PATH).and_then(Value::as_str);
+        let configured = configured
+            .filter(|text| !text.is_empty())
+            .map(PathBuf::from);
         let beside = file.path.parent().map(Path::to_owned);
-        said.into_iter().chain(beside).collect()
+        configured.into_iter().chain(beside).collect()
     }
 
-    /// Reads the node's flat file, and what `named` names as far as it counts here.
+    /// Reads the node's flat file, and what `named` names as far as it is allowed here.
     pub fn find(&self, named: &NamedPaths) -> Result<Found, ConfigError> {
         let mut found = Found {
             flat: self.flat()?,
@@ -237,7 +239,7 @@ impl NodeFiles {
     }
 }
 
-/// Whether it is absolute and leads nowhere but down.
+/// Whether the path is absolute and has no `..`.
 fn is_plain(path: &Path) -> bool {
     let down = |part: Component<'_>| !matches!(part, Component::ParentDir);
     path.is_absolute() && path.components().all(down)
@@ -371,7 +373,7 @@ mod tests {
         let found = node.files().find(&foreign).unwrap();
         assert_eq!(found.kubeconfig, Some(ours.clone()));
         assert_eq!(found.warnings.len(), 2);
-        // Whereabouts' own manifests name the installed files: nothing is wrong with that.
+        // Whereabouts' own manifests name the installed files: no warning.
         let usual = named(Some(node.at("net.d/whereabouts.d")), Some(ours));
         let found = node.files().find(&usual).unwrap();
         assert_eq!(found.warnings, []);
@@ -456,9 +458,9 @@ mod tests {
         assert!(node.files().homes().is_empty());
         node.write(
             "net.d/whereabouts.d/whereabouts.conf",
-            r#"{"configuration_path": "/said"}"#,
+            r#"{"configuration_path": "/configured"}"#,
         );
-        let homes = [PathBuf::from("/said"), node.at("net.d/whereabouts.d")];
+        let homes = [PathBuf::from("/configured"), node.at("net.d/whereabouts.d")];
         assert_eq!(node.files().homes(), homes);
     }
 }

@@ -211,7 +211,7 @@ where
         self.carry_out(effects);
         loop {
             let event = tokio::select! {
-                // What has happened is known before more is asked for.
+                // Outcomes are handled before new commands.
                 biased;
                 Some(event) = events.recv() => Some(event),
                 command = commands.recv() => match command {

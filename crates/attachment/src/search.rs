@@ -6,7 +6,7 @@
 //!     │           ▼
 //!     └── avoid ◄── release   (or exchanged by the next allocation)
 //! ```
-//! Guarantees: what was held before the search began is not among what it leaves to be released (I3). When the search ends
+//! Guarantees: what was held before the search started is not among what it leaves to be released (I3). When the search ends
 //! without an answer, or its caller drops it at a deadline, [`Search::left`] is what it was the first to hold and has not
 //! released. Keys that are only hints (rejected a moment ago, maybe free by now) never cause a refusal: they are dropped
 //! before the pool counts as exhausted.

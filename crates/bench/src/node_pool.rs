@@ -107,9 +107,9 @@ fn allocate(space: &Arc<Space>, held: impl Fn(u32) -> bool) -> anyhow::Result<f6
     let mut times = Vec::with_capacity(ROUNDS as usize);
     for n in 0..ROUNDS {
         let request = claim(OFFSETS + n, space);
-        let began = Instant::now();
+        let started = Instant::now();
         let outcome = plan(&mut pool, std::slice::from_ref(&request), Moment(0));
-        times.push(began.elapsed());
+        times.push(started.elapsed());
         if !matches!(outcome.answers.as_slice(), [Answer::Granted(_)]) {
             bail!("no address: {:?}", outcome.answers);
         }

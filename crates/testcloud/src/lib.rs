@@ -6,7 +6,8 @@
 //! of a network, addresses that are in use elsewhere, rates per minute, repeats by requestId. Any call can be made to
 //! fail by a [`Fault`]. Every request is recorded, so that a test can count and check them.
 //!
-//! It shares no code with the client: what both got wrong would else look right. `cargo xtask compute` runs it as a program.
+//! It shares no code with the client: an error in shared code would look right. `cargo xtask compute` runs it as a
+//! program.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod addresses;

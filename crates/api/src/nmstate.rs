@@ -118,7 +118,7 @@ pub struct Range {
     pub gateway: Option<String>,
 }
 
-/// What is allocated, and how the pool fares. Written by Berth.
+/// The allocations of the pool, and its conditions. Written by Berth.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeIPPoolStatus {
@@ -131,7 +131,7 @@ pub struct NodeIPPoolStatus {
     /// How the bitmap is to be read: `lsb-first/1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitmap_format: Option<String>,
-    /// Whom the allocated addresses are for: the first 1,000 of them.
+    /// The holders of the allocated addresses: the first 1,000 of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<Allocation>,
     /// Released addresses that wait for the reuse delay to end.
@@ -143,10 +143,10 @@ pub struct NodeIPPoolStatus {
     /// How many addresses can be allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<i64>,
-    /// How many are.
+    /// How many addresses are allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
-    /// How many are left.
+    /// How many addresses are free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
     /// The condition `Available`.
@@ -154,7 +154,7 @@ pub struct NodeIPPoolStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Whom an address is for.
+/// The holder of an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Allocation {
@@ -185,7 +185,7 @@ pub struct CoolingDown {
 pub struct SetAside {
     /// The field that it was in.
     pub field: String,
-    /// What it was, as JSON, shortened if it is long.
+    /// Its value as JSON, shortened if it is long.
     pub value: String,
     /// What is wrong with it.
     pub why: String,

@@ -179,10 +179,10 @@ impl TestNode {
             });
             runtime.block_on(served).unwrap();
         });
-        let began = Instant::now();
+        let started = Instant::now();
         while !self.socket().exists() {
             assert!(
-                began.elapsed() < Duration::from_secs(20),
+                started.elapsed() < Duration::from_secs(20),
                 "the agent does not start"
             );
             std::thread::sleep(Duration::from_millis(2));

@@ -69,8 +69,8 @@ impl HostProgram {
             std::fs::write(file("given"), Value::Object(entries).to_string())?;
             command.arg("--captured").arg(file("given"));
         }
-        let said = self.run(command.arg(&policy))?;
-        let state = match said.trim() {
+        let stdout = self.run(command.arg(&policy))?;
+        let state = match stdout.trim() {
             "" => None,
             text => Some(serde_json::from_str(text).with_context(|| {
                 format!(

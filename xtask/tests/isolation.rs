@@ -1,7 +1,7 @@
 //! Tests and benchmarks start Berth's programs isolated from the machine that they run on.
 //!
-//! whereabouts or Berth itself may be installed here, and a person's shell may name a cluster: a program that saw either
-//! would allocate by another definition, or in another cluster, than its test says.
+//! whereabouts or Berth itself may be installed here, and a person's shell may name a cluster: a program that saw
+//! either would allocate by another definition, or in another cluster, than its test says.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;

@@ -1,4 +1,5 @@
-//! Berth's own objects, group `berth.dev`: calls to nodes, and the administrator's policy of ranges. Claims of slices are Leases: [`crate::claim`].
+//! Berth's own objects, group `berth.dev`: calls to nodes, and the administrator's policy of ranges. Claims of slices
+//! are Leases: [`crate::claim`].
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -1,7 +1,7 @@
 //! Objects of group `nmstate.io`: the pool that host interfaces get static addresses from.
 //!
-//! The kind is that of kubernetes-nmstate's proposal "Host IP pooling with NNCPs", whose field names are in kebab-case. What
-//! goes beyond the proposal is additive: a pool written from its text alone is a whole one.
+//! The kind is that of kubernetes-nmstate's proposal "Host IP pooling with NNCPs", whose field names are in kebab-case.
+//! What goes beyond the proposal is additive: a pool written from its text alone is a whole one.
 
 // Columns of one type are no repetition.
 #![allow(clippy::duplicated_attributes)]
@@ -70,7 +70,8 @@ pub const MAX_DESCRIBED: usize = 1000;
 pub struct NodeIPPoolSpec {
     /// The pool's first range. It can grow at its end while `ranges` is empty; nothing else of it changes.
     pub range: Range,
-    /// Further ranges; offsets run on from one to the next. Ranges are only ever appended; the last one can grow at its end.
+    /// Further ranges; offsets run on from one to the next. Ranges are only ever appended; the last one can grow at its
+    /// end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub ranges: Vec<Range>,

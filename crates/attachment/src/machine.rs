@@ -6,8 +6,9 @@
 //!                 ▲         │ failed
 //!                 └─ held back, or halved
 //! ```
-//! A round is one call of additions, then one of removals. A detach is answered when it is recorded; an attach when the call
-//! that adds it was carried out. After a crash [`Machine::resume`] repeats the open intent under its id before anything else.
+//! A round is one call of additions, then one of removals. A detach is answered when it is recorded; an attach when the
+//! call that adds it was carried out. After a crash [`Machine::resume`] repeats the open intent under its id before
+//! anything else.
 
 mod outcome;
 

@@ -36,8 +36,8 @@ pub fn run() -> anyhow::Result<Vec<Figure>> {
     );
     let addresses = space.spaces().next().context("a pool without addresses")?;
     let addresses = Arc::new(addresses.clone());
-    // Every second offset, so that the free ones are as scattered as they can be; and the first half, so that the first free one is
-    // as far away as it can be.
+    // Every second offset, so that the free ones are as scattered as they can be; and the first half, so that the first
+    // free one is as far away as it can be.
     let scattered = allocate(&addresses, |n| n % 2 == 0)?;
     let behind = allocate(&addresses, |n| n < OFFSETS / 2)?;
     let size = object(spec, &space)?;

@@ -44,7 +44,8 @@ impl HostProgram {
         HostProgram(named.or(beside).unwrap_or_else(|| DEFAULT.into()))
     }
 
-    /// Evaluates a policy, as kubernetes-nmstate does: `policy --current F --json --output-captured F [--captured F] POLICY`.
+    /// Evaluates a policy, as kubernetes-nmstate does: `policy --current F --json --output-captured F [--captured F]
+    /// POLICY`.
     pub fn evaluate(&self, evaluation: &Evaluation<'_>) -> anyhow::Result<Evaluated> {
         let dir = tempfile::tempdir().context("make a directory for the policy")?;
         let file = |name: &str| dir.path().join(name);

@@ -1,8 +1,8 @@
-//! The attachment machine (`berth_attachment::Machine`, the product's own code) against a target that keeps request ids and
-//! fingerprints, in every order of events: crashes, lost calls, lost answers, a refused item, changes by hand.
+//! The attachment machine (`berth_attachment::Machine`, the product's own code) against a target that keeps request ids
+//! and fingerprints, in every order of events: crashes, lost calls, lost answers, a refused item, changes by hand.
 //!
-//! The front around it is modelled as the gcp front does it: an entry of the pool is allocated before the attach, marked before
-//! the detach, and freed by the release only while it is marked.
+//! The front around it is modelled as the gcp front does it: an entry of the pool is allocated before the attach,
+//! marked before the detach, and freed by the release only while it is marked.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,6 @@
-//! Moves of two addresses between the same two VMs, whose calls go out together (`berth_gcp::migrate::group` and `machine`, the
-//! product's own code), in every order: two executors, crashes, lost answers, requests that arrive late, and a request that is refused.
+//! Moves of two addresses between the same two VMs, whose calls go out together (`berth_gcp::migrate::group` and
+//! `machine`, the product's own code), in every order: two executors, crashes, lost answers, requests that arrive late,
+//! and a request that is refused.
 
 use std::net::Ipv4Addr;
 

@@ -1,6 +1,6 @@
-//! Moves of one address between two VMs (`berth_gcp::migrate::machine`, the product's own code), in every order: several
-//! executors at once, crashes of each, lost calls and lost answers, calls that arrive late, moves that end at any time, VMs that
-//! vanish, a second move in the other direction while calls of the first are still on their way.
+//! Moves of one address between two VMs (`berth_gcp::migrate::machine`, the product's own code), in every order:
+//! several executors at once, crashes of each, lost calls and lost answers, calls that arrive late, moves that end at
+//! any time, VMs that vanish, a second move in the other direction while calls of the first are still on their way.
 
 use std::net::Ipv4Addr;
 

@@ -1,8 +1,8 @@
 //! How the networks of a cluster are configured: whereabouts' `ipam` object, the NetworkAttachmentDefinitions that
 //! contain it, and the administrator's RangePolicy.
 //!
-//! The pods front serves these networks, and the controller assigns slices of their ranges: both read them here, so that
-//! neither depends on the other. No pool is read or written here.
+//! The pods front serves these networks, and the controller assigns slices of their ranges: both read them here, so
+//! that neither depends on the other. No pool is read or written here.
 //!
 //! | file | part |
 //! |---|---|

@@ -1,8 +1,9 @@
-//! Which namespaces may use which ranges: the administrator's RangePolicy. Without one, every namespace may use every range.
+//! Which namespaces may use which ranges: the administrator's RangePolicy. Without one, every namespace may use every
+//! range.
 //!
-//! A daemon follows the object by a watch, so that an ADD needs no read. What no rule allows gets no address; a release is
-//! never refused. Until the object was read for the first time, an ADD waits for it for a second and is then served: a node
-//! whose API server is away keeps working.
+//! A daemon follows the object by a watch, so that an ADD needs no read. What no rule allows gets no address; a release
+//! is never refused. Until the object was read for the first time, an ADD waits for it for a second and is then served:
+//! a node whose API server is away keeps working.
 
 use std::fmt;
 use std::sync::Arc;
@@ -153,7 +154,8 @@ impl Policies {
         self.known.subscribe()
     }
 
-    /// Reads it once, for a process that serves one call. Without the kind or the right to read it, everything is allowed.
+    /// Reads it once, for a process that serves one call. Without the kind or the right to read it, everything is
+    /// allowed.
     pub async fn read(&self) -> Result<Arc<Policy>, String> {
         let read = match tokio::time::timeout(self.timeout, self.api.get_opt(RANGE_POLICY)).await {
             Ok(Ok(found)) => found.map(|found| Policy::of(&found.spec)),

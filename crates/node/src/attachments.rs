@@ -1,10 +1,10 @@
 //! The journal of attachments: which outside effects of its allocations this node has to carry out, one row per item.
 //!
-//! A target is what the effects are on, such as a NIC of this VM and its range. A row says who holds the item, whether it
-//! is attached or has to be detached, and the call that is under way.
+//! A target is what the effects are on, such as a NIC of this VM and its range. A row says who holds the item, whether
+//! it is attached or has to be detached, and the call that is under way.
 //!
-//! Guarantees: an entry is durable before the call that it announces (I9); a detach survives the process, and with it the
-//! holder that the pool's release names (I6). Nothing is kept in memory except what a process released itself: a
+//! Guarantees: an entry is durable before the call that it announces (I9); a detach survives the process, and with it
+//! the holder that the pool's release names (I6). Nothing is kept in memory except what a process released itself: a
 //! plugin that runs without the agent writes the same file. Reads are by key; waiting writes share one transaction.
 
 mod rows;

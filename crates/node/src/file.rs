@@ -1,7 +1,7 @@
 //! The node's SQLite file.
 //!
-//! Guarantees: the directory is made for root alone (0700); a file that can't be read is refused and not changed (I5); the
-//! identity is recorded when the file is opened for the first time and stays. [`NodeFile::own`] is granted to one
+//! Guarantees: the directory is made for root alone (0700); a file that can't be read is refused and not changed (I5);
+//! the identity is recorded when the file is opened for the first time and stays. [`NodeFile::own`] is granted to one
 //! process at a time: the agent for its life, `berth cni` for one call.
 
 use std::fmt;

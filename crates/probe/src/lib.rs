@@ -1,9 +1,9 @@
-//! Probes a link for addresses that another machine uses: a host with a fixed address in the range, a pod of a cluster that was
-//! restored from a backup.
+//! Probes a link for addresses that another machine uses: a host with a fixed address in the range, a pod of a cluster
+//! that was restored from a backup.
 //!
-//! Sends ARP probes and neighbour solicitations on an interface of this host. Silence is no proof, which is why a probe comes on top
-//! of the pool's record and never in its place. Interfaces of pods on the same macvlan master do not receive the master's frames; those
-//! addresses are in the pool.
+//! Sends ARP probes and neighbour solicitations on an interface of this host. Silence is no proof, which is why a probe
+//! comes on top of the pool's record and never in its place. Interfaces of pods on the same macvlan master do not
+//! receive the master's frames; those addresses are in the pool.
 #![cfg_attr(
     test,
     allow(

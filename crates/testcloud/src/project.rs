@@ -1,6 +1,7 @@
 //! The state of one project: what there is, and which operations are under way.
 //!
-//! Time comes in with every call: [`Project::settle`] completes the operations that are due. No task runs in the background.
+//! Time comes in with every call: [`Project::settle`] completes the operations that are due. No task runs in the
+//! background.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -176,7 +176,8 @@ async fn an_unreadable_state_is_set_aside_and_frees_nothing_unproven() {
     assert_eq!(vms.reboots("10.0.0.3"), 1);
 }
 
-/// Upstream's write: a stale copy under a fresh version. It erases this node's allocation and drops the fields of a quarantine.
+/// Upstream's write: a stale copy under a fresh version. It erases this node's allocation and drops the fields of a
+/// quarantine.
 #[tokio::test]
 async fn berth_15_10_what_another_program_erases_stays_held_and_is_restored() {
     let place = Place::new().await;

@@ -1,4 +1,5 @@
-//! A slice that is lost while an address of it is being given: after the front has looked, before the desk has committed.
+//! A slice that is lost while an address of it is being given: after the front has looked, before the desk has
+//! committed.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! Precautions that the model showed to be needed (docs/decisions/0006-slices.md, "The engine did less than the text"), each
-//! in the state in which it counts. Those of what was lost are in `hands`, that of a part of nothing in `leftovers`.
+//! Precautions that the model showed to be needed (docs/decisions/0006-slices.md, "The engine did less than the text"),
+//! each in the state in which it counts. Those of what was lost are in `hands`, that of a part of nothing in
+//! `leftovers`.
 //!
 //! The range is one slice, 10.x.0.0/27, with 30 usable addresses; a part of it was lent.
 

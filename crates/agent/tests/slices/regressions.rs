@@ -1,4 +1,5 @@
-//! Failures that others had with blocks of addresses, under the names of their issues; docs/regressions.md lists all of them.
+//! Failures that others had with blocks of addresses, under the names of their issues; docs/regressions.md lists all of
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,8 +81,8 @@ async fn antrea_3384_an_agent_that_starts_releases_addresses_of_its_slices() {
     assert_eq!(machine.add("next", ipam).await, "10.111.0.1/28");
 }
 
-/// A hundred pods of eight networks on three nodes, each with a /26 of a /24 of each: half of the pods never started. Here all
-/// of them do, at once, and each has an address of every network.
+/// A hundred pods of eight networks on three nodes, each with a /26 of a /24 of each: half of the pods never started.
+/// Here all of them do, at once, and each has an address of every network.
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_558_a_hundred_pods_of_eight_sliced_networks() {
     let cluster = Cluster::start().await.unwrap();

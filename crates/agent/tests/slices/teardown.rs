@@ -18,9 +18,9 @@ use crate::without_agent::call_node;
 /// Grace periods, and pauses between periodic reads, that no test waits for.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Grace period and periodic looks are [`LONG`] here, so only the deletion itself can lead to the end. The one wait that is left is
-/// the pause after a recall (10 s): the bound lies below it, and far enough above the work for a machine that is busy with
-/// other tests.
+/// Grace period and periodic looks are [`LONG`] here, so only the deletion itself can lead to the end. The one wait
+/// that is left is the pause after a recall (10 s): the bound lies below it, and far enough above the work for a
+/// machine that is busy with other tests.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,8 @@
-//! gcp-ipam where an operation of Google's takes 3 s: pods that start together, end and move, counted in seconds and operations.
+//! gcp-ipam where an operation of Google's takes 3 s: pods that start together, end and move, counted in seconds and
+//! operations.
 //!
-//! The cloud is local (`berth-testcloud`), the API server real; agents are fronts in this process, and their claims meet in the
-//! leader's desk of a controller.
+//! The cloud is local (`berth-testcloud`), the API server real; agents are fronts in this process, and their claims
+//! meet in the leader's desk of a controller.
 
 mod place;
 

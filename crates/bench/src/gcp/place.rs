@@ -1,4 +1,5 @@
-//! Nodes of a local cloud: each has the front of an agent, all share a real API server and the leader's desk of a controller.
+//! Nodes of a local cloud: each has the front of an agent, all share a real API server and the leader's desk of a
+//! controller.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;

@@ -1,8 +1,10 @@
-//! The flat file (a bare `ipam` object with a node's defaults), and which files of the node a network definition may name.
+//! The flat file (a bare `ipam` object with a node's defaults), and which files of the node a network definition may
+//! name.
 //!
-//! A definition is written by a tenant. Where the node's cluster is known (a flag, an installation, the marker of an earlier
-//! agent, the node's own flat file), the paths that a definition names are ignored. Elsewhere they are read only from below the
-//! administrator's directories, and only if root owns the file. Nothing but a regular file of at most 64 KiB is read.
+//! A definition is written by a tenant. Where the node's cluster is known (a flag, an installation, the marker of an
+//! earlier agent, the node's own flat file), the paths that a definition names are ignored. Elsewhere they are read
+//! only from below the administrator's directories, and only if root owns the file. Nothing but a regular file of at
+//! most 64 KiB is read.
 //!
 //! The flat file is optional. Where the node has one that cannot be read, that is an error: serving without the node's
 //! defaults could send addresses to another store. These calls block.
@@ -25,7 +27,8 @@ pub const PLACES: [&str; 4] = [
     "/var/lib/rancher/k3s/agent/etc/cni/net.d/whereabouts.d/whereabouts.conf",
 ];
 
-/// The directories of CNI configurations: below these a definition may name files, unless the administrator names others.
+/// The directories of CNI configurations: below these a definition may name files, unless the administrator names
+/// others.
 pub const DIRECTORIES: [&str; 5] = [
     "/etc/kubernetes/cni/net.d",
     "/etc/cni/net.d",

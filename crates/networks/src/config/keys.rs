@@ -1,5 +1,5 @@
-//! The keys that an `ipam` object may have. An unknown key is ignored, as whereabouts does, and reported: it is usually a
-//! typing error.
+//! The keys that an `ipam` object may have. An unknown key is ignored, as whereabouts does, and reported: it is usually
+//! a typing error.
 
 use berth_cni::ids::shown;
 use berth_core::Warning;
@@ -251,7 +251,8 @@ fn note(
     }
 }
 
-/// How many characters have to be inserted, removed, replaced or swapped with their neighbour. Long words are not compared.
+/// How many characters have to be inserted, removed, replaced or swapped with their neighbour. Long words are not
+/// compared.
 fn distance(a: &str, b: &str) -> usize {
     const LONGEST: usize = 40;
     let (a, b): (Vec<char>, Vec<char>) = (

@@ -14,7 +14,8 @@ pub struct Settings {
     pub exclude_gateway: bool,
     /// `enable_l3`, default false: all addresses of /31, /32, /127 and /128 may be allocated.
     pub tiny_networks: bool,
-    /// `cooldown_seconds`, default 0, at most 86,400: how long a released address cools down before another owner gets it.
+    /// `cooldown_seconds`, default 0, at most 86,400: how long a released address cools down before another owner gets
+    /// it.
     pub cooldown: Duration,
     /// `sticky_statefulset`, default false: a StatefulSet's pod keeps its addresses while it is recreated.
     pub sticky_statefulset: bool,
@@ -28,8 +29,8 @@ pub struct Settings {
     /// `slice_borrow`, default true: a node that finds no free slice asks others for parts of theirs. Set to false
     /// where routes follow slices.
     pub slice_borrow: bool,
-    /// `reserve_later`, default false: while the API server is away, an address of a slice is allocated without the check for
-    /// overlapping ranges, if a controller has proved that there are none; its reservation follows.
+    /// `reserve_later`, default false: while the API server is away, an address of a slice is allocated without the
+    /// check for overlapping ranges, if a controller has proved that there are none; its reservation follows.
     pub reserve_later: bool,
     /// `check_addresses`, default true: a static address is recorded and refused to a second pod.
     pub check_addresses: bool,

@@ -159,8 +159,8 @@ impl TestNode {
                 flat_places: Some(Vec::new()),
                 // Tests name their clusters in the network.
                 definition_paths: Some(vec!["/".into()]),
-                // The pods of these tests are in no API server: the collector would release their addresses once its grace
-                // period is over, in the middle of a test that takes longer.
+                // The pods of these tests are in no API server: the collector would release their addresses once its
+                // grace period is over, in the middle of a test that takes longer.
                 garbage: GarbageSettings {
                     grace: GracePeriods {
                         pod: NEVER,

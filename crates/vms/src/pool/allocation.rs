@@ -1,7 +1,7 @@
 //! An allocation in the VM front's terms, and how it is written into a record.
 //!
-//! Guarantees that everything that must survive a restart is in the record: the VM's owner, and whether it is being checked
-//! or cleaned ([`super::stage`], I9).
+//! Guarantees that everything that must survive a restart is in the record: the VM's owner, and whether it is being
+//! checked or cleaned ([`super::stage`], I9).
 
 use std::net::IpAddr;
 

@@ -6,9 +6,10 @@
 //! ```
 //!
 //! Guarantees: a VM is listed in one shard, so the write under that ConfigMap's version keeps it from a second
-//! owner (I1). An ID that has a VM in any shard gets that VM (I3): before the first ID leaves its home shard for another,
-//! the home is marked, and where it is marked all shards are read before an ID gets a new VM. Requests of the same
-//! ID at two agents in the same moment are outside of that: each may allocate a VM, and the deallocation releases both.
+//! owner (I1). An ID that has a VM in any shard gets that VM (I3): before the first ID leaves its home shard for
+//! another, the home is marked, and where it is marked all shards are read before an ID gets a new VM. Requests of the
+//! same ID at two agents in the same moment are outside of that: each may allocate a VM, and the deallocation releases
+//! both.
 //!
 //! The shards of pool `gpu` are pools named `gpu`, `gpu/1`, `gpu/2`, ..: `/` is in no name that a user may set.
 
@@ -133,8 +134,8 @@ pub(crate) struct Shards {
 type Ids = BTreeMap<String, bool>;
 
 impl Shards {
-    /// Allocates a VM of the ID's home shard or, if that has none, of the next one. Requests for one ID run one after the
-    /// other, until a deallocation ends them.
+    /// Allocates a VM of the ID's home shard or, if that has none, of the next one. Requests for one ID run one after
+    /// the other, until a deallocation ends them.
     pub(crate) async fn allocate(
         &self,
         shards: &[VmPool],

@@ -1,11 +1,11 @@
 //! Waits until a VM has rebooted. Guarantees `Ok` only after proof that the VM rebooted and is ready again, and not
 //! before the floor; ends within the limit either way. Does not request the reboot.
 //!
-//! The proof: before the reboot was requested, a marker was written into `cidata`, which is a tmpfs in the VM's image. A VM
-//! that is ready and has no marker was rebooted; a connection that failed, for however long, proves nothing. Only where the
-//! settings say that `cidata` outlives a reboot, so that the marker stays, a VM that was down for long enough counts as
-//! rebooted: SFTP shows no difference between such a VM and one that was cut off from the network. A VM that is going down
-//! may lose its tmpfs before its SSH server: the marker must be gone in two reads, a while apart.
+//! The proof: before the reboot was requested, a marker was written into `cidata`, which is a tmpfs in the VM's image.
+//! A VM that is ready and has no marker was rebooted; a connection that failed, for however long, proves nothing. Only
+//! where the settings say that `cidata` outlives a reboot, so that the marker stays, a VM that was down for long enough
+//! counts as rebooted: SFTP shows no difference between such a VM and one that was cut off from the network. A VM that
+//! is going down may lose its tmpfs before its SSH server: the marker must be gone in two reads, a while apart.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -220,8 +220,8 @@ impl NodeMachine {
         }
     }
 
-    /// Another node publishes a pool of this slice: its lease was deleted while it used the slice, or it has just claimed
-    /// the slice as this node did.
+    /// Another node publishes a pool of this slice: its lease was deleted while it used the slice, or it has just
+    /// claimed the slice as this node did.
     fn step_aside(&mut self, slice: Prefix, out: &mut Out) {
         match self.stored.has_pods_in(slice) {
             true => self.finish_step(slice, out),

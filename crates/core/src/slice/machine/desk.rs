@@ -166,8 +166,8 @@ fn set(now: &Mode, kind: ModeKind, token: Token) -> (Desk, Option<DeskEffect>) {
     (Desk::Unread, Some(effect))
 }
 
-/// What the plain pool may not allocate: leases without what they yield, and slices whose pool is published though their
-/// lease was deleted.
+/// What the plain pool may not allocate: leases without what they yield, and slices whose pool is published though
+/// their lease was deleted.
 fn covered(leases: &[Lease], published: &[Prefix]) -> Addresses {
     let mut covered = Addresses::new();
     for slice in published {

@@ -1,8 +1,8 @@
 //! One range on one node: its slices, from the claim to the return.
 //!
-//! Guarantees: an address is allocated only from a slice that this process has verified (or that it may trust without the
-//! API server), and that this node has neither stopped nor returned. Allocating less is committed before it is written
-//! to the API server; allocating more is committed after it was granted there.
+//! Guarantees: an address is allocated only from a slice that this process has verified (or that it may trust without
+//! the API server), and that this node has neither stopped nor returned. Allocating less is committed before it is
+//! written to the API server; allocating more is committed after it was granted there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -130,8 +130,8 @@ impl NodeMachine {
         (machine, effects)
     }
 
-    /// Allocates from the file's slices although they can't be verified. Only while the API server is away, in the boot of
-    /// the file's last commit, and with proof from outside the file that it is not an older copy.
+    /// Allocates from the file's slices although they can't be verified. Only while the API server is away, in the boot
+    /// of the file's last commit, and with proof from outside the file that it is not an older copy.
     pub fn trust_file(&mut self) {
         self.link = Link::Away;
         for slice in self.stored.slices.keys() {

@@ -1,4 +1,5 @@
-//! How the controller reclaims one slice of a node that is gone: in two writes with a pause and a second proof between (I8).
+//! How the controller reclaims one slice of a node that is gone: in two writes with a pause and a second proof between
+//! (I8).
 //!
 //! The recall is written first, so that a node that still runs stops and writes its lease again; every deletion names
 //! the version that was read after the pause, so one of the two writes fails.

@@ -9,9 +9,9 @@
 //!   the pool is to be opened:    writes `opening` with a token of its own -> reads that no NodeSlicePool is left
 //!                                -> removes exactly that annotation
 //! ```
-//! A NodeSlicePool that is created after the opener looked for one is read by its nodes after the token was written. They
-//! find the token or no annotation, and close the pool again before they allocate. Each attempt has its own token, so a
-//! late one removes nothing that was written since.
+//! A NodeSlicePool that is created after the opener looked for one is read by its nodes after the token was written.
+//! They find the token or no annotation, and close the pool again before they allocate. Each attempt has its own token,
+//! so a late one removes nothing that was written since.
 
 use std::collections::BTreeSet;
 

@@ -78,9 +78,9 @@ impl Policies {
                 let times = if on { &mut with } else { &mut without };
                 // The first ADDs of a round find cold caches.
                 for n in 0..self.adds + 5 {
-                    let began = Instant::now();
+                    let started = Instant::now();
                     call(&front, "ADD", &namespace, n).await?;
-                    let took = began.elapsed();
+                    let took = started.elapsed();
                     if n >= 5 {
                         times.push(took);
                         bar.inc(1);

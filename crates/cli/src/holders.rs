@@ -9,7 +9,7 @@ use crate::store::{Store, Stores};
 pub struct Holding<'a> {
     pub store: &'a Store,
     pub pool: PoolKey,
-    /// The node whose slice the pool shows.
+    /// The node whose slice contains it.
     pub publisher: Option<String>,
     pub record: Record,
 }

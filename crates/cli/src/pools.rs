@@ -222,7 +222,7 @@ impl Pools {
     }
 }
 
-/// What the networks of the store say about its pools.
+/// The networks of the store, for its pools.
 async fn pool_policies(store: &Store) -> anyhow::Result<PoolPolicies> {
     if let Some(cluster) = &store.cluster {
         return Ok(read_pool_policies(&cluster.reader(), None, &[]).await?);
@@ -338,7 +338,7 @@ impl PoolRow {
     }
 }
 
-/// What may be allocated from a pool: as the networks that use it say, else its whole range.
+/// What may be allocated from a pool: as in the networks that use it, else its whole range.
 fn space(key: &PoolKey, slice: bool, pool_policies: &PoolPolicies) -> Option<Space> {
     let configured = pool_policies
         .of(&key.name)

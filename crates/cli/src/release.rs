@@ -66,7 +66,7 @@ impl Release {
                     .map(|one| format!("{} in {}", one.record.owner, one.pool))
                     .collect();
                 bail!(Negative::Refused(format!(
-                    "{} is held by {}; say which with --pool or --owner",
+                    "{} is held by {}; choose one with --pool or --owner",
                     self.address,
                     names.join(" and by ")
                 )));
@@ -118,7 +118,7 @@ impl Release {
         self.may_release(one.store, record, asker).await?;
         match &one.publisher {
             Some(node) => {
-                self.tell_agent(node, Some(record), one.store).await?;
+                self.request_of_agent(node, Some(record), one.store).await?;
             }
             None => {
                 let engine = one.store.engine();
@@ -140,7 +140,7 @@ impl Release {
             one.cooldown.owner, one.pool
         ))?;
         match &one.publisher {
-            Some(node) => self.tell_agent(node, None, one.store).await?,
+            Some(node) => self.request_of_agent(node, None, one.store).await?,
             None => {
                 if !by_hand::end_cooldown(&*one.store.ledger, &one.pool, address).await? {
                     bail!(Negative::NotFound(format!(
@@ -169,7 +169,7 @@ impl Release {
                 "end the cooldown of {}, if node {} has it?",
                 self.address, slice.node
             ))?;
-            self.tell_agent(&slice.node, None, slice.store).await?;
+            self.request_of_agent(&slice.node, None, slice.store).await?;
             return Ok(AddressRow::cooled(self.address));
         }
         if let Some(store) = stores.0.iter().find(|store| store.cluster.is_some())
@@ -181,7 +181,7 @@ impl Release {
                 "end the cooldown of {}, if this node has it?",
                 self.address
             ))?;
-            self.tell_agent("", None, store).await?;
+            self.request_of_agent("", None, store).await?;
             return Ok(AddressRow::cooled(self.address));
         }
         match found.unread.as_slice() {
@@ -292,7 +292,7 @@ impl Release {
     }
 
     /// Asks the agent of the node, which alone may write the records of its slices.
-    async fn tell_agent(
+    async fn request_of_agent(
         &self,
         node: &str,
         holder: Option<&Record>,

@@ -73,7 +73,7 @@ impl DeskArgs {
         let advertise = self.desk_advertise.filter(|address| !address.is_empty());
         let advertise = match advertise {
             None => pod_address(listen.port())?,
-            told => told,
+            advertised => advertised,
         };
         if advertise.is_none() && listen.ip().is_unspecified() {
             return Err(DeskStartError::NoAddress(listen));

@@ -46,7 +46,7 @@ impl NetworksConfigMap {
         }
     }
 
-    /// The next write begins with a read.
+    /// The next write starts with a read.
     pub fn forget(&mut self) {
         self.written = None;
     }

@@ -83,7 +83,7 @@ impl ReconcileError {
     }
 }
 
-/// What tending needs.
+/// The connection and settings of all reconciliations.
 #[derive(Debug)]
 pub struct Reconciler {
     pub pools: SlicePools,
@@ -127,7 +127,7 @@ impl Reconciler {
         let mut outcome = outcome?;
         // It may have been deleted before a watch could show it.
         if let Some(made) = memory.made {
-            outcome.look_at(made.plus(UNSEEN));
+            outcome.recheck_at(made.plus(UNSEEN));
         }
         Ok(outcome)
     }
@@ -256,7 +256,7 @@ impl Reconciler {
 }
 
 impl Outcome {
-    fn look_at(&mut self, moment: Moment) {
+    fn recheck_at(&mut self, moment: Moment) {
         self.again = Some(self.again.map_or(moment, |known| known.min(moment)));
     }
 }

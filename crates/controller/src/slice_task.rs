@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::deleted_leases;
 use crate::events::Recorder;
-use crate::leader_loop::Work;
+use crate::leader_loop::LeaderLoop;
 use crate::lost_nodes::LostClaims;
 use crate::metrics::Metrics;
 use crate::networks_configmap::NetworksConfigMap;
@@ -53,7 +53,7 @@ pub struct SliceTask {
     seen: Arc<WatchCache>,
     metrics: Metrics,
     /// Only the current term locks it.
-    work: Mutex<Work>,
+    work: Mutex<LeaderLoop>,
 }
 
 impl SliceTask {
@@ -65,7 +65,7 @@ impl SliceTask {
         let (client, timeout) = (connection.client.clone(), connection.timeout);
         let (seen, metrics) = (Arc::<WatchCache>::default(), Metrics::default());
         let pools = SlicePools::new(connection);
-        let work = Work {
+        let work = LeaderLoop {
             seen: Arc::clone(&seen),
             reconciler: Reconciler {
                 pools: pools.clone(),
@@ -85,7 +85,7 @@ impl SliceTask {
             memories: BTreeMap::new(),
             claims: LostClaims::default(),
             sweep: false,
-            begun: Instant::now(),
+            started: Instant::now(),
         };
         SliceTask {
             connection: connection.clone(),

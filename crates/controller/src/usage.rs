@@ -259,8 +259,8 @@ fn claims<'a>(
             pod: record.owner.subject.clone(),
             address: Some(address),
         });
-    let unparsed = pool.unparsed().iter().map(|stray| LiveClaim {
-        pod: format!("(an entry that can't be read: {})", stray.key),
+    let unparsed = pool.unparsed().iter().map(|entry| LiveClaim {
+        pod: format!("(an entry that can't be read: {})", entry.key),
         address: None,
     });
     entries.chain(unparsed).collect()

@@ -178,7 +178,7 @@ fn without_agent_the_engine_beside_the_plugin_gets_the_same_call() {
     );
 }
 
-/// A runtime that loses patience kills the plugin: the engine must not go on and give an address after the DEL.
+/// A runtime that times out kills the plugin: the engine must not continue and allocate an address after the DEL.
 #[test]
 fn the_engine_takes_the_plugins_place_and_dies_with_it() {
     let node = Node::with_plugin_as("whereabouts");
@@ -206,7 +206,7 @@ fn a_configuration_larger_than_a_pipe_reaches_the_engine_whole() {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     assert_eq!(length(120_000), "120000");
-    // Of one that is too long as much as shows that it is.
+    // Of an input that is too long, only as much as shows that it is.
     assert_eq!(length(300_000), "131073");
 }
 

@@ -1,4 +1,5 @@
-//! What another node does between two steps of a call: no address ever has two owners (I1), in pools that overlap neither.
+//! What another node does between two steps of a call: no address ever has two owners (I1), in pools that overlap
+//! neither.
 
 #![allow(
     clippy::unwrap_used,

@@ -146,8 +146,8 @@ impl Cluster {
             dry_run: true,
             ..PostParams::default()
         };
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(60) {
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(60) {
             let name = format!("probe-{}", self.serial());
             let forged: Event = serde_json::from_value(json!({
                 "metadata": { "name": name, "namespace": agents.namespace },

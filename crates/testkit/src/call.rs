@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::programs::isolated;
 
 /// A slower agent counts as not answering.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A verb for one interface of a pod.
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ impl PodCall {
 
     /// The same, sent over an agent's socket.
     pub fn ask(&self, socket: &Path, ipam: &Value) -> Result<Answer> {
-        Ok(http::call(socket, &self.request(ipam), PATIENCE)?)
+        Ok(http::call(socket, &self.request(ipam), TIMEOUT)?)
     }
 
     /// A program with only what a runtime puts into its environment, isolated from the machine's files.

@@ -1,4 +1,5 @@
-//! A slice that is lost while an address of it is being given: after the front has looked, before the desk has committed.
+//! A slice that is lost while an address of it is being given: after the front has looked, before the desk has
+//! committed.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -49,7 +50,7 @@ struct Node {
 }
 
 impl Node {
-    /// Whoever takes a claim calls its node.
+    /// Like every process that takes a claim, notifies its node.
     async fn take_claim(&self) {
         for claim in self.claims.list(&ListParams::default()).await.unwrap() {
             let name = claim.metadata.name.unwrap();
@@ -67,14 +68,14 @@ impl Node {
     async fn await_loss(&self) {
         let plain = berth_api::names::pool("", "", self.range);
         let holdings = PoolKey::of_network(format!("{}{plain}", sliced::HOLDINGS), self.range);
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             let now = self.below.load(&holdings).await.unwrap();
             let lost = |record: &Record| record.attribute("state") == Some("lost");
             if now.pool.records().any(|(_, record)| lost(record)) {
                 return;
             }
-            let patient = began.elapsed() < Duration::from_secs(60);
+            let patient = started.elapsed() < Duration::from_secs(60);
             assert!(patient, "the slice is not lost: {:?}", now.pool);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -131,13 +132,13 @@ impl Layer for Node {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_given() {
-    give_while_lost("racer", "10.21.0.0/24", None).await;
+async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_allocated() {
+    allocate_while_lost("racer", "10.21.0.0/24", None).await;
 }
 
-/// Neither while a network of the same range is called for that would not give that address.
+/// Nor while another network of the same range is requested that excludes that address.
 #[tokio::test(flavor = "multi_thread")]
-async fn nor_is_one_that_another_network_of_the_range_does_not_give() {
+async fn nor_is_one_that_another_network_of_the_range_excludes() {
     let range: Prefix = "10.89.0.0/24".parse().unwrap();
     let last: Address = "10.89.0.254".parse().unwrap();
     let narrow = Sliced {
@@ -151,10 +152,10 @@ async fn nor_is_one_that_another_network_of_the_range_does_not_give() {
         },
         checked: false,
     };
-    give_while_lost("racer-beside", "10.89.0.0/24", Some(narrow)).await;
+    allocate_while_lost("racer-beside", "10.89.0.0/24", Some(narrow)).await;
 }
 
-async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
+async fn allocate_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     let site = Site::shared().await;
     site.register(name).await;
     let node = Arc::new(Node {

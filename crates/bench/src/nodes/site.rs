@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 pub const HOME: &str = "kube-system";
 const AUDIENCE: &str = "desk.berth.dev";
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Keeps the state of its last apply. Shell built-ins alone: one process a call.
 const HOST: &str = r#"#!/bin/sh
@@ -100,7 +100,7 @@ impl Site {
             .env("BERTH_KUBECONFIG", self.controller.kubeconfig());
         let mut process = Process::start("controller", command, self.dir.path())?;
         let leases: Api<Lease> = Api::namespaced(self.admin.clone(), HOME);
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let lease = leases.get_opt("berth-controller").await?;
             let holder = lease.and_then(|lease| lease.spec?.holder_identity);
@@ -110,7 +110,7 @@ impl Site {
             if let Some(status) = process.ended()? {
                 bail!("the controller ended with {status}; {}", process.tail());
             }
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!("the controller does not lead; {}", process.tail());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -198,13 +198,13 @@ impl Site {
 
     /// Waits until a pool may be allocated from.
     pub async fn until_available(&self, pool: &str) -> Result<Value> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let object = self.get(NODE_IP_POOL, pool).await?;
             if reason(&object) == "ReconciledPool" {
                 return Ok(object);
             }
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!("NodeIPPool {pool}: {}", object["status"]);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -231,7 +231,7 @@ impl Site {
             if open >= count as f64 {
                 return Ok(());
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!("{open} of {count} watches of {resource} are open");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

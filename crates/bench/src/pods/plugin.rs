@@ -67,7 +67,7 @@ impl Plugin {
         let text = result["ips"][0]["address"].as_str().unwrap_or_default();
         let bare = text.split('/').next().unwrap_or_default();
         let address = Address::parse_lenient(bare)
-            .with_context(|| format!("{}: ADD gave no address: {stdout}", self.name))?;
+            .with_context(|| format!("{}: ADD returned no address: {stdout}", self.name))?;
         Ok(Added { address, took })
     }
 
@@ -105,7 +105,7 @@ pub fn spawn(program: &Path) -> Result<Duration> {
 
 fn timed(command: &mut Command, stdin: &str) -> Result<(Duration, std::process::Output)> {
     command.stderr(Stdio::null());
-    let began = Instant::now();
+    let started = Instant::now();
     let output = fed(command, stdin)?;
-    Ok((began.elapsed(), output))
+    Ok((started.elapsed(), output))
 }

@@ -190,9 +190,13 @@ impl Node {
 }
 
 /// Fails unless exactly what was returned is recorded: nothing twice (I1), nothing lost (I2), nothing else.
-pub async fn check(ledger: &SharedLedger, who: &str, given: &[(String, Address)]) -> Result<()> {
+pub async fn check(
+    ledger: &SharedLedger,
+    who: &str,
+    allocated: &[(String, Address)],
+) -> Result<()> {
     let mut expected = BTreeMap::new();
-    for (pod, address) in given {
+    for (pod, address) in allocated {
         if let Some(other) = expected.insert(address.to_string(), container(pod)) {
             bail!("{who}: {address} was allocated to {pod} and to {other}");
         }

@@ -7,7 +7,7 @@
 //! would not find it. All of it follows from the state alone, so equal versions are equal states.
 
 use berth_core::Change;
-use berth_core::slice::ways::Exclusion;
+use berth_core::slice::range_mode::Exclusion;
 use serde_json::Value;
 
 use crate::Version;

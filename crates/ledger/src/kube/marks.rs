@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use berth_api::names;
 use berth_core::Prefix;
-use berth_core::slice::closed::Closed;
 use berth_core::slice::elastic::Mark;
-use berth_core::slice::ways::{Exclusion, PlainMarks};
+use berth_core::slice::range_mode::Closed;
+use berth_core::slice::range_mode::{Exclusion, PlainMarks};
 use berth_kube::{Failure, Verb};
 use kube::api::Patch;
 use serde::Serialize;

@@ -1,8 +1,8 @@
 //! What a plain pool takes while slices of its range are given from, also by a commit that was planned before they were.
 
-use berth_core::slice::closed::Closed;
 use berth_core::slice::elastic::Mark;
-use berth_core::slice::ways::{Exclusion, PlainMarks};
+use berth_core::slice::range_mode::Closed;
+use berth_core::slice::range_mode::{Exclusion, PlainMarks};
 use berth_ledger::kube::UNCHECKED;
 
 use super::*;

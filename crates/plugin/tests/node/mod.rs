@@ -159,8 +159,8 @@ impl TestNode {
                 flat_places: Some(Vec::new()),
                 // Tests name their clusters in the network.
                 definition_paths: Some(vec!["/".into()]),
-                // The pods of these tests are in no API server: the collector would release their addresses once its grace
-                // period is over, in the middle of a test that takes longer.
+                // The pods of these tests are in no API server: the collector would release their addresses once its
+                // grace period is over, in the middle of a test that takes longer.
                 garbage: GarbageSettings {
                     grace: GracePeriods {
                         pod: NEVER,
@@ -179,10 +179,10 @@ impl TestNode {
             });
             runtime.block_on(served).unwrap();
         });
-        let began = Instant::now();
+        let started = Instant::now();
         while !self.socket().exists() {
             assert!(
-                began.elapsed() < Duration::from_secs(20),
+                started.elapsed() < Duration::from_secs(20),
                 "the agent does not start"
             );
             std::thread::sleep(Duration::from_millis(2));

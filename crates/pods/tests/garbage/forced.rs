@@ -1,5 +1,5 @@
-//! A forced deletion removes the pod object at once, whatever runs: the address stays until its node has released it, or is
-//! lost.
+//! A forced deletion removes the pod object at once, whatever runs: the address stays until its node has released it,
+//! or is lost.
 
 use kube::Api;
 use kube::api::DynamicObject;

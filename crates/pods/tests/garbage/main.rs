@@ -205,8 +205,8 @@ async fn a_living_entry_gets_back_the_reservation_that_it_lacks() {
     running.stop().await;
 }
 
-/// Spiderpool #2526, whereabouts #182 #291: the pod is made again under its name on another node, where its ADD takes the
-/// entry over. The old node sees its own pod gone and must leave the entry alone.
+/// Spiderpool #2526, whereabouts #182 #291: the pod is made again under its name on another node, where its ADD takes
+/// the entry over. The old node sees its own pod gone and must leave the entry alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn spiderpool_2526_a_pod_made_again_keeps_what_it_took_over() {
     let world = World::without_a_controller("again").await;
@@ -311,8 +311,8 @@ async fn a_reboot_frees_what_the_old_boot_left_but_not_of_pods_that_live() {
     running.stop().await;
 }
 
-/// whereabouts #162 #176 #207 #638: addresses of living pods are freed in races. Here a hundred pods come and go while two
-/// nodes collect as eagerly as they can; whoever lives keeps what it was given.
+/// whereabouts #162 #176 #207 #638: addresses of living pods are freed in races. Here a hundred pods come and go while
+/// two nodes collect as eagerly as they can; whoever lives keeps what it was given.
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_162_176_207_638_no_living_pod_loses_its_address_in_a_storm() {
     let world = World::new("storm").await;

@@ -1,4 +1,5 @@
-//! A front over a ledger that can be looked into: a machine by itself, or one node of a cluster that the ledger stands for.
+//! A front over a ledger that can be looked into: a machine by itself, or one node of a cluster that the ledger stands
+//! for.
 
 use std::sync::Arc;
 

@@ -8,7 +8,8 @@ use berth_core::Change;
 use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Version};
 use tokio::sync::Barrier;
 
-/// Nobody's first write of a pool is made before everybody has planned one: each has the pool as it was before all of them.
+/// Nobody's first write of a pool is made before everybody has planned one: each has the pool as it was before all of
+/// them.
 #[derive(Debug)]
 pub struct Together {
     below: SharedLedger,

@@ -24,8 +24,8 @@ async fn whereabouts_722_two_ranges_in_one_cidr() {
     assert_eq!(bench.held_and_reserved().await, (0, 0));
 }
 
-/// Nodes read the pool before any of them had written it, and each wrote its own idea of it: #97 with two of them, #110 with
-/// five hundred pods on a hundred. Here a claim holds only where the address is free at the write.
+/// Nodes read the pool before any of them had written it, and each wrote its own idea of it: #97 with two of them, #110
+/// with five hundred pods on a hundred. Here a claim holds only where the address is free at the write.
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_97_110_nodes_that_read_before_any_has_written() {
     const NODES: usize = 32;
@@ -71,8 +71,8 @@ async fn whereabouts_97_110_no_duplicates_when_ranges_overlap() {
     assert_eq!(bench.held_and_reserved().await, (0, 0));
 }
 
-/// Containerd began anew: the DEL of the old container came after the ADD of the pod's next one, went by the pod's name, and
-/// freed what a live container had.
+/// Containerd began anew: the DEL of the old container came after the ADD of the pod's next one, went by the pod's
+/// name, and freed what a live container had.
 #[tokio::test]
 async fn azure_885_del_goes_by_container() {
     let bench = Bench::new();
@@ -87,8 +87,8 @@ async fn azure_885_del_goes_by_container() {
     assert_eq!(addresses(&bench.add("other", ipam).await), ["10.0.0.2/24"]);
 }
 
-/// The daemon began anew, asked for the node's pods, was told of none because its cache was empty, and gave what they had. Here
-/// what was given is in the file, and no list is asked.
+/// The daemon began anew, asked for the node's pods, was told of none because its cache was empty, and gave what they
+/// had. Here what was given is in the file, and no list is asked.
 #[tokio::test]
 async fn aws_711_an_agent_that_begins_gives_nothing_that_pods_have() {
     let dir = tempfile::tempdir().unwrap();

@@ -46,8 +46,8 @@ async fn whereabouts_409_pool_and_reservations_do_not_part() {
     assert_eq!(bench.held_and_reserved().await, (2, 2));
 }
 
-/// With every reboot the pods of a daemon set got addresses more, and no DEL came for those of before. Here the pod is the
-/// owner, and its next container takes over what it has (I3).
+/// With every reboot the pods of a daemon set got addresses more, and no DEL came for those of before. Here the pod is
+/// the owner, and its next container takes over what it has (I3).
 #[tokio::test]
 async fn calico_4190_a_reboot_takes_no_address_more() {
     let ledger: SharedLedger = Arc::new(MemoryLedger::new());
@@ -68,8 +68,8 @@ async fn calico_4190_a_reboot_takes_no_address_more() {
     }
 }
 
-/// The agent began anew, DEL was the first that it was asked, and it took the pod for another plugin's, for its informers had
-/// nothing yet. Here DEL goes by the ledger alone.
+/// The agent began anew, DEL was the first that it was asked, and it took the pod for another plugin's, for its
+/// informers had nothing yet. Here DEL goes by the ledger alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn antrea_3384_an_agent_that_begins_frees_what_it_is_told() {
     let ledger: SharedLedger = Arc::new(MemoryLedger::new());

@@ -12,8 +12,8 @@ use crate::bench::{Bench, addresses, bare, error};
 use crate::crowd::{Slower, Together};
 use crate::faulty::Faulty;
 
-/// Twelve addresses for twelve pods of as many nodes, all at once: each write met another's, five tries were not enough, and
-/// pods failed beside addresses that were free. Here who met another plans again until its time is up.
+/// Twelve addresses for twelve pods of as many nodes, all at once: each write met another's, five tries were not
+/// enough, and pods failed beside addresses that were free. Here who met another plans again until its time is up.
 #[tokio::test(flavor = "multi_thread")]
 async fn antrea_7996_nodes_that_meet_serve_to_the_last_address() {
     let truth: SharedLedger = Arc::new(MemoryLedger::new());
@@ -63,8 +63,9 @@ async fn antrea_7996_a_tight_pool_serves_to_the_last_address() {
     assert_eq!(bench.held_and_reserved().await, (12, 12));
 }
 
-/// DEL needed a daemon that waited for the place of the pod that was to leave. A plugin without an agent whose token went with the
-/// agent's pod can free nothing, and does not keep the pod; an agent is told to come again. `berth` has the whole course.
+/// DEL needed a daemon that waited for the place of the pod that was to leave. A plugin without an agent whose token
+/// went with the agent's pod can free nothing, and does not keep the pod; an agent is told to come again. `berth` has
+/// the whole course.
 #[tokio::test]
 async fn azure_cns_2138_a_del_that_nobody_can_serve_keeps_no_pod() {
     let faulty = Arc::new(Faulty::new());

@@ -27,7 +27,7 @@ use crate::scratch::Scratch;
 use launch::Plan;
 
 /// Generous: other builds and clusters may run on the same two cores.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The address of the service `kubernetes`: the first of the services' range.
 pub(crate) const SERVICE: &str = "10.96.0.1";
@@ -173,10 +173,10 @@ impl Cluster {
     /// Returns when the API server answers readyz and has created its first namespaces; fails with the tail of a log if
     /// a part has ended or the time is over.
     pub async fn ready(&self) -> Result<()> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let client = self.client().await?;
         let mut last = String::new();
-        while begun.elapsed() < PATIENCE {
+        while started.elapsed() < TIMEOUT {
             for process in [&self.etcd, &self.apiserver] {
                 let mut process = process.lock();
                 if let Some(status) = process.ended()? {
@@ -191,7 +191,7 @@ impl Cluster {
         }
         bail!(
             "the API server is not ready after {} s ({last}); {}",
-            PATIENCE.as_secs(),
+            TIMEOUT.as_secs(),
             self.lock(Part::ApiServer).tail()
         )
     }

@@ -1,32 +1,34 @@
-//! What the plain pool of a range says while a controller assigns slices of it.
+//! The annotation that closes a plain pool while the controller assigns slices of its range.
 //!
-//! Whoever claims in the plain pool and looks at no reservation does not see what slices gave. So the pool is closed to
-//! such claims before the first slice is given from, and opened again when the tables of assignments are gone (I1):
+//! An allocation in the plain pool that checks no reservation does not see what slices allocated. So the pool is closed
+//! to such allocations before the first slice is allocated from, and opened when the NodeSlicePools are gone (I1):
 //!
 //! ```text
-//!   a node takes a slice on:  reads the table -> closes the pool, or finds it closed -> reads its entries -> gives
-//!   the pool is wanted:       writes that it opens it, in a word of its own -> sees no table -> removes exactly that
+//!   a node starts with a slice:  reads the NodeSlicePool -> closes the pool, or finds it closed -> reads its entries
+//!                                -> allocates
+//!   the pool is to be opened:    writes `opening` with a token of its own -> reads that no NodeSlicePool is left
+//!                                -> removes exactly that annotation
 //! ```
-//! A table that is made after it was looked for is read by its nodes after the word was written. They find the word or
-//! nothing, and close the pool again before they give. Each try has its own word: one that comes late removes nothing
-//! that was written after it looked.
+//! A NodeSlicePool that is created after the opener looked for one is read by its nodes after the token was written.
+//! They find the token or no annotation, and close the pool again before they allocate. Each attempt has its own token,
+//! so a late one removes nothing that was written since.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// The mark of a plain pool that is closed to claims without reservations, or to all ([`super::ways::Exclusion`]).
+/// A plain pool is closed to allocations without reservations, or to all ([`super::Exclusion`]).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Closed {
-    /// The tables of assignments (NodeSlicePools) that slices of the range come from.
+    /// The NodeSlicePools that assign slices of the range.
     pub by: BTreeSet<String>,
-    /// The word of whoever opens it and has still to see that the tables are gone.
+    /// The token of a process that is opening the pool and has yet to read that the NodeSlicePools are gone.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     opening: String,
 }
 
 impl Closed {
-    /// What whoever takes on a slice of that table has to write; nothing, if the pool is closed by it already.
+    /// What to write before a slice of that table is allocated from; `None` if the table already closes the pool.
     pub fn by(now: Option<&Closed>, table: &str) -> Option<Closed> {
         let mut by = now.map(|now| now.by.clone()).unwrap_or_default();
         let new = by.insert(table.to_owned());
@@ -35,12 +37,12 @@ impl Closed {
         (new || opens).then_some(Closed { by, opening })
     }
 
-    /// The same on the way to being opened.
+    /// The same, while the pool is being opened under `token`.
     #[must_use]
-    pub fn opening(&self, word: impl Into<String>) -> Closed {
+    pub fn opening(&self, token: impl Into<String>) -> Closed {
         Closed {
             by: self.by.clone(),
-            opening: word.into(),
+            opening: token.into(),
         }
     }
 }
@@ -50,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_is_closed_once_by_each_table_and_again_by_whoever_finds_it_opening() {
+    fn a_pool_is_closed_once_by_each_table_and_again_while_it_is_being_opened() {
         let blue = Closed::by(None, "blue").unwrap();
         assert_eq!(Closed::by(Some(&blue), "blue"), None);
         let both = Closed::by(Some(&blue), "red").unwrap();
@@ -61,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_as_it_was_written() {
+    fn it_is_read_as_it_was_written() {
         let closed = Closed::by(None, "blue").unwrap();
         let text = serde_json::to_string(&closed).unwrap();
         assert_eq!(text, r#"{"by":["blue"]}"#);
@@ -70,30 +72,30 @@ mod tests {
         assert_eq!(serde_json::from_str::<Closed>(&text).unwrap(), opening);
     }
 
-    /// Two who open, a controller that makes the table anew, a node that takes a slice of it on: in every order of their
-    /// steps the pool is closed when the node gives.
+    /// Two processes open the pool, the controller creates the table again, a node starts with a slice of it: in every
+    /// order of their steps the pool is closed when the node allocates.
     #[test]
-    fn in_every_order_a_node_gives_only_while_the_pool_is_closed() {
+    fn in_every_order_a_node_allocates_only_while_the_pool_is_closed() {
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-        struct World {
+        struct State {
             table: bool,
             mark: Option<Closed>,
             /// What each opener read or wrote last, and its step.
             openers: [(u8, Option<Closed>); 2],
             node: (u8, Option<Closed>),
-            gives: bool,
+            allocates: bool,
         }
-        fn opener(world: &World, n: usize) -> Option<World> {
-            let mut next = world.clone();
-            let (step, known) = world.openers[n].clone();
+        fn opener(state: &State, n: usize) -> Option<State> {
+            let mut next = state.clone();
+            let (step, known) = state.openers[n].clone();
             next.openers[n] = match step {
-                0 => (1, Some(world.mark.clone()?)),
-                // The first look spares a write where a table is there.
-                1 | 3 if world.table => (5, None),
+                0 => (1, Some(state.mark.clone()?)),
+                // The first read saves a write if a table exists.
+                1 | 3 if state.table => (5, None),
                 1 => (2, known),
                 2 => {
                     let opening = known.as_ref()?.opening(n.to_string());
-                    if world.mark != known {
+                    if state.mark != known {
                         (5, None)
                     } else {
                         next.mark = Some(opening.clone());
@@ -102,7 +104,7 @@ mod tests {
                 }
                 3 => (4, known),
                 4 => {
-                    if world.mark == known {
+                    if state.mark == known {
                         next.mark = None;
                     }
                     (5, None)
@@ -111,38 +113,38 @@ mod tests {
             };
             Some(next)
         }
-        fn node(world: &World) -> Option<World> {
-            let mut next = world.clone();
-            let (step, known) = world.node.clone();
+        fn node(state: &State) -> Option<State> {
+            let mut next = state.clone();
+            let (step, known) = state.node.clone();
             next.node = match step {
-                0 if world.table => (1, None),
-                1 => (2, world.mark.clone()),
+                0 if state.table => (1, None),
+                1 => (2, state.mark.clone()),
                 2 => match Closed::by(known.as_ref(), "t") {
                     None => (3, None),
-                    Some(_) if world.mark != known => (1, None),
+                    Some(_) if state.mark != known => (1, None),
                     Some(closed) => {
                         next.mark = Some(closed);
                         (1, None)
                     }
                 },
                 3 => {
-                    next.gives = true;
+                    next.allocates = true;
                     (4, None)
                 }
                 _ => return None,
             };
             Some(next)
         }
-        fn run(world: &World, seen: &mut BTreeSet<World>) {
-            if !seen.insert(world.clone()) {
+        fn run(state: &State, seen: &mut BTreeSet<State>) {
+            if !seen.insert(state.clone()) {
                 return;
             }
-            assert!(!world.gives || world.mark.is_some());
-            let mut steps = vec![opener(world, 0), opener(world, 1), node(world)];
-            if !world.table {
-                steps.push(Some(World {
+            assert!(!state.allocates || state.mark.is_some());
+            let mut steps = vec![opener(state, 0), opener(state, 1), node(state)];
+            if !state.table {
+                steps.push(Some(State {
                     table: true,
-                    ..world.clone()
+                    ..state.clone()
                 }));
             }
             for next in steps.into_iter().flatten() {
@@ -150,16 +152,16 @@ mod tests {
             }
         }
         let mut seen = BTreeSet::new();
-        let start = World {
+        let start = State {
             table: false,
             mark: Closed::by(None, "t"),
             openers: [(0, None), (0, None)],
             node: (0, None),
-            gives: false,
+            allocates: false,
         };
         run(&start, &mut seen);
-        assert!(seen.iter().any(|world| world.gives));
-        let opened = |world: &World| world.mark.is_none() && !world.table;
+        assert!(seen.iter().any(|state| state.allocates));
+        let opened = |state: &State| state.mark.is_none() && !state.table;
         assert!(seen.iter().any(opened));
     }
 }

@@ -1,5 +1,4 @@
-//! The steps that end with a slice that is no longer this node's: commit, then retract the published pool, then delete the
-//! lease.
+//! The steps that return a slice: commit, then delete the published pool, then delete the lease.
 
 use super::effect::Effect;
 use super::event::{Deleted, Written};
@@ -9,14 +8,14 @@ use super::stored::Change;
 use crate::Prefix;
 
 impl NodeMachine {
-    pub(super) fn give_back(&mut self, slice: Prefix, out: &mut Out) {
+    pub(super) fn return_slice(&mut self, slice: Prefix, out: &mut Out) {
         let is_ours = self.stored.slices.contains_key(&slice) && self.is_serving(slice);
         if is_ours && !self.stored.has_pods_in(slice) && self.step(slice) == Some(&Step::Idle) {
             self.drop_slice(slice, out);
         }
     }
 
-    /// Gives up what is free, because the range is tight or is left.
+    /// Stops what is free, because the range is tight or is returned.
     pub(super) fn mode_seen(&mut self, mode: Mode, out: &mut Out) {
         if !mode.kind.is_yielding() {
             return;
@@ -44,7 +43,8 @@ impl NodeMachine {
         }
     }
 
-    /// The slice is not allocated from meanwhile: an address that changed its pod would be copied for the wrong one.
+    /// Nothing is allocated from the slice meanwhile: an address that changed its pod would be copied for the wrong
+    /// one.
     fn copy_out(&mut self, slice: Prefix, mode: Mode, out: &mut Out) {
         if let Some(entry) = self.slices.get_mut(&slice) {
             entry.serving = false;
@@ -66,11 +66,11 @@ impl NodeMachine {
                 self.commit(Change::CopiedOut(slice), out);
                 self.retract(slice, out);
             }
-            Written::Refused | Written::Unknown => self.look(slice, out),
+            Written::Refused | Written::Unknown => self.read_slice(slice, out),
         }
     }
 
-    /// Nothing is allocated from it from here on, whatever becomes of the objects.
+    /// Nothing is allocated from the slice from here on, regardless of its objects.
     pub(super) fn drop_slice(&mut self, slice: Prefix, out: &mut Out) {
         if let Some(entry) = self.slices.get_mut(&slice) {
             entry.serving = false;
@@ -105,7 +105,7 @@ impl NodeMachine {
                 }
                 self.delete_lease(slice, out);
             }
-            Deleted::Refused | Deleted::Unknown => self.look(slice, out),
+            Deleted::Refused | Deleted::Unknown => self.read_slice(slice, out),
         }
     }
 
@@ -131,7 +131,7 @@ impl NodeMachine {
             Deleted::Yes => {
                 self.slices.remove(&slice);
             }
-            Deleted::Refused | Deleted::Unknown => self.look(slice, out),
+            Deleted::Refused | Deleted::Unknown => self.read_slice(slice, out),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Everything that the checker's state has.
+//! The checker's state.
 
 use std::collections::BTreeSet;
 
@@ -12,23 +12,23 @@ use berth_core::{Address, Prefix};
 
 use super::server::Server;
 
-/// The owner of pods whose address is the plain pool's.
+/// The owner of pods whose address is allocated in the plain pool.
 pub const DESK: usize = 9;
 
 /// A precaution that the executor does not carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Careless {
     Not,
-    /// A lease is deleted whatever its version.
+    /// A lease is deleted regardless of its version.
     DeleteAnyVersion,
-    /// A lease is taken up again without a write.
+    /// A lease is resumed without a write.
     SilentResume,
     /// The mode is not read after the claim.
-    BlindToMode,
+    IgnoreMode,
     /// The plain pool's entries are not imported.
-    BlindToPlain,
-    /// What the lease yields is not honoured.
-    BlindToYields,
+    IgnorePlain,
+    /// The desk ignores what leases yield.
+    IgnoreYields,
     /// A yield is written before it is committed.
     YieldFirst,
     /// The desk lists leases before it reads the mode.
@@ -36,15 +36,15 @@ pub enum Careless {
     /// A plain commit does not test the token.
     AnyToken,
     /// Other nodes' published pools are not read.
-    BlindToOthers,
+    IgnoreOthers,
     /// An empty published pool counts as none.
     EmptyIsAbsent,
     /// New slices are claimed right after an outage.
     NoSettling,
-    /// The own published pool is not read.
-    BlindToPublished,
+    /// This node's published pool is not read.
+    IgnorePublished,
     /// The runtime's result cache is not read.
-    BlindToCache,
+    IgnoreCache,
     /// Two processes own one file.
     NoLock,
     /// A process that serves one call takes over another file's slices.
@@ -57,7 +57,7 @@ pub enum Careless {
     NoSecondProof,
 }
 
-/// How often each thing may happen.
+/// How often each fault or event may happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Budget {
     pub crashes: u8,
@@ -95,12 +95,12 @@ pub struct Request {
 pub struct File {
     pub now: Stored,
     pub copy: Option<Stored>,
-    /// Whether it is an older copy, as a witness outside the file shows.
+    /// Whether it is an older copy, as evidence outside the file shows.
     pub is_restored: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct World {
+pub struct State {
     pub slice: Prefix,
     pub server: Server,
     pub backup: Option<Server>,
@@ -142,15 +142,15 @@ pub fn process(node: usize, file: usize, role: Role) -> Process {
     }
 }
 
-impl World {
+impl State {
     /// Two agents and a sliced range of one slice.
-    pub fn new(slice: &str, budget: Budget) -> World {
+    pub fn new(slice: &str, budget: Budget) -> State {
         let server = Server {
             mode: Some(Mode::new(ModeKind::Sliced, Token(0))),
             ..Server::default()
         };
         let agent = |node| process(node, node, Role::Agent);
-        World {
+        State {
             slice: slice.parse().unwrap(),
             server,
             backup: None,
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    pub fn with_desk(mut self) -> World {
+    pub fn with_desk(mut self) -> State {
         self.desk = Some(Desk::Unread);
         self
     }
@@ -214,8 +214,8 @@ impl World {
         self.pods.iter().filter(|(at, _)| *at == address).count()
     }
 
-    /// The smallest number that names nothing: stamps, tokens and nonces are only compared for equality, so one that is not
-    /// in use is as good as a random one, and the number of states stays small.
+    /// The smallest number that is not in use: stamps, tokens and nonces are only compared for equality, so it is as
+    /// good as a random one, and the number of states stays small.
     pub fn fresh(&self) -> u64 {
         let text = format!("{self:?}");
         let mut used = 0u128;

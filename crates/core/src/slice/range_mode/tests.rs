@@ -1,4 +1,4 @@
-//! The three ways in every order of their steps, for one address, each with overlap checks and without.
+//! Runs the three modes in every order of their steps, for one address, each with overlap checks and without.
 
 use std::collections::HashSet;
 
@@ -11,58 +11,58 @@ const CLAIMED: usize = 2;
 const DONE: u8 = 9;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct World {
+struct State {
     marks: PlainMarks,
-    /// Who has the address in the plain pool, and by its reservation.
+    /// The mode that holds the address in the plain pool, and by its reservation.
     entry: Option<usize>,
     reservation: Option<usize>,
-    /// A node has a claim around the address.
+    /// A node has claimed the slice of the address.
     claim: bool,
-    /// That node has it in its ledger.
+    /// That node has the address in its ledger.
     local: bool,
     holds: [bool; 3],
     steps: [u8; 3],
 }
 
-/// What could be left out.
+/// A precaution that is left out, to show that it is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Careless {
     Nothing,
-    /// Checked claims in the plain pool do not mind slices that gave without reservations.
+    /// Checked allocations in the plain pool ignore slices that allocated without reservations.
     Plain,
-    /// Checked assignments do not have such claims brought back.
+    /// Checked assignments do not wait until such claims are returned.
     Leave,
-    /// Checked claims do not mind such assignments.
+    /// Checked claims ignore such assignments.
     Claim,
-    /// Claims do not say that they give without reservations.
+    /// Claims do not record that they allocate without reservations.
     Mark,
-    /// What the plain pool holds is read before it is closed.
+    /// The plain pool's entries are read before it is closed.
     Early,
 }
 
-struct Ways {
+struct Modes {
     checked: [bool; 3],
     careless: Careless,
 }
 
-impl Ways {
-    fn reserve(&self, next: &mut World, way: usize) -> bool {
-        if !self.checked[way] {
+impl Modes {
+    fn reserve(&self, next: &mut State, mode: usize) -> bool {
+        if !self.checked[mode] {
             return true;
         }
         let free = next.reservation.is_none();
-        next.reservation.get_or_insert(way);
+        next.reservation.get_or_insert(mode);
         free
     }
 
-    fn plain(&self, world: &World) -> Option<World> {
-        let mut next = *world;
+    fn plain(&self, state: &State) -> Option<State> {
+        let mut next = *state;
         let checked = self.checked[PLAIN];
-        next.steps[PLAIN] = match world.steps[PLAIN] {
+        next.steps[PLAIN] = match state.steps[PLAIN] {
             0 => {
-                let mut marks = world.marks;
+                let mut marks = state.marks;
                 marks.unreserved &= self.careless != Careless::Plain;
-                if marks.sliced.is_some() || marks.bars(checked) || world.entry.is_some() {
+                if marks.sliced.is_some() || marks.bars(checked) || state.entry.is_some() {
                     DONE
                 } else {
                     next.entry = Some(PLAIN);
@@ -81,12 +81,12 @@ impl Ways {
         Some(next)
     }
 
-    fn assigned(&self, world: &World) -> Option<World> {
-        let mut next = *world;
+    fn assigned(&self, state: &State) -> Option<State> {
+        let mut next = *state;
         let checked = self.checked[ASSIGNED];
         let early = self.careless == Careless::Early;
-        next.steps[ASSIGNED] = match world.steps[ASSIGNED] {
-            0 if early && world.entry.is_some() => DONE,
+        next.steps[ASSIGNED] = match state.steps[ASSIGNED] {
+            0 if early && state.entry.is_some() => DONE,
             0 => 1,
             step @ (1 | 2) => {
                 match Exclusion::closed_by(checked).get(usize::from(step) - 1) {
@@ -97,7 +97,7 @@ impl Ways {
                 step + 1
             }
             3 => {
-                let mut marks = world.marks;
+                let mut marks = state.marks;
                 if let (Careless::Leave, Some(mark)) = (self.careless, &mut marks.sliced) {
                     mark.unreserved = false;
                 }
@@ -110,12 +110,12 @@ impl Ways {
                     5
                 }
             }
-            4 if world.claim => return None,
+            4 if state.claim => return None,
             4 => {
                 next.marks.sliced = None;
                 5
             }
-            5 if world.entry.is_some() && !early => DONE,
+            5 if state.entry.is_some() && !early => DONE,
             5 => 6,
             6 => {
                 next.holds[ASSIGNED] = self.reserve(&mut next, ASSIGNED);
@@ -126,46 +126,46 @@ impl Ways {
         Some(next)
     }
 
-    fn claimed(&self, world: &World) -> Option<World> {
-        let mut next = *world;
+    fn claimed(&self, state: &State) -> Option<State> {
+        let mut next = *state;
         let checked = self.checked[CLAIMED];
-        let says = checked || self.careless == Careless::Mark;
-        let bars = |mut marks: PlainMarks| {
+        let reserves = checked || self.careless == Careless::Mark;
+        let excluded = |mut marks: PlainMarks| {
             marks.unreserved &= self.careless != Careless::Claim;
             marks.bars(checked)
         };
         let sliced = |mark: Mark| mark.state == MarkState::Sliced;
-        next.steps[CLAIMED] = match world.steps[CLAIMED] {
+        next.steps[CLAIMED] = match state.steps[CLAIMED] {
             0 => {
                 next.claim = true;
                 1
             }
-            1 => match world.marks.sliced {
+            1 => match state.marks.sliced {
                 Some(mark) if !sliced(mark) => 7,
-                Some(mark) if mark.for_network(says) == mark => 2,
-                _ if bars(world.marks) => 7,
+                Some(mark) if mark.for_network(reserves) == mark => 2,
+                _ if excluded(state.marks) => 7,
                 found => {
-                    let mark = found.unwrap_or(Mark::sliced(28)).for_network(says);
+                    let mark = found.unwrap_or(Mark::sliced(28)).for_network(reserves);
                     next.marks.sliced = Some(mark);
                     2
                 }
             },
-            2 if bars(world.marks) || !world.marks.sliced.is_some_and(sliced) => 7,
-            2 if world.entry.is_some() => 4,
+            2 if excluded(state.marks) || !state.marks.sliced.is_some_and(sliced) => 7,
+            2 if state.entry.is_some() => 4,
             2 => 3,
             3 => {
                 next.local = true;
                 4
             }
-            4 if world.local && !world.holds[CLAIMED] => {
+            4 if state.local && !state.holds[CLAIMED] => {
                 next.holds[CLAIMED] = self.reserve(&mut next, CLAIMED);
                 if !next.holds[CLAIMED] {
                     next.local = false;
-                    next.entry = next.entry.filter(|way| *way != CLAIMED);
+                    next.entry = next.entry.filter(|mode| *mode != CLAIMED);
                 }
                 DONE
             }
-            // The claim may not stand.
+            // The claim is invalid.
             7 => {
                 next.claim = false;
                 DONE
@@ -175,15 +175,15 @@ impl Ways {
         Some(next)
     }
 
-    /// The node that claimed brings the range back, at whatever moment.
-    fn leave(&self, world: &World) -> Option<World> {
+    /// The node that claimed the slice returns it, at any moment.
+    fn leave(&self, state: &State) -> Option<State> {
         let leaving = |mark: Mark| mark.state == MarkState::Leaving;
-        if !world.claim || !world.marks.sliced.is_some_and(leaving) {
+        if !state.claim || !state.marks.sliced.is_some_and(leaving) {
             return None;
         }
-        let mut next = *world;
+        let mut next = *state;
         next.claim = false;
-        if world.local {
+        if state.local {
             next.entry.get_or_insert(CLAIMED);
         } else {
             next.steps[CLAIMED] = DONE;
@@ -191,19 +191,19 @@ impl Ways {
         Some(next)
     }
 
-    /// All states that can be reached; whether in one of them the address has two holders.
-    fn run(&self, start: World) -> (HashSet<World>, bool) {
+    /// All reachable states, and whether the address has two holders in one of them.
+    fn run(&self, start: State) -> (HashSet<State>, bool) {
         let (mut seen, mut open, mut twice) = (HashSet::new(), vec![start], false);
-        while let Some(world) = open.pop() {
-            if !seen.insert(world) {
+        while let Some(state) = open.pop() {
+            if !seen.insert(state) {
                 continue;
             }
-            twice |= world.holds.iter().filter(|holds| **holds).count() > 1;
+            twice |= state.holds.iter().filter(|holds| **holds).count() > 1;
             let steps = [
-                self.plain(&world),
-                self.assigned(&world),
-                self.claimed(&world),
-                self.leave(&world),
+                self.plain(&state),
+                self.assigned(&state),
+                self.claimed(&state),
+                self.leave(&state),
             ];
             open.extend(steps.into_iter().flatten());
         }
@@ -211,9 +211,9 @@ impl Ways {
     }
 }
 
-/// Nothing was given yet, or two ways give already, by reservations: one of them goes on without.
-fn starts() -> Vec<World> {
-    let none = World {
+/// Nothing is allocated yet, or two modes already allocate with reservations and one of them continues without.
+fn starts() -> Vec<State> {
+    let none = State {
         marks: PlainMarks::default(),
         entry: None,
         reservation: None,
@@ -236,14 +236,14 @@ fn starts() -> Vec<World> {
 fn in_every_order(careless: Careless) -> bool {
     let mut twice = false;
     for checks in 0..8 {
-        let checked = [0, 1, 2].map(|way| checks & (1 << way) != 0);
-        let ways = Ways { checked, careless };
+        let checked = [0, 1, 2].map(|mode| checks & (1 << mode) != 0);
+        let modes = Modes { checked, careless };
         for start in starts() {
-            let (seen, found) = ways.run(start);
+            let (seen, found) = modes.run(start);
             twice |= found;
-            // What is assigned is waited for; assigned slices wait for nobody for ever.
-            let gives = seen.iter().any(|world| world.holds[ASSIGNED]);
-            assert!(gives, "{checked:?}");
+            // Assigned slices may wait, but not for ever.
+            let allocates = seen.iter().any(|state| state.holds[ASSIGNED]);
+            assert!(allocates, "{checked:?}");
         }
     }
     twice
@@ -263,7 +263,7 @@ fn every_precaution_is_needed() {
 }
 
 #[test]
-fn ways_that_reserve_give_beside_each_other() {
+fn modes_that_reserve_allocate_side_by_side() {
     let mut marks = PlainMarks {
         assigned: true,
         sliced: Some(Mark::sliced(28)),
@@ -278,11 +278,11 @@ fn ways_that_reserve_give_beside_each_other() {
 }
 
 #[test]
-fn a_mark_of_before_reads_and_is_written_as_it_was() {
+fn an_annotation_of_an_older_version_is_read_and_written_unchanged() {
     let text = r#"{"state":"sliced","size":28}"#;
     let mark: Mark = serde_json::from_str(text).unwrap();
     assert_eq!(mark, Mark::sliced(28).for_network(true));
     assert_eq!(serde_json::to_string(&mark).unwrap(), text);
-    let says = serde_json::to_string(&mark.for_network(false)).unwrap();
-    assert_eq!(says, r#"{"state":"sliced","size":28,"unreserved":true}"#);
+    let text = serde_json::to_string(&mark.for_network(false)).unwrap();
+    assert_eq!(text, r#"{"state":"sliced","size":28,"unreserved":true}"#);
 }

@@ -1,4 +1,4 @@
-//! The cluster as the protocol of slices sees it: claims at the API server, writes on their way, and nodes.
+//! The model's cluster: claims at the API server, writes in flight, and nodes.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ use crate::machine::{Machine, Task, name};
 use crate::write::{Sent, Write, change};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct World {
+pub struct Cluster {
     pub claims: BTreeMap<Prefix, Claimed>,
     pub wire: Vec<Sent>,
     pub machines: Vec<Machine>,
     pub crashes_left: u8,
     pub outages_left: u8,
-    /// How often a Node object may still be deleted under an agent that lives.
+    /// How often a Node object may still be deleted while its agent runs.
     pub deletions_left: u8,
-    /// How often a slice may still be passed on: each makes an epoch.
-    pub passes_left: u8,
+    /// How often a slice may still be transferred: each transfer is a new epoch.
+    pub transfers_left: u8,
 }
 
-impl World {
+impl Cluster {
     pub fn send(&mut self, from: Option<usize>, write: Write) {
         if let Some(node) = from {
             self.machines[node].task = Some(Task::Waiting(write.clone()));
@@ -36,7 +36,7 @@ impl World {
         self.wire.sort_unstable();
     }
 
-    /// A node forgets what it was in the middle of.
+    /// A node loses its task.
     pub fn interrupt(&mut self, node: usize) {
         self.machines[node].task = None;
         for sent in self.wire.iter_mut().filter(|sent| sent.from == Some(node)) {
@@ -45,7 +45,7 @@ impl World {
         self.wire.sort_unstable();
     }
 
-    /// Whether a slice that a node holds is not its own any more, by what its claim says now.
+    /// Whether a slice that a node holds is no longer its own, by its current claim.
     pub fn is_lost(&self, node: usize, range: Prefix) -> bool {
         let known = self.machines[node].holdings.get(&range);
         let claim = self.claims.get(&range);
@@ -64,7 +64,7 @@ impl World {
         over.max_by_key(|range| range.length()).copied()
     }
 
-    /// Carries out a write that has arrived; says whether it changed anything.
+    /// Executes a write that has arrived; returns whether it changed anything.
     pub fn arrive(&mut self, at: usize) -> (Sent, bool) {
         let sent = self.wire.remove(at);
         let changed = !sent.doomed && self.carry_out(&sent);
@@ -124,7 +124,7 @@ pub fn addresses(range: Prefix) -> Vec<Address> {
     all
 }
 
-/// Everything may be given: what a dialect withholds is not what is modelled.
+/// All addresses are usable: what a dialect withholds is not modelled.
 pub fn usable(range: Prefix) -> Space {
     Space::list([Block::new(range.network(), range.last())])
 }

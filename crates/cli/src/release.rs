@@ -156,7 +156,7 @@ impl Release {
             let left = by_hand::leftover(&*store.ledger, self.address).await?;
             if let Some((key, record)) = left {
                 self.ask(&format!("remove {key}, which {} left?", record.owner))?;
-                store.ledger.remove(&key, &record).await?;
+                store.ledger.delete(&key, &record).await?;
                 return Ok(AddressRow::new(&key.name, self.address, &record).of(store.namespace()));
             }
         }

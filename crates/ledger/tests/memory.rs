@@ -8,19 +8,17 @@
 
 use std::sync::Arc;
 
-use berth_ledger::{MemoryLedger, PoolKey, SharedLedger};
+use berth_ledger::{MemoryLedger, PoolKey, SharedRecordLedger};
 
 mod conformance;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
-    let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+    let ledger: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let pool = PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap());
     conformance::suite(conformance::Subject {
-        pool: PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap()),
-        ledgers: vec![Arc::clone(&ledger), ledger],
-        cooldowns: true,
-        named: true,
         guarded: true,
+        ..conformance::Subject::with_records(pool, &[Arc::clone(&ledger), ledger])
     })
     .await;
 }

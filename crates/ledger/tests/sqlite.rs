@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::Address;
-use berth_ledger::{Ledger, LedgerError, PoolKey, Rejection, SharedLedger, SqliteLedger};
+use berth_ledger::{Ledger, LedgerError, PoolKey, Rejection, SharedRecordLedger, SqliteLedger};
 use conformance::{claim, crash, held, mk_record, write};
 use tempfile::TempDir;
 
@@ -33,13 +33,10 @@ fn mk_file() -> (TempDir, PathBuf) {
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
     let (_directory, path) = mk_file();
-    let open = || -> SharedLedger { Arc::new(SqliteLedger::open(&path).unwrap()) };
+    let open = || -> SharedRecordLedger { Arc::new(SqliteLedger::open(&path).unwrap()) };
     conformance::suite(conformance::Subject {
-        pool: mk_pool(),
-        ledgers: vec![open(), open(), open(), open()],
-        cooldowns: true,
-        named: true,
         guarded: true,
+        ..conformance::Subject::with_records(mk_pool(), &[open(), open(), open(), open()])
     })
     .await;
 }
@@ -232,13 +229,13 @@ async fn a_locked_file_is_reported_as_passing() {
     let other = rusqlite::Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let error = ledger
-        .commit(&mk_pool(), &base, &[claim(1, "a")])
+        .commit(&mk_pool(), &base, &[claim(1, "a")], None)
         .await
         .unwrap_err();
     assert!(error.is_passing(), "{error}");
     other.execute_batch("ROLLBACK").unwrap();
     ledger
-        .commit(&mk_pool(), &base, &[claim(1, "a")])
+        .commit(&mk_pool(), &base, &[claim(1, "a")], None)
         .await
         .unwrap();
 }

@@ -89,7 +89,7 @@ struct Held {
 
 impl SlicePool {
     pub fn new(world: Arc<World>, of: Arc<Sliced>) -> Self {
-        let ledger = SharedLedger::clone(&world.local);
+        let ledger: SharedLedger = world.local.clone();
         Self {
             holdings: Holdings::new(ledger, &of),
             world,

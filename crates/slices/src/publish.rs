@@ -181,7 +181,7 @@ impl SlicePool {
             match self
                 .world
                 .views
-                .commit(&key, &view.object.version, &changes)
+                .commit(&key, &view.object.version, &changes, None)
                 .await
             {
                 Ok(version) => {
@@ -284,7 +284,10 @@ impl SlicePool {
             if changes.is_empty() {
                 return Ok(());
             }
-            let emptied = self.world.views.commit(key, &object.version, &changes);
+            let emptied = self
+                .world
+                .views
+                .commit(key, &object.version, &changes, None);
             match emptied.await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.needs_reload() => {}

@@ -281,7 +281,7 @@ impl SlicePool {
             let committed = self
                 .world
                 .moves
-                .commit(&of.plain(), &plain.version, &changes)
+                .commit(&of.plain(), &plain.version, &changes, None)
                 .await;
             match committed {
                 Ok(_) => return Ok(()),

@@ -46,8 +46,8 @@ use futures::stream::BoxStream;
 use serde_json::{Value, json};
 
 use crate::{
-    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version,
-    Visited,
+    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Records, Snapshot, Turn,
+    Version, Visited,
 };
 
 pub use base::{NODE, NODE_ANNOTATION, UNCHECKED};
@@ -264,7 +264,7 @@ impl Ledger for KubeLedger {
         Ok((now.version != *base).then_some(now))
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -313,18 +313,25 @@ impl Ledger for KubeLedger {
         &self,
         visit: &mut (dyn FnMut(Visited) + Send),
     ) -> Result<(), LedgerError> {
-        self.visit(visit).await
+        self.visit_each(visit).await
     }
 
+    async fn published_pools(&self) -> Result<BTreeMap<String, String>, LedgerError> {
+        self.published().await
+    }
+}
+
+#[async_trait]
+impl Records for KubeLedger {
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
         self.reservations().create(key, record).await
     }
 
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+    async fn delete(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         self.reservations().delete(key, expected).await
     }
 
-    async fn pass(
+    async fn transfer(
         &self,
         key: &ClaimKey,
         expected: &Record,
@@ -333,26 +340,15 @@ impl Ledger for KubeLedger {
         self.reservations().transfer(key, expected, record).await
     }
 
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+    async fn get(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         self.reservations().get(key).await
     }
 
-    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        let mut claims = Vec::new();
-        let keep = |key: ClaimKey, record: Record| claims.push((key, record));
-        self.reservations().visit(kind, keep).await?;
-        Ok(claims)
-    }
-
-    async fn visit_claims(
+    async fn visit(
         &self,
         kind: ClaimKind,
         visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
     ) -> Result<(), LedgerError> {
         self.reservations().visit(kind, visit).await
-    }
-
-    async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {
-        self.published().await
     }
 }

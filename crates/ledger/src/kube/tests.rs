@@ -124,7 +124,7 @@ async fn write(reply: Reply) -> LedgerError {
     let socket = mk_socket(reply).await;
     let commit = socket
         .ledger
-        .commit(&mk_pool(), &mk_base(), &[mk_claim()])
+        .commit(&mk_pool(), &mk_base(), &[mk_claim()], None)
         .await;
     let requests = socket.requests.load(Ordering::SeqCst);
     assert!(
@@ -337,7 +337,7 @@ async fn an_answer_that_does_not_come_leaves_a_write_uncertain() {
 async fn a_server_that_can_not_be_reached_got_nothing() {
     let ledger = mk_ledger("http://127.0.0.1:1");
     let error = ledger
-        .commit(&mk_pool(), &mk_base(), &[mk_claim()])
+        .commit(&mk_pool(), &mk_base(), &[mk_claim()], None)
         .await
         .unwrap_err();
     assert!(error.is_passing(), "{error}");

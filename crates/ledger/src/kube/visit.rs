@@ -13,7 +13,7 @@ use crate::{LedgerError, PoolKey, Visited};
 
 impl KubeLedger {
     /// Shows every pool to `visit`; one that can't be read is shown with the reason.
-    pub async fn visit(&self, mut visit: impl FnMut(Visited)) -> Result<(), LedgerError> {
+    pub async fn visit_each(&self, mut visit: impl FnMut(Visited)) -> Result<(), LedgerError> {
         let show = |object: Value| visit(self.visited(object));
         Ok(self.client.reduce(&POOLS, "", PAGE, show).await?)
     }

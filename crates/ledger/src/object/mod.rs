@@ -15,7 +15,7 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_core::{Change, Record};
+use berth_core::Change;
 use berth_kube::{Connection, ObjectClient, Selection};
 use futures::stream::BoxStream;
 use serde_json::Value;
@@ -24,10 +24,7 @@ use crate::kube::ETCD_PATIENCE;
 use crate::kube::object_cache::ObjectCache;
 use crate::kube::turns::Turns;
 use crate::kube::version_watch::versions;
-use crate::{
-    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Rejection, Snapshot,
-    Turn, Version, Visited,
-};
+use crate::{Contention, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited};
 
 pub use codec::{Codec, Commit, Creation, EncodeError, WriteAs};
 pub use cooldown::{Cooldowns, now};
@@ -106,15 +103,6 @@ impl<C: Codec> ObjectLedger<C> {
             network: self.codec.network(object),
         }
     }
-
-    fn unnamed<T>(&self, operation: &'static str) -> Result<T, LedgerError> {
-        let resource = self.codec.resource();
-        Err(LedgerError::Rejected {
-            operation,
-            target: format!("{}s", resource.kind),
-            rejection: Rejection::Storage("these objects keep pools, and no named records".into()),
-        })
-    }
 }
 
 #[async_trait]
@@ -163,7 +151,7 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
         Ok((now.version != *base).then_some(now))
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -231,30 +219,5 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
         };
         let resource = self.codec.resource();
         Ok(self.client.list(resource, &selection, show).await?)
-    }
-
-    async fn create(&self, _key: &ClaimKey, _record: &Record) -> Result<(), LedgerError> {
-        self.unnamed("create")
-    }
-
-    async fn remove(&self, _key: &ClaimKey, _expected: &Record) -> Result<(), LedgerError> {
-        self.unnamed("remove")
-    }
-
-    async fn pass(
-        &self,
-        _key: &ClaimKey,
-        _expected: &Record,
-        _record: &Record,
-    ) -> Result<(), LedgerError> {
-        self.unnamed("pass")
-    }
-
-    async fn claim(&self, _key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.unnamed("read")
-    }
-
-    async fn claims(&self, _kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.unnamed("list")
     }
 }

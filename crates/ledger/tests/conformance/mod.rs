@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use berth_core::{Address, Change, Cooldown, Handle, Moment, Owner, Record};
 use berth_ledger::{
-    ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, RetryPolicy, SharedLedger, Version,
+    ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Records, RetryPolicy, SharedLedger,
+    SharedRecordLedger, Version,
 };
 use futures::StreamExt;
 
@@ -26,10 +27,35 @@ pub struct Subject {
     pub ledgers: Vec<SharedLedger>,
     /// Whether the store keeps cooldowns.
     pub cooldowns: bool,
-    /// Whether it can hold claims by name.
-    pub named: bool,
+    /// The same handles where it keeps named records; none where it does not.
+    pub records: Vec<Arc<dyn Records>>,
     /// Whether it looks at another pool in the step of a commit.
     pub guarded: bool,
+}
+
+impl Subject {
+    /// A store of pools alone that keeps cooldowns and refuses guards.
+    pub fn new(pool: PoolKey, ledgers: Vec<SharedLedger>) -> Self {
+        Self {
+            pool,
+            ledgers,
+            cooldowns: true,
+            records: Vec::new(),
+            guarded: false,
+        }
+    }
+
+    /// One that keeps named records too.
+    pub fn with_records(pool: PoolKey, ledgers: &[SharedRecordLedger]) -> Self {
+        let pools = ledgers.iter().map(|one| Arc::clone(one) as SharedLedger);
+        let records = ledgers
+            .iter()
+            .map(|one| Arc::clone(one) as Arc<dyn Records>);
+        Self {
+            records: records.collect(),
+            ..Self::new(pool, pools.collect())
+        }
+    }
 }
 
 pub fn mk_record(name: &str) -> Record {
@@ -65,7 +91,7 @@ pub async fn write(
     changes: &[Change],
 ) -> Result<Version, LedgerError> {
     let base = ledger.load(pool).await?.version;
-    ledger.commit(pool, &base, changes).await
+    ledger.commit(pool, &base, changes, None).await
 }
 
 pub async fn held(ledger: &dyn Ledger, pool: &PoolKey) -> BTreeMap<Address, Record> {
@@ -92,8 +118,8 @@ pub async fn suite(subject: Subject) {
     if subject.cooldowns {
         rests_are_kept_and_end_with_a_claim(ledger, &subject.pool).await;
     }
-    if subject.named {
-        names_are_claimed_once(&subject).await;
+    if !subject.records.is_empty() {
+        names_are_claimed_once(&subject.records).await;
     }
     match subject.guarded {
         true => a_commit_is_made_only_beside_what_was_read(&subject).await,
@@ -275,7 +301,7 @@ async fn rests_are_kept_and_end_with_a_claim(ledger: &dyn Ledger, pool: &PoolKey
 }
 
 /// From a to c, by its other container; nobody else's word counts.
-async fn names_are_passed_on(ledger: &dyn Ledger, key: &ClaimKey) {
+async fn names_are_transferred(records: &dyn Records, key: &ClaimKey) {
     let (first, last) = (mk_record("a"), mk_record("c"));
     let again = Record::new(first.owner.clone(), Handle::new("another container"));
     let is_taken = |passed: Result<(), LedgerError>| {
@@ -284,64 +310,64 @@ async fn names_are_passed_on(ledger: &dyn Ledger, key: &ClaimKey) {
             "{passed:?}"
         );
     };
-    is_taken(ledger.pass(key, &mk_record("b"), &last).await);
-    ledger.pass(key, &first, &again).await.unwrap();
-    is_taken(ledger.pass(key, &first, &last).await);
-    ledger.pass(key, &again, &last).await.unwrap();
-    ledger
-        .pass(key, &again, &last)
+    is_taken(records.transfer(key, &mk_record("b"), &last).await);
+    records.transfer(key, &first, &again).await.unwrap();
+    is_taken(records.transfer(key, &first, &last).await);
+    records.transfer(key, &again, &last).await.unwrap();
+    records
+        .transfer(key, &again, &last)
         .await
         .expect("it has it already (I3)");
-    let held = ledger.claim(key).await.unwrap().unwrap();
+    let held = records.get(key).await.unwrap().unwrap();
     assert!(held.same_holder(&last), "{held:?}");
     let nobodys = ClaimKey::new(ClaimKind::Reservation, "10.0.0.78");
-    is_taken(ledger.pass(&nobodys, &first, &last).await);
+    is_taken(records.transfer(&nobodys, &first, &last).await);
 }
 
-async fn names_are_claimed_once(subject: &Subject) {
-    let ledger = subject.ledgers[0].as_ref();
+async fn names_are_claimed_once(all: &[Arc<dyn Records>]) {
+    let records = all[0].as_ref();
     let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.77");
-    assert_eq!(ledger.claim(&key).await.unwrap(), None);
-    ledger.remove(&key, &mk_record("a")).await.unwrap();
-    ledger.create(&key, &mk_record("a")).await.unwrap();
-    ledger
+    assert_eq!(records.get(&key).await.unwrap(), None);
+    records.delete(&key, &mk_record("a")).await.unwrap();
+    records.create(&key, &mk_record("a")).await.unwrap();
+    records
         .create(&key, &mk_record("a"))
         .await
         .expect("the same holder again (I3)");
-    let taken = ledger.create(&key, &mk_record("b")).await.unwrap_err();
+    let taken = records.create(&key, &mk_record("b")).await.unwrap_err();
     assert!(
         matches!(&taken, LedgerError::Taken { by, .. } if by.contains("default/a")),
         "{taken}"
     );
-    let refused = ledger.remove(&key, &mk_record("b")).await;
+    let refused = records.delete(&key, &mk_record("b")).await;
     assert!(
         matches!(refused, Err(LedgerError::Taken { .. })),
         "{refused:?}"
     );
-    let listed = ledger.claims(ClaimKind::Reservation).await.unwrap();
+    let listed = records.list(ClaimKind::Reservation).await.unwrap();
     assert!(
         listed
             .iter()
             .any(|(k, r)| *k == key && r.owner == mk_record("a").owner)
     );
     let again = Record::new(mk_record("a").owner, Handle::new("another container"));
-    for strange in [ledger.create(&key, &again), ledger.remove(&key, &again)] {
+    for strange in [records.create(&key, &again), records.delete(&key, &again)] {
         let refused = strange.await;
         assert!(
             matches!(refused, Err(LedgerError::Taken { .. })),
             "{refused:?}"
         );
     }
-    names_are_passed_on(ledger, &key).await;
-    ledger.remove(&key, &mk_record("c")).await.unwrap();
-    assert_eq!(ledger.claim(&key).await.unwrap(), None);
+    names_are_transferred(records, &key).await;
+    records.delete(&key, &mk_record("c")).await.unwrap();
+    assert_eq!(records.get(&key).await.unwrap(), None);
 
     // Whoever creates first has it, and only one does.
     let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.79");
     let racers = (0..16).map(|n| {
-        let ledger = Arc::clone(&subject.ledgers[n % subject.ledgers.len()]);
+        let records = Arc::clone(&all[n % all.len()]);
         let key = key.clone();
-        tokio::spawn(async move { ledger.create(&key, &mk_record(&format!("racer{n}"))).await })
+        tokio::spawn(async move { records.create(&key, &mk_record(&format!("racer{n}"))).await })
     });
     let outcomes = futures::future::join_all(racers.collect::<Vec<_>>()).await;
     let won = outcomes
@@ -367,7 +393,7 @@ async fn a_commit_is_made_only_beside_what_was_read(subject: &Subject) {
         let base = ledger.load(pool).await.unwrap().version;
         let changes = [claim(n, "guarded")];
         let guard = Some(guard);
-        ledger.commit_guarded(pool, &base, &changes, guard).await
+        ledger.commit(pool, &base, &changes, guard).await
     };
     attempt(50, &absent).await.unwrap();
     // By another handle, as another process would.
@@ -400,7 +426,7 @@ async fn a_guard_that_nobody_can_keep_is_refused(subject: &Subject) {
     let guard = mk_guard(subject, Version::default());
     let changes = [claim(50, "guarded")];
     let refused = ledger
-        .commit_guarded(pool, &before.version, &changes, Some(&guard))
+        .commit(pool, &before.version, &changes, Some(&guard))
         .await;
     let refused = refused.unwrap_err();
     assert!(
@@ -473,7 +499,10 @@ pub async fn claim_lowest(ledger: &dyn Ledger, pool: &PoolKey, name: &str) -> (A
             address,
             record: record.clone(),
         };
-        match ledger.commit(pool, &snapshot.version, &[change]).await {
+        match ledger
+            .commit(pool, &snapshot.version, &[change], None)
+            .await
+        {
             Ok(_) => return (address, record),
             Err(error) if error.needs_reload() || error.is_passing() => {
                 let pause = backoff.pause(None).expect("a writer starved");

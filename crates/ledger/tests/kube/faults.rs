@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use berth_core::Address;
-use berth_ledger::{Ledger, RetryPolicy};
+use berth_ledger::RetryPolicy;
 use berth_testkit::{Cluster, Part};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -79,7 +79,7 @@ async fn persist(ledger: KubeLedger, name: String, stop: Arc<AtomicBool>) -> BTr
                     record: record.clone(),
                 };
                 ledger
-                    .commit(&mk_pool(), &snapshot.version, &[change])
+                    .commit(&mk_pool(), &snapshot.version, &[change], None)
                     .await
                     .map(|_| address)
             };
@@ -153,7 +153,9 @@ async fn a_dead_server_got_nothing_and_a_hanging_one_may_have() {
     let base = ledger.load(&mk_pool()).await.unwrap().version;
     cluster.pause(Part::ApiServer).unwrap();
     let read = ledger.load(&mk_pool()).await.unwrap_err();
-    let written = ledger.commit(&mk_pool(), &base, &[claim(2, "b")]).await;
+    let written = ledger
+        .commit(&mk_pool(), &base, &[claim(2, "b")], None)
+        .await;
     let written = written.unwrap_err();
     cluster.resume(Part::ApiServer).unwrap();
     assert!(read.is_passing(), "{read}");
@@ -163,7 +165,9 @@ async fn a_dead_server_got_nothing_and_a_hanging_one_may_have() {
         "{written}"
     );
     cluster.kill(Part::ApiServer).unwrap();
-    let refused = ledger.commit(&mk_pool(), &base, &[claim(3, "c")]).await;
+    let refused = ledger
+        .commit(&mk_pool(), &base, &[claim(3, "c")], None)
+        .await;
     let refused = refused.unwrap_err();
     assert!(refused.is_passing(), "{refused}");
     cluster.restart(Part::ApiServer).await.unwrap();
@@ -230,7 +234,9 @@ async fn an_answer_that_is_lost_leaves_the_claim_to_be_found() {
     let base = ledger.load(&mk_pool()).await.unwrap().version;
 
     proxy.answers.store(false, Ordering::SeqCst);
-    let unheard = ledger.commit(&mk_pool(), &base, &[claim(2, "b")]).await;
+    let unheard = ledger
+        .commit(&mk_pool(), &base, &[claim(2, "b")], None)
+        .await;
     let unheard = unheard.unwrap_err();
     assert!(
         matches!(unheard, LedgerError::Uncertain { .. }),

@@ -225,7 +225,7 @@ async fn an_object_of_another_range_is_refused_and_stays() {
             record: mk_record("a"),
         };
         let unknown = berth_ledger::Version::default();
-        let refused = bed.ledger.commit(&pool, &unknown, &[change]).await;
+        let refused = bed.ledger.commit(&pool, &unknown, &[change], None).await;
         assert!(matches!(refused, Err(LedgerError::Unreadable { .. })));
         let after = bed.pools.get(name).await.unwrap();
         assert_eq!(after.data["spec"], spec);
@@ -251,7 +251,7 @@ async fn a_strange_annotation_of_ours_holds_allocations_alone_and_stays() {
     assert!(error.to_string().contains("berth.dev/resting"), "{error}");
     let stale = berth_ledger::Version::default();
     let (pool, claims) = (mk_pool(), [claim(4, "d")]);
-    let careful = bed.ledger.commit(&pool, &stale, &claims);
+    let careful = bed.ledger.commit(&pool, &stale, &claims, None);
     let error = careful.await.unwrap_err();
     assert!(invalid(&error), "{error}");
     bed.write(&[release(2, "b")]).await.unwrap();

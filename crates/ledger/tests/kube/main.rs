@@ -12,7 +12,9 @@ use std::time::Duration;
 use berth_api::whereabouts::IPPool;
 use berth_core::{Change, Handle, Owner, Record};
 use berth_kube::Connect;
-use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, SharedLedger, Version};
+use berth_ledger::{
+    KubeLedger, Ledger, LedgerError, PoolKey, Records, SharedRecordLedger, Version,
+};
 use berth_testkit::Cluster;
 use conformance::{claim, held, mk_address, mk_record, release, write};
 use kube::Api;
@@ -135,7 +137,7 @@ impl Bed {
     }
 
     async fn commit(&self, base: &Version, changes: &[Change]) -> Result<Version, LedgerError> {
-        self.ledger.commit(&mk_pool(), base, changes).await
+        self.ledger.commit(&mk_pool(), base, changes, None).await
     }
 }
 
@@ -148,18 +150,11 @@ async fn conforms() {
 async fn all_conform(name: &str, turned: fn(KubeLedger) -> KubeLedger) {
     let cluster = cluster().await;
     let namespace = cluster.namespace(name).await.unwrap();
-    let mut ledgers: Vec<SharedLedger> = Vec::new();
+    let mut ledgers: Vec<SharedRecordLedger> = Vec::new();
     for _ in 0..4 {
         ledgers.push(Arc::new(turned(open(cluster, &namespace).await)));
     }
-    conformance::suite(conformance::Subject {
-        pool: mk_pool(),
-        ledgers,
-        cooldowns: true,
-        named: true,
-        guarded: false,
-    })
-    .await;
+    conformance::suite(conformance::Subject::with_records(mk_pool(), &ledgers)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -205,7 +200,11 @@ async fn an_empty_pool_is_created_once_whoever_comes_first() {
     let absent = bed.ledger.load(&mk_pool()).await.unwrap().version;
     let commit = |n: u32, name: &'static str| {
         let (ledger, absent) = (&bed.ledger, absent.clone());
-        async move { ledger.commit(&mk_pool(), &absent, &[claim(n, name)]).await }
+        async move {
+            ledger
+                .commit(&mk_pool(), &absent, &[claim(n, name)], None)
+                .await
+        }
     };
     let (first, second) = tokio::join!(commit(1, "a"), commit(2, "b"));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");

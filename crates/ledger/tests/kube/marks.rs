@@ -34,15 +34,19 @@ async fn each_mark_bars_whom_it_says() {
 
     let before = ledger.load(&pool).await.unwrap().version;
     close(Exclusion::Assigned, None, closed.as_ref()).await;
-    let late = ledger.commit(&pool, &before, &[unchecked(2, "late")]).await;
+    let late = ledger
+        .commit(&pool, &before, &[unchecked(2, "late")], None)
+        .await;
     assert!(is_moved(late), "planned before");
-    let with = ledger.commit(&pool, &before, &[claim(2, "reserved")]).await;
+    let with = ledger
+        .commit(&pool, &before, &[claim(2, "reserved")], None)
+        .await;
     assert!(!is_moved(with), "its reservation guards it");
 
     let before = ledger.load(&pool).await.unwrap().version;
     close(Exclusion::Unreserved, None, closed.as_ref()).await;
     for change in [claim(3, "late"), unchecked(3, "late")] {
-        let late = ledger.commit(&pool, &before, std::slice::from_ref(&change));
+        let late = ledger.commit(&pool, &before, std::slice::from_ref(&change), None);
         assert!(is_moved(late.await), "planned before");
         assert!(is_moved(write(ledger, &pool, &[change]).await));
     }

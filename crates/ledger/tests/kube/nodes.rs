@@ -74,19 +74,19 @@ async fn a_reservation_names_the_node_of_its_container() {
     let first = on("node-a", "p");
     bed.ledger.create(&key, &first).await.unwrap();
     let node = async || {
-        let found = bed.ledger.claim(&key).await.unwrap().unwrap();
+        let found = bed.ledger.get(&key).await.unwrap().unwrap();
         found.attribute(NODE).map(str::to_owned)
     };
     assert_eq!(node().await.as_deref(), Some("node-a"));
-    let listed = bed.ledger.claims(ClaimKind::Reservation).await.unwrap();
+    let listed = bed.ledger.list(ClaimKind::Reservation).await.unwrap();
     assert_eq!(listed[0].1.attribute(NODE), Some("node-a"));
     let moved = again(&on("node-b", "p"));
-    bed.ledger.pass(&key, &first, &moved).await.unwrap();
+    bed.ledger.transfer(&key, &first, &moved).await.unwrap();
     assert_eq!(node().await.as_deref(), Some("node-b"));
     let unknown = mk_record("p");
-    bed.ledger.pass(&key, &moved, &unknown).await.unwrap();
+    bed.ledger.transfer(&key, &moved, &unknown).await.unwrap();
     assert_eq!(node().await, None, "{NODE_ANNOTATION} went with its holder");
-    bed.ledger.remove(&key, &unknown).await.unwrap();
+    bed.ledger.delete(&key, &unknown).await.unwrap();
 }
 
 /// whereabouts' own definition of the kind.

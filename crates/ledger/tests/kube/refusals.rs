@@ -1,6 +1,6 @@
 //! What a real API server refuses, and what the caller is told.
 
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, Rejection};
+use berth_ledger::{ClaimKey, ClaimKind, Rejection};
 use berth_testkit::Cluster;
 
 use super::slices::mk_claimed;
@@ -168,7 +168,10 @@ async fn berth_16_1_a_pool_s_name_leads_to_no_other_object() {
             address: "10.0.0.9".parse().unwrap(),
             record: Record::new(Owner::new("ns/q", "net1"), Handle::new("d")),
         };
-        let refused = bed.ledger.commit(&pool, &snapshot.version, &[claim]).await;
+        let refused = bed
+            .ledger
+            .commit(&pool, &snapshot.version, &[claim], None)
+            .await;
         assert!(refused.is_err(), "{name}");
     }
     let victim = bed.pools.get("victim").await.unwrap();

@@ -3,7 +3,7 @@
 use berth_api::claim::{self, SLICE};
 use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::slice::{Epoch, NodeName};
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, Records};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};

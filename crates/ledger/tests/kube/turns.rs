@@ -20,7 +20,10 @@ async fn claim_one(ledger: &KubeLedger, name: &str) -> usize {
         };
         let free = (1..).find(|n| !now.pool.is_held(mk_address(*n))).unwrap();
         base = now.version;
-        match ledger.commit(&mk_pool(), &base, &[claim(free, name)]).await {
+        match ledger
+            .commit(&mk_pool(), &base, &[claim(free, name)], None)
+            .await
+        {
             Ok(_) => return turns,
             Err(error) => assert!(error.needs_reload(), "{error}"),
         }
@@ -33,7 +36,7 @@ async fn meet(bed: &Bed, ledger: &KubeLedger) {
     let next = held(&bed.ledger, &mk_pool()).await.len() as u32 + 1;
     bed.write(&[claim(next, "other")]).await.unwrap();
     let (pool, late) = (mk_pool(), [claim(next, "late")]);
-    let met = ledger.commit(&pool, &base, &late).await;
+    let met = ledger.commit(&pool, &base, &late, None).await;
     met.expect_err("the address is held");
 }
 

@@ -47,13 +47,13 @@ impl Large {
     }
 
     async fn commit(&self, base: &Version, changes: &[Change]) -> Version {
-        let committed = self.ledger.commit(&mk_pool(), base, changes).await;
+        let committed = self.ledger.commit(&mk_pool(), base, changes, None).await;
         committed.unwrap()
     }
 
     /// What a commit that can't be made is told.
     async fn refusal(&self, base: &Version, change: Change) -> LedgerError {
-        let refused = self.ledger.commit(&mk_pool(), base, &[change]).await;
+        let refused = self.ledger.commit(&mk_pool(), base, &[change], None).await;
         refused.unwrap_err()
     }
 

@@ -11,8 +11,9 @@ use berth_core::Address;
 use berth_desk::{Desk, DeskMetrics};
 use berth_kube::Connect;
 use berth_ledger::configmap::ConfigMapLedger;
-use berth_ledger::{KubeLedger, PoolKey, SharedLedger, SharedRecordLedger};
+use berth_ledger::{PoolKey, SharedLedger, SharedRecordLedger};
 use berth_testkit::Cluster;
+use berth_whereabouts::KubeLedger;
 use clap::Args;
 use kube::Api;
 

@@ -11,7 +11,6 @@
 pub mod configmap;
 mod delegate;
 mod error;
-pub mod kube;
 mod memory;
 pub mod object;
 mod records;
@@ -30,7 +29,6 @@ use berth_core::{Change, Pool, Prefix};
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
-pub use self::kube::KubeLedger;
 pub use berth_kube::{Backoff, Rejection, RetryPolicy, chain};
 pub use delegate::{DelegatingLedger, DelegatingRecords};
 pub use error::LedgerError;

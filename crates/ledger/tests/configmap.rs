@@ -7,8 +7,6 @@
     clippy::print_stdout
 )]
 
-mod conformance;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,9 +102,9 @@ async fn conforms() {
     let other = ConfigMapLedger::new(client, &bench.sheet.namespace, Duration::from_secs(10));
     let pool = PoolKey::of_network("conforming", "10.0.0.0/16".parse().unwrap());
     let ledgers: Vec<SharedLedger> = vec![Arc::new(bench.ledger), Arc::new(other)];
-    conformance::suite(conformance::Subject {
+    berth_conformance::suite(berth_conformance::Subject {
         cooldowns: false,
-        ..conformance::Subject::new(pool, ledgers)
+        ..berth_conformance::Subject::new(pool, ledgers)
     })
     .await;
 }

@@ -10,15 +10,13 @@ use std::sync::Arc;
 
 use berth_ledger::{MemoryLedger, PoolKey, SharedRecordLedger};
 
-mod conformance;
-
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
     let ledger: SharedRecordLedger = Arc::new(MemoryLedger::new());
     let pool = PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap());
-    conformance::suite(conformance::Subject {
+    berth_conformance::suite(berth_conformance::Subject {
         guarded: true,
-        ..conformance::Subject::with_records(pool, &[Arc::clone(&ledger), ledger])
+        ..berth_conformance::Subject::with_records(pool, &[Arc::clone(&ledger), ledger])
     })
     .await;
 }

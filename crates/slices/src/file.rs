@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use berth_core::slice::assigned::Assignments;
 use berth_core::{Handle, Owner, Prefix, Record};
-use berth_ledger::kube::{FileMark, SliceObject};
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError};
+use berth_whereabouts::{FileMark, SliceObject};
 use rand::RngExt;
 
 use crate::error::SliceError;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use berth_core::Prefix;
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Mark;
-use berth_ledger::kube::slicepools::{StoredSlicePool, Versions};
 use berth_ledger::{Guard, LedgerError, SharedLedger, Version};
+use berth_whereabouts::slicepools::{StoredSlicePool, Versions};
 use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock};
 use tokio::time::Instant;
 

@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use berth_core::{Address, Change, Pool, Prefix, Record};
-use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot};
+use berth_ledger::{Ledger, LedgerError, PoolKey, Snapshot};
+use berth_whereabouts::KubeLedger;
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;

@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use berth_core::Address;
 use berth_kube::Connect;
-use berth_ledger::{KubeLedger, SharedRecordLedger, SqliteLedger};
+use berth_ledger::{SharedRecordLedger, SqliteLedger};
 use berth_parts::Parts;
 use berth_testkit::{Account, Agent, Cluster};
+use berth_whereabouts::KubeLedger;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

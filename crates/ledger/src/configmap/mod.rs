@@ -49,7 +49,7 @@ pub use repair::Repairs;
 pub use salvage::{Salvage, salvage_of};
 pub use state::attribute;
 
-use crate::kube::ETCD_PATIENCE;
+use crate::object::ETCD_TIMEOUT;
 use object::{Room, Stored};
 use state::{Members, Obstacle};
 use view::View;
@@ -193,7 +193,7 @@ impl Contention for ConfigMapLedger {
     }
 
     fn max_commit_delay(&self, _pool: &PoolKey) -> Duration {
-        self.timeout + ETCD_PATIENCE
+        self.timeout + ETCD_TIMEOUT
     }
 }
 

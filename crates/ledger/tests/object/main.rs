@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_conformance::{claim, held, mk_address, mk_record, release, write};
 use berth_core::{Change, Cooldown};
 use berth_kube::{Connect, ObjectClient, Selection};
 use berth_ledger::object::{WriteAs, now};
@@ -16,15 +17,12 @@ use berth_ledger::{
     Contention, Ledger, LedgerError, ObjectLedger, PoolKey, Rejection, SharedLedger, Version,
 };
 use berth_testkit::{Cluster, Fate, FaultProxy};
-use conformance::{claim, held, mk_address, mk_record, release, write};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use shelf::{SHELVES, Shelves};
 use tokio::sync::OnceCell;
 
-#[path = "../conformance/mod.rs"]
-mod conformance;
 mod shelf;
 
 /// The shared cluster with the kind in it.
@@ -161,7 +159,7 @@ async fn conforms(name: &str, write_as: WriteAs) {
         ledgers.push(Arc::new(open(&cluster.kubeconfig(), codec).await));
     }
     let pool = PoolKey::of_network(name, "10.0.0.0/16".parse().unwrap());
-    conformance::suite(conformance::Subject::new(pool, ledgers)).await;
+    berth_conformance::suite(berth_conformance::Subject::new(pool, ledgers)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -40,7 +40,8 @@ use std::time::Duration;
 pub use berth_collector::GracePeriods;
 use berth_collector::{CollectTask, Collector, CollectorSettings};
 use berth_kube::Connection;
-use berth_ledger::{KubeLedger, SharedRecordLedger};
+use berth_ledger::SharedRecordLedger;
+use berth_whereabouts::KubeLedger;
 
 pub use metrics::GarbageMetrics;
 pub use policy::PodPolicy;

@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use berth_api::whereabouts::{IPPool, IPPoolSpec, OverlappingRangeIPReservation};
 use berth_desk::DeskMetrics;
 use berth_kube::{Connect, Connection};
-use berth_ledger::kube::ETCD_REQUEST_LIMIT;
-use berth_ledger::{KubeLedger, SharedRecordLedger};
+use berth_ledger::SharedRecordLedger;
 use berth_node::NodeFile;
 use berth_pods::garbage::{GarbageMetrics, GarbageSettings, GracePeriods, collector};
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{Front, Store};
 use berth_testkit::{Agents, Cluster, InProcess, PodCall};
+use berth_whereabouts::ETCD_REQUEST_LIMIT;
+use berth_whereabouts::KubeLedger;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,

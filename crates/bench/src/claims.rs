@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use berth_api::names;
 use berth_api::whereabouts::{OverlappingRangeIPReservation, OverlappingRangeIPReservationSpec};
 use berth_core::{Address, Family, Handle, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, SharedLedger};
+use berth_ledger::{ClaimKey, ClaimKind, SharedRecordLedger};
 use kube::Api;
 use kube::api::PostParams;
 
@@ -19,7 +19,7 @@ use crate::figure::progress;
 pub enum Maker {
     /// The client alone, with a typed object.
     Bare(Box<Api<OverlappingRangeIPReservation>>),
-    Ledger(SharedLedger),
+    Ledger(SharedRecordLedger),
 }
 
 impl Maker {

@@ -143,7 +143,7 @@ impl Pools {
             index.add_reservation(&key.name, &record.owner);
         };
         let reservations = ClaimKind::Reservation;
-        store.ledger.visit_claims(reservations, &mut add).await?;
+        store.ledger.visit(reservations, &mut add).await?;
         index.sort();
         for duplicate in self
             .duplicates(store, &index, &views, &pool_policies)
@@ -192,7 +192,7 @@ impl Pools {
             .await?;
         let mut add = |key: ClaimKey, record: Record| shared.add_reservation(key, record);
         let reservations = ClaimKind::Reservation;
-        store.ledger.visit_claims(reservations, &mut add).await?;
+        store.ledger.visit(reservations, &mut add).await?;
         let sources = Sources {
             held: &shared.held,
             reservations: &shared.reservations,

@@ -159,7 +159,7 @@ impl Release {
             let left = by_hand::leftover(&*store.ledger, self.address).await?;
             if let Some((key, record)) = left {
                 self.ask(&format!("remove {key}, which {} left?", record.owner))?;
-                store.ledger.remove(&key, &record).await?;
+                store.ledger.delete(&key, &record).await?;
                 return Ok(AddressRow::new(&key.name, self.address, &record).of(store.namespace()));
             }
         }
@@ -169,7 +169,8 @@ impl Release {
                 "end the cooldown of {}, if node {} has it?",
                 self.address, slice.node
             ))?;
-            self.request_of_agent(&slice.node, None, slice.store).await?;
+            self.request_of_agent(&slice.node, None, slice.store)
+                .await?;
             return Ok(AddressRow::cooled(self.address));
         }
         if let Some(store) = stores.0.iter().find(|store| store.cluster.is_some())

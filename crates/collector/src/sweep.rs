@@ -286,7 +286,7 @@ impl<P: Policy> Sweep<P> {
         policies: &P::PoolPolicies,
     ) -> Result<(), SweepError> {
         if steps.iter().any(|step| matches!(step, Step::Free { .. })) {
-            let published = self.ledger.views().await?;
+            let published = self.ledger.published_pools().await?;
             steps.retain(|step| match step {
                 Step::Free { held, .. } => !published.contains_key(&held.pool.name),
                 Step::Repair(_) => true,

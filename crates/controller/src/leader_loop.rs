@@ -250,7 +250,7 @@ async fn one<'a>(
 }
 
 /// Whether one of its definitions exists and can't be read: a typing error must not delete the pool.
-fn may_be_wanted(view: &View, head: &berth_ledger::kube::slicepools::Head) -> bool {
+fn may_be_wanted(view: &View, head: &berth_whereabouts::slicepools::Head) -> bool {
     view.definitions.iter().any(|defined| {
         let its = head.networks.contains(&defined.key) || head.owners.contains(&defined.uid);
         let read = &defined.definition;

@@ -19,7 +19,7 @@ use berth_core::Moment;
 use berth_core::slice::elastic::Claimed;
 use berth_core::slice::grace::{Suspicions, Verdict};
 use berth_core::slice::{Epoch, Holding, NodeName};
-use berth_ledger::kube::SliceObject;
+use berth_whereabouts::SliceObject;
 
 use crate::events::Notice;
 use crate::reconcile::{ReconcileError, Reconciler};

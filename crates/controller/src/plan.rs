@@ -7,7 +7,7 @@ use berth_core::dialect::WHEREABOUTS;
 use berth_core::slice::assigned::{Assigned, Assignments, LiveClaim};
 use berth_core::slice::{Holding, NodeName};
 use berth_core::{Prefix, RangeSpec, Space};
-use berth_ledger::kube::slicepools::{Marks, SlicePool, StoredSlicePool};
+use berth_whereabouts::slicepools::{Marks, SlicePool, StoredSlicePool};
 
 use crate::networks::{Problem, Settled, reason};
 

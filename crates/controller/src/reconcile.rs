@@ -20,7 +20,7 @@ use std::time::Duration;
 use berth_collector::ReadError;
 use berth_core::Moment;
 use berth_ledger::LedgerError;
-use berth_ledger::kube::slicepools::{SlicePools, StoredSlicePool};
+use berth_whereabouts::slicepools::{SlicePools, StoredSlicePool};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::events::Notice;

@@ -15,7 +15,8 @@ use berth_collector::{QuorumReader, ReadError};
 use berth_core::slice::assigned::LiveClaim;
 use berth_core::slice::{Holding, NodeName};
 use berth_core::{Pool, Prefix};
-use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use berth_ledger::{Ledger, LedgerError, PoolKey, Snapshot, Version};
+use berth_whereabouts::KubeLedger;
 use futures::{StreamExt, TryStreamExt};
 
 /// Concurrent reads of pools.

@@ -77,7 +77,7 @@ pub fn ranges(data: &[u8]) {
 /// An IPPool object as the API server sends it.
 pub fn pools(data: &[u8]) {
     if let Ok(object) = serde_json::from_slice(data) {
-        let _ = berth_ledger::kube::pool_of(object);
+        let _ = berth_whereabouts::pool_of(object);
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_ledger::{LedgerError, SharedLedger, SqliteLedger};
+use berth_ledger::{LedgerError, SharedRecordLedger, SqliteLedger};
 use tokio::sync::OnceCell;
 
 use crate::attachments::Attachments;
@@ -95,7 +95,7 @@ impl NodeFile {
     }
 
     /// The node's own pools and claims.
-    pub fn ledger(&self) -> SharedLedger {
+    pub fn ledger(&self) -> SharedRecordLedger {
         Arc::new(self.ledger.clone())
     }
 

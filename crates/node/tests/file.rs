@@ -9,7 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use berth_core::{Address, Change, Handle, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, SqliteLedger, Version};
+use berth_ledger::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Records, SqliteLedger, Version,
+};
 use berth_node::journal::Entry;
 use berth_node::{Journal, NodeFile};
 use rusqlite::Connection;
@@ -63,7 +65,7 @@ async fn the_identity_of_an_earlier_version_s_file_is_kept() {
     drop(old);
     let file = NodeFile::open(&path).await.unwrap();
     assert_eq!(file.identity().as_str(), "00ff");
-    let known = file.ledger().claim(&key).await.unwrap();
+    let known = file.ledger().get(&key).await.unwrap();
     assert_eq!(known.unwrap().owner.subject, "00ff");
 }
 
@@ -76,7 +78,7 @@ async fn write_old(ledger: &SqliteLedger, network: &str, at: &str, record: &Reco
         record,
     };
     let base = ledger.load(&key).await.unwrap().version;
-    let version: Version = ledger.commit(&key, &base, &[claim]).await.unwrap();
+    let version: Version = ledger.commit(&key, &base, &[claim], None).await.unwrap();
     drop(version);
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use berth_core::slice::assigned::Assignments;
 use berth_core::{Handle, Owner, Prefix, Record};
-use berth_ledger::kube::{FileMark, SliceObject};
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError};
+use berth_whereabouts::{FileMark, SliceObject};
 use rand::RngExt;
 
 use crate::error::SliceError;
@@ -27,13 +27,13 @@ impl World {
             let key = ClaimKey::new(ClaimKind::Slice, NAME);
             let fresh = format!("{:032x}", rand::rng().random::<u128>());
             let record = Record::new(Owner::new(fresh, ""), Handle::default());
-            let id = match self.local.claim(&key).await? {
+            let id = match self.local.get(&key).await? {
                 Some(known) => known.owner.subject,
                 None => match self.local.create(&key, &record).await {
                     Ok(()) => record.owner.subject,
                     // Another process of this node was faster.
                     Err(taken @ LedgerError::Taken { .. }) => {
-                        let known = self.local.claim(&key).await?;
+                        let known = self.local.get(&key).await?;
                         known.ok_or(taken)?.owner.subject
                     }
                     Err(error) => return Err(error),

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use berth_core::slice::range_mode::{Closed, Exclusion};
 use berth_kube::Connection;
-use berth_ledger::kube::slicepools::SlicePools;
-use berth_ledger::{KubeLedger, LedgerError};
+use berth_ledger::LedgerError;
+use berth_whereabouts::KubeLedger;
+use berth_whereabouts::slicepools::SlicePools;
 use rand::RngExt;
 
 use crate::error::SliceError;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use berth_api::whereabouts::OverlappingRangeIPReservation;
 use berth_core::{Handle, Owner, Record};
-use berth_ledger::{ClaimKind, Ledger};
+use berth_ledger::{ClaimKind, Records};
 use kube::api::DeleteParams;
 use serde_json::json;
 
@@ -74,7 +74,7 @@ async fn a_reservation_held_by_another_pod_is_tried_again_after_a_pause() {
         assert!(pause > Duration::from_secs(9), "{pause:?}");
     }
     until("the note goes", async || {
-        let mut notes = node.local.claims(ClaimKind::Slice).await.unwrap();
+        let mut notes = node.local.list(ClaimKind::Slice).await.unwrap();
         notes.retain(|(note, _)| note.name.contains(name));
         notes.is_empty().then_some(()).ok_or(format!("{notes:?}"))
     })

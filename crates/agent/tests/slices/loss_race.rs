@@ -10,7 +10,8 @@ use berth_api::claim::SliceClaim;
 use berth_core::{Address, Block, Change, Prefix, Record, Space};
 use berth_desk::DeskMetrics;
 use berth_ledger::{
-    Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Snapshot, Version,
+    DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, MemoryLedger, PoolKey,
+    Records, SharedRecordLedger, Snapshot, Version,
 };
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
@@ -39,7 +40,7 @@ enum Trap {
 /// its slice's claim is taken away, and the desk that tries again is held until the node has lost the slice.
 #[derive(Debug)]
 struct Node {
-    below: SharedLedger,
+    below: SharedRecordLedger,
     claims: Api<SliceClaim>,
     calls: Api<SliceCall>,
     name: String,
@@ -83,7 +84,7 @@ impl Node {
 }
 
 #[async_trait]
-impl Layer for Node {
+impl DelegatingLedger for Node {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &*self.below
     }
@@ -103,7 +104,7 @@ impl Layer for Node {
         self.below.load(pool).await
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -127,7 +128,14 @@ impl Layer for Node {
             });
         }
         let below = &self.below;
-        below.commit_guarded(pool, base, changes, guard).await
+        below.commit(pool, base, changes, guard).await
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for Node {
+    fn records_below(&self) -> &dyn Records {
+        &*self.below
     }
 }
 
@@ -170,7 +178,7 @@ async fn allocate_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     let stop = CancellationToken::new();
     let slices = Slices::new(Setup {
         connection: site.connect_as(name, 10).await.open().await.unwrap(),
-        local: Arc::clone(&node) as SharedLedger,
+        local: Arc::clone(&node) as SharedRecordLedger,
         database: "memory".into(),
         node: name.to_owned(),
         boot: "b".to_owned(),

@@ -11,7 +11,8 @@ use berth_core::{Address, Change, Prefix};
 use berth_desk::DeskMetrics;
 use berth_kube::Connect;
 use berth_ledger::{
-    Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Version,
+    DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, MemoryLedger, PoolKey,
+    Records, SharedRecordLedger, Version,
 };
 use berth_pods::{Front, Store, Stores};
 use berth_slices::SliceSettings;
@@ -134,12 +135,12 @@ impl Local {
 }
 
 #[async_trait]
-impl Layer for Local {
+impl DelegatingLedger for Local {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &self.below
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -148,9 +149,16 @@ impl Layer for Local {
     ) -> Result<Version, LedgerError> {
         self.before(pool).await?;
         let below = &self.below;
-        let made = below.commit_guarded(pool, base, changes, guard).await?;
+        let made = below.commit(pool, base, changes, guard).await?;
         self.after(pool, changes).await;
         Ok(made)
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for Local {
+    fn records_below(&self) -> &dyn Records {
+        &self.below
     }
 }
 
@@ -211,7 +219,7 @@ impl Bare {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let slices = Slices::new(Setup {
             connection: connect.open().await.unwrap(),
-            local: Arc::clone(&local) as SharedLedger,
+            local: Arc::clone(&local) as SharedRecordLedger,
             database: "memory".into(),
             node: name.to_owned(),
             boot: "b".to_owned(),

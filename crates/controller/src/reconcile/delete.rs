@@ -12,7 +12,7 @@ use berth_core::Prefix;
 use berth_core::slice::Holding;
 use berth_core::slice::assigned::LiveClaim;
 use berth_core::slice::grace::Verdict;
-use berth_ledger::kube::slicepools::StoredSlicePool;
+use berth_whereabouts::slicepools::StoredSlicePool;
 use k8s_openapi::jiff::Timestamp;
 
 use super::memory::{Memory, Suspect};

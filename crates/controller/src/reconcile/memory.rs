@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use berth_core::slice::grace::Suspicions;
 use berth_core::{Moment, Prefix};
-use berth_ledger::kube::slicepools::StoredSlicePool;
+use berth_whereabouts::slicepools::StoredSlicePool;
 
 use crate::watch_cache::View;
 

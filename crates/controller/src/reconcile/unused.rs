@@ -10,7 +10,7 @@ use berth_core::slice::assigned::LiveClaim;
 use berth_core::slice::grace::Verdict;
 use berth_core::slice::{Cut, Holding};
 use berth_core::{Moment, Prefix};
-use berth_ledger::kube::slicepools::StoredSlicePool;
+use berth_whereabouts::slicepools::StoredSlicePool;
 
 use super::memory::{Memory, Suspect};
 use super::{Outcome, ReconcileError, Reconciler, Task};

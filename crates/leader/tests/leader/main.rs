@@ -19,8 +19,9 @@ use berth_leader::{
     AUDIENCE, Admission, Authorizer, DeskServer, Endpoint, Leader, LeaderSettings, TlsIdentity,
     serve,
 };
-use berth_ledger::{KubeLedger, Ledger, PoolKey, SharedLedger};
+use berth_ledger::{Ledger, PoolKey, SharedLedger};
 use berth_testkit::{Account, Agents, Cluster, Fate, FaultProxy};
+use berth_whereabouts::KubeLedger;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;

@@ -9,7 +9,7 @@ use berth_collector::observed::{Held, NodeState, Note, Owners, PodRef, PodState,
 use berth_collector::{QuorumReader, ReadError};
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Change, Handle, Record, Release, Request};
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, RecordLedger};
 use berth_node::boot;
 
 use crate::attachment::attribute;
@@ -129,7 +129,7 @@ async fn runs_on(
 
 /// The holders of an address among `pools`.
 pub async fn find(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     pools: &[PoolKey],
     address: Address,
 ) -> Result<Vec<(PoolKey, Record)>, LedgerError> {
@@ -193,15 +193,13 @@ async fn reservations(
         }
     };
     let ledger = store.ledger();
-    ledger
-        .visit_claims(ClaimKind::Reservation, &mut keep)
-        .await?;
+    ledger.visit(ClaimKind::Reservation, &mut keep).await?;
     Ok(found)
 }
 
 /// The reservation of an address that is left of an allocation by hand.
 pub async fn leftover(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     address: Address,
 ) -> Result<Option<(ClaimKey, Record)>, LedgerError> {
     let mut found = None;
@@ -210,16 +208,14 @@ pub async fn leftover(
             found = Some((key, record));
         }
     };
-    ledger
-        .visit_claims(ClaimKind::Reservation, &mut keep)
-        .await?;
+    ledger.visit(ClaimKind::Reservation, &mut keep).await?;
     Ok(found)
 }
 
 /// Ends the cooldown of an address; false if it does not cool down. Its last owner takes it and releases it in one
 /// commit: no other owner may take it before.
 pub async fn end_cooldown(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     pool: &PoolKey,
     address: Address,
 ) -> Result<bool, LedgerError> {
@@ -246,7 +242,7 @@ pub async fn end_cooldown(
             },
         ];
         tries += 1;
-        match ledger.commit(pool, &now.version, &changes).await {
+        match ledger.commit(pool, &now.version, &changes, None).await {
             Err(error) if error.needs_reload() && tries < TRIES => {}
             Err(error) => return Err(error),
             Ok(_) => return Ok(true),

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use berth_collector::ReadError;
 use berth_collector::observed::{Held, Note};
 use berth_core::{Address, Change, Handle, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedRecordLedger};
 
 use super::pool_policies::{PoolPolicies, PoolPolicy};
 use super::reservation_index::expected_name;
@@ -113,7 +113,7 @@ fn pool_of<'a>(
 
 /// Allocates it to the claim's last pod, unless the address has an owner by now.
 pub(super) async fn enter(
-    ledger: &SharedLedger,
+    ledger: &SharedRecordLedger,
     missing: &MissingEntry,
 ) -> Result<bool, LedgerError> {
     let MissingEntry {
@@ -137,7 +137,7 @@ pub(super) async fn enter(
         address: *address,
         record: record.clone(),
     };
-    ledger.commit(pool, &now.version, &[change]).await?;
+    ledger.commit(pool, &now.version, &[change], None).await?;
     tracing::info!(%address, %pool, owner = %record.owner, "an address that a claim records was allocated to it again");
     Ok(true)
 }

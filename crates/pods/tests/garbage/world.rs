@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use berth_api::whereabouts::{IPPool, IPPoolSpec, OverlappingRangeIPReservation};
 use berth_desk::DeskMetrics;
 use berth_kube::{Connect, Connection};
-use berth_ledger::kube::ETCD_REQUEST_LIMIT;
-use berth_ledger::{KubeLedger, SharedLedger};
+use berth_ledger::SharedRecordLedger;
 use berth_node::NodeFile;
 use berth_pods::garbage::{GarbageMetrics, GarbageSettings, GracePeriods, collector};
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{Front, Store};
 use berth_testkit::{Agents, Cluster, InProcess, PodCall};
+use berth_whereabouts::ETCD_REQUEST_LIMIT;
+use berth_whereabouts::KubeLedger;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
@@ -53,7 +54,7 @@ pub struct Agent {
     pub front: Front,
     journal: Arc<Journal>,
     connection: Connection,
-    ledger: SharedLedger,
+    ledger: SharedRecordLedger,
 }
 
 /// A collector at work; it stops when told.
@@ -156,9 +157,9 @@ impl World {
         };
         let connection = connect.open().await.unwrap();
         let ledger = KubeLedger::new(connection.clone()).with_limit(limit);
-        let ledger: SharedLedger = Arc::new(ledger);
+        let ledger: SharedRecordLedger = Arc::new(ledger);
         let journal = Arc::new(Journal::new(&local));
-        let store = Store::cluster(SharedLedger::clone(&ledger), DeskMetrics::default())
+        let store = Store::cluster(SharedRecordLedger::clone(&ledger), DeskMetrics::default())
             .with_journal(Arc::clone(&journal))
             .with_sticky(Sticky::new(&connection));
         let front = Front::new(Arc::new(Arc::new(store)), &node)
@@ -475,7 +476,7 @@ impl Agent {
         metrics.register(&mut registry);
         let collector = collector(
             self.connection.clone(),
-            SharedLedger::clone(&self.ledger),
+            SharedRecordLedger::clone(&self.ledger),
             (&self.node, boot),
             with_journal.then(|| Arc::clone(&self.journal)),
             &settings,

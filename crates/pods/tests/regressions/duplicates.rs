@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use berth_ledger::{MemoryLedger, PoolKey, SharedLedger, SqliteLedger};
+use berth_ledger::{MemoryLedger, PoolKey, SharedRecordLedger, SqliteLedger};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -29,11 +29,11 @@ async fn whereabouts_722_two_ranges_in_one_cidr() {
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_97_110_nodes_that_read_before_any_has_written() {
     const NODES: usize = 32;
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let together: SharedLedger = Arc::new(Together::over(truth, NODES));
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let together: SharedRecordLedger = Arc::new(Together::over(truth, NODES));
     let ipam = json!({"range": "10.0.0.0/24", "enable_overlapping_ranges": false});
     let nodes: Vec<Bench> = (0..NODES)
-        .map(|_| Bench::agent(SharedLedger::clone(&together), "this-boot"))
+        .map(|_| Bench::agent(SharedRecordLedger::clone(&together), "this-boot"))
         .collect();
     let adds = nodes.iter().enumerate().map(|(n, node)| {
         let ipam = ipam.clone();
@@ -92,8 +92,9 @@ async fn azure_885_del_goes_by_container() {
 #[tokio::test]
 async fn aws_711_an_agent_that_begins_gives_nothing_that_pods_have() {
     let dir = tempfile::tempdir().unwrap();
-    let open =
-        || -> SharedLedger { Arc::new(SqliteLedger::open(dir.path().join("berth.db")).unwrap()) };
+    let open = || -> SharedRecordLedger {
+        Arc::new(SqliteLedger::open(dir.path().join("berth.db")).unwrap())
+    };
     let ipam = json!({"range": "10.0.0.0/24"});
     let mut given = BTreeSet::new();
     for n in 0..5 {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use berth_ledger::{MemoryLedger, SharedLedger};
+use berth_ledger::{MemoryLedger, SharedRecordLedger};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -16,13 +16,13 @@ use crate::faulty::Faulty;
 /// enough, and pods failed beside addresses that were free. Here who met another plans again until its time is up.
 #[tokio::test(flavor = "multi_thread")]
 async fn antrea_7996_nodes_that_meet_serve_to_the_last_address() {
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let together: SharedLedger = Arc::new(Together::over(truth, 12));
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let together: SharedRecordLedger = Arc::new(Together::over(truth, 12));
     let ipam = json!({"range": "10.0.0.0/28", "exclude": ["10.0.0.13", "10.0.0.14"]});
     let nodes: Vec<Bench> = (0..12)
         .map(|_| {
             // After the first write, which meets all the others, many more that meet somebody.
-            let slower = Slower::over(SharedLedger::clone(&together), 7);
+            let slower = Slower::over(SharedRecordLedger::clone(&together), 7);
             Bench::agent(Arc::new(slower), "this-boot")
         })
         .collect();
@@ -69,7 +69,7 @@ async fn antrea_7996_a_tight_pool_serves_to_the_last_address() {
 #[tokio::test]
 async fn azure_cns_2138_a_del_that_nobody_can_serve_keeps_no_pod() {
     let faulty = Arc::new(Faulty::new());
-    let ledger = || Arc::clone(&faulty) as SharedLedger;
+    let ledger = || Arc::clone(&faulty) as SharedRecordLedger;
     let ipam = json!({"range": "10.0.0.0/24"});
     addresses(&Bench::once(ledger()).add("a", ipam.clone()).await);
     faulty.stranger.store(true, Ordering::SeqCst);

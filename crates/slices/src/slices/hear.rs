@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use berth_ledger::LedgerError;
-use berth_ledger::kube::slicepools::HeadEvent;
+use berth_whereabouts::slicepools::HeadEvent;
 use futures::StreamExt;
 
 use super::{Slices, locked};

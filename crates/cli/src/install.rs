@@ -152,6 +152,7 @@ impl InstallArgs {
             layout,
             plugin,
             plugin_names: fronts::plugin_names(),
+            texts: fronts::INSTALLED_TEXTS,
             engine: set(self.engine.as_deref()).unwrap_or(this),
             cluster: (!self.standalone).then_some(cluster),
             database,

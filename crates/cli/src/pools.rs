@@ -8,7 +8,7 @@ use berth_core::{Address, Handle, Pool, Prefix, RangeSpec, Record, Space};
 use berth_front::Kind;
 use berth_kube::Connection;
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, Rejection, Visited};
-use berth_pods::by_hand::{self, Asker, Standing};
+use berth_pods::by_hand::{self, Origin, Standing};
 use berth_pods::garbage::address_index::{AddressIndex, Shared};
 use berth_pods::garbage::duplicates::{Duplicate, Place, Sources};
 use berth_pods::garbage::pool_policies::{PoolPolicies, read_pool_policies};
@@ -209,7 +209,7 @@ impl Pools {
                 for holder in std::mem::take(&mut duplicate.holders) {
                     let record = Record::new(holder.owner.clone(), Handle::default());
                     // What can't be read counts as alive.
-                    let standing = by_hand::standing(&reader, &record, Asker::Anywhere).await;
+                    let standing = by_hand::standing(&reader, &record, Origin::Anywhere).await;
                     if !matches!(standing, Ok(Standing::Gone(_))) {
                         living.push(holder);
                     }

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use berth_cni::wire::DEFAULT_SOCKET;
 use berth_core::{Address, Record};
-use berth_pods::by_hand::{self, Asker, Standing};
+use berth_pods::by_hand::{self, Origin, Standing};
 use berth_pods::node::{RELEASE_PATH, ReleaseFailure, ReleaseReason, ReleaseRequest};
 use clap::Args;
 
@@ -105,17 +105,17 @@ impl Release {
         if let Some(node) = &one.publisher {
             self.needs_agent(node, one.store)?;
         }
-        let asker = match &one.publisher {
-            Some(node) => Asker::Through(node),
-            None => Asker::Anywhere,
+        let origin = match &one.publisher {
+            Some(node) => Origin::Through(node),
+            None => Origin::Anywhere,
         };
-        self.may_release(one.store, record, asker).await?;
+        self.may_release(one.store, record, origin).await?;
         self.ask(&format!(
             "release {address} of {} from {}?",
             record.owner, one.pool
         ))?;
         // A person takes time to answer: check again.
-        self.may_release(one.store, record, asker).await?;
+        self.may_release(one.store, record, origin).await?;
         match &one.publisher {
             Some(node) => {
                 self.request_of_agent(node, Some(record), one.store).await?;
@@ -203,7 +203,7 @@ impl Release {
         &self,
         store: &Store,
         record: &Record,
-        asker: Asker<'_>,
+        origin: Origin<'_>,
     ) -> anyhow::Result<()> {
         if self.force {
             return Ok(());
@@ -211,7 +211,7 @@ impl Release {
         let Some(cluster) = store.cluster.as_ref() else {
             return self.may_release_here(record);
         };
-        let standing = match by_hand::standing(&cluster.reader(), record, asker).await {
+        let standing = match by_hand::standing(&cluster.reader(), record, origin).await {
             Ok(standing) => standing,
             Err(error) => bail!(Negative::Later(format!(
                 "whether {} lives can't be read, so {} stays: {error}",

@@ -1,6 +1,6 @@
 //! The agent's side: finds the leader, asks it, and leaves it alone for a while when it fails.
 //!
-//! A leader that does not answer costs one request its patience, and the others nothing: until the pause is over
+//! A leader that does not answer costs one request its time limit, and the others nothing: until the pause is over
 //! they are served by their own desks at once. A leader that refuses what one kind of pool asks for (it is older than the
 //! kind, or the right is missing) is left alone with that kind, and asked for the others.
 

@@ -54,7 +54,9 @@ impl Node {
     }
 
     fn run(&self, verb: &str, stdin: &str, more: &[(&str, &str)]) -> Output {
-        let call = PodCall::new("whereabouts", verb, "p").of_container("c1");
+        let call = PodCall::new("whereabouts", verb, "p")
+            .of_container("c1")
+            .in_netns(Path::new("/var/run/netns/x"));
         let mut command = call.command(&self.plugin);
         command
             .env("BERTH_SOCKET", self.socket())
@@ -133,7 +135,7 @@ fn the_call_reaches_the_agent_whole_and_its_answer_comes_back() {
     assert_eq!(asked["ifname"], "net1");
     assert_eq!(
         asked["args"],
-        "IgnoreUnknown=1;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns"
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p"
     );
     assert_eq!(asked["stdin"], CONF);
 }

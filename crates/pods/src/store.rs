@@ -169,8 +169,8 @@ impl Store {
         self.desks.of(pool)
     }
 
-    /// What that container holds in the pool, when nothing that was begun here for it can still change that: an ADD that was
-    /// given up may have a commit under way.
+    /// What that container holds in the pool, when nothing that was started here for it can still change that: an ADD that
+    /// was given up may have a commit under way.
     pub(crate) async fn find(
         &self,
         pool: &PoolKey,

@@ -16,7 +16,7 @@ use berth_slices::{PlainPools, sliced};
 use crate::store::Store;
 
 pub use allocate::{Allocated, NetworkError, allocate, network_of_cluster, network_of_text};
-pub use release::{Asker, Standing, end_cooldown, find, leftover, release, runs_here, standing};
+pub use release::{Origin, Standing, end_cooldown, find, leftover, release, runs_here, standing};
 
 /// The pools of a cluster, for one command.
 pub fn cluster_store(ledger: SharedRecordLedger, connection: &Connection) -> Store {

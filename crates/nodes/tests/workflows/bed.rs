@@ -5,8 +5,7 @@
 //! program is a script that keeps the state of its last apply; `real_host` runs berth-host.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use berth_desk::{DeskMetrics, DeskSettings, Desks};
@@ -19,7 +18,7 @@ use berth_nodes::objects::{self, ENACTMENT, Kind, NODE_IP_POOL, NODE_STATE, POLI
 use berth_nodes::store::{self, PoolStore};
 use berth_nodes::upkeep::{Upkeep, UpkeepConfig};
 use berth_parts::Parts;
-use berth_testkit::{Account, Cluster, Fate, FaultProxy};
+use berth_testkit::{Account, Cluster, FaultProxy};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -30,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 /// How long the leader waits before it frees what nothing claims, in these tests.
 pub const GRACE: Duration = Duration::from_millis(1500);
-const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 const CONTROLLER: &str = "berth-controller";
 const HOME: &str = "kube-system";
@@ -548,32 +547,6 @@ pub fn all_different(addresses: &[(String, Vec<String>)]) {
     let before = all.len();
     all.dedup();
     assert_eq!(all.len(), before, "an address twice: {addresses:?}");
-}
-
-/// Lets so many writes pass; the answer to the next is lost, which is the worst place to die, and no further one arrives.
-pub fn passes(relay: &FaultProxy, allowed: usize) -> Arc<AtomicUsize> {
-    let writes = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&writes);
-    relay.rule(move |asked| {
-        if asked.method == "GET" {
-            return Fate::Pass;
-        }
-        match counter.fetch_add(1, Ordering::SeqCst) {
-            nth if nth < allowed => Fate::Pass,
-            nth if nth == allowed => Fate::Lose,
-            _ => Fate::Cut,
-        }
-    });
-    writes
-}
-
-/// Waits until the write after the allowed ones was carried out, or there is none more to come.
-pub async fn until_lost(writes: &AtomicUsize, allowed: usize, is_done: impl AsyncFn() -> bool) {
-    let begun = Instant::now();
-    while writes.load(Ordering::SeqCst) <= allowed && !is_done().await {
-        assert!(begun.elapsed() < PATIENCE, "write {allowed} does not come");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 pub fn state_kind() -> Kind {

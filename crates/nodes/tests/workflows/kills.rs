@@ -1,12 +1,40 @@
 //! kill -9 between each pair of writes, of handlers and of leaders, under the rights and the policies of deploy/.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use berth_nodes::handler::Mode;
 use berth_nodes::objects::{ENACTMENT, NODE_IP_POOL, POLICY};
-use berth_testkit::FaultProxy;
+use berth_testkit::{Fate, FaultProxy};
 
-use crate::bed::{Bed, all_different, applied, available, is_true, offsets, passes, until_lost};
+use crate::bed::{Bed, PATIENCE, all_different, applied, available, is_true, offsets};
+
+/// Lets so many writes pass; the answer to the next is lost, which is the worst place to die, and no further one arrives.
+fn passes(relay: &FaultProxy, allowed: usize) -> Arc<AtomicUsize> {
+    let writes = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&writes);
+    relay.rule(move |asked| {
+        if asked.method == "GET" {
+            return Fate::Pass;
+        }
+        match counter.fetch_add(1, Ordering::SeqCst) {
+            nth if nth < allowed => Fate::Pass,
+            nth if nth == allowed => Fate::Lose,
+            _ => Fate::Cut,
+        }
+    });
+    writes
+}
+
+/// Waits until the write after the allowed ones was carried out, or there is none more to come.
+async fn until_lost(writes: &AtomicUsize, allowed: usize, is_done: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while writes.load(Ordering::SeqCst) <= allowed && !is_done().await {
+        assert!(begun.elapsed() < PATIENCE, "write {allowed} does not come");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
 
 /// The next handler ends with one address, in pool, enactment and host alike.
 #[tokio::test(flavor = "multi_thread")]
@@ -144,7 +172,7 @@ async fn a_leader_killed_after_each_of_its_writes_is_replaced() {
         let relay = FaultProxy::of(&bed.controller().await).await.unwrap();
         let writes = passes(&relay, allowed);
         let leader = bed.leader_by(bed.client_of(&relay.kubeconfig()).await);
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let is_done = async || {
             let settled = bed.get(NODE_IP_POOL, &pool).await.unwrap();
             available(&settled).1 == "ReconciledPool" && begun.elapsed() > Duration::from_secs(3)

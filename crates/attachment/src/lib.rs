@@ -4,8 +4,7 @@
 //!
 //! - [`search`]: allocate, verify, else release, avoid and retry.
 //! - [`machine`] and [`reconciler`]: items that should be present on (or absent from) one outside target, with group
-//! commit
-//!   in front of its slow calls.
+//!   commit in front of its slow calls.
 //!
 //! Guarantees: an intent is in the journal before its call begins, and is resumed after a crash (I9); one call runs at
 //! a time per target, and what arrives meanwhile goes into the next; additions and removals are never in one call; an

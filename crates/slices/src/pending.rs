@@ -65,7 +65,7 @@ impl World {
     /// Makes the reservation, or takes over the one that an older container of the same pod has.
     async fn make(&self, key: &ClaimKey, holder: &Record) -> Result<(), LedgerError> {
         match self.cluster.create(key, holder).await {
-            Err(taken @ LedgerError::Taken { .. }) => match self.cluster.get(&key).await? {
+            Err(taken @ LedgerError::Taken { .. }) => match self.cluster.get(key).await? {
                 Some(held) if held.owner == holder.owner => {
                     self.cluster.transfer(key, &held, holder).await
                 }

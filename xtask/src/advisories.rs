@@ -17,9 +17,9 @@ pub fn check(deny: &Path) -> Result<()> {
         .output()
         .context("start cargo-deny")?;
     if !fetched.status.success() {
-        let told = String::from_utf8_lossy(&fetched.stderr);
-        let Some(reason) = unreachable(&told) else {
-            bail!("cargo deny fetch db: {told}");
+        let text = String::from_utf8_lossy(&fetched.stderr);
+        let Some(reason) = unreachable(&text) else {
+            bail!("cargo deny fetch db: {text}");
         };
         eprintln!(
             "    the advisory database can't be reached, so advisories were NOT checked: {reason}"
@@ -30,7 +30,7 @@ pub fn check(deny: &Path) -> Result<()> {
 }
 
 /// Why the database can't be reached, if that is cargo-deny's error: git's message is the only sign of it.
-fn unreachable(told: &str) -> Option<&str> {
+fn unreachable(text: &str) -> Option<&str> {
     const SIGNS: [&str; 8] = [
         "could not resolve host",
         "could not resolve proxy",
@@ -41,14 +41,14 @@ fn unreachable(told: &str) -> Option<&str> {
         "network is unreachable",
         "the requested url returned error",
     ];
-    if !told.contains("failed to fetch advisory database") {
+    if !text.contains("failed to fetch advisory database") {
         return None;
     }
     let is_sign = |line: &&str| {
         let line = line.to_ascii_lowercase();
         SIGNS.iter().any(|sign| line.contains(sign))
     };
-    told.lines().map(str::trim).find(is_sign)
+    text.lines().map(str::trim).find(is_sign)
 }
 
 #[cfg(test)]

@@ -46,6 +46,15 @@ enum Subject {
     Vms,
 }
 
+/// Peak memory of what reads all pools; fails above its target.
+pub fn memory() -> Result<()> {
+    let bench = Bench {
+        subject: Subject::Memory,
+        arguments: Vec::new(),
+    };
+    bench.run()
+}
+
 impl Bench {
     pub fn run(&self) -> Result<()> {
         let name = match self.subject {

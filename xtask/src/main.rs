@@ -9,6 +9,7 @@ mod parallel_tests;
 mod parts;
 mod release;
 mod settings;
+mod size;
 mod steps;
 mod test;
 
@@ -32,6 +33,8 @@ enum Task {
     Fuzz(fuzz::Fuzz),
     /// Write docs/settings.md from the code.
     Settings,
+    /// Count lines of code and public items of each crate of the product.
+    Size(size::Size),
     /// Build the release: the static programs, their checksums and their bills of materials.
     Release,
 }
@@ -50,5 +53,6 @@ fn main() -> anyhow::Result<()> {
         Task::Fuzz(fuzz) => fuzz.run(),
         Task::Release => release::run(),
         Task::Settings => settings::run(),
+        Task::Size(size) => size.run(),
     }
 }

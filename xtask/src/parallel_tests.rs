@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use berth_parts::wait_report;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::steps::bare_cargo;
@@ -62,7 +62,7 @@ pub fn run() -> Result<()> {
             scope.spawn(|| lane(&state, total));
         }
     });
-    let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let state = state.into_inner();
     let text = serde_json::to_string_pretty(&state.took)?;
     std::fs::write(&times, text).with_context(|| format!("write {}", times.display()))?;
     if !state.failed.is_empty() {
@@ -80,14 +80,14 @@ struct State {
 
 #[allow(clippy::print_stderr)]
 fn lane(state: &Mutex<State>, total: usize) {
-    let locked = || state.lock().unwrap_or_else(PoisonError::into_inner);
+    let locked = || state.lock();
     loop {
         let Some(program) = locked().queue.pop() else {
             return;
         };
-        let began = Instant::now();
+        let started = Instant::now();
         let outcome = execute(&program);
-        let seconds = began.elapsed().as_secs();
+        let seconds = started.elapsed().as_secs();
         let mut state = locked();
         state.done += 1;
         let place = format!("[{:>3} of {total}]", state.done);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_program_is_told_from_what_else_is_built() {
+    fn a_test_program_is_distinguished_from_other_artifacts() {
         let id = "path+file:///src/crates/cli#berth@0.1.0";
         let found = program(&message(id, "node", true)).unwrap();
         assert_eq!(found.name, "berth/node");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_run_begins_with_the_long_ones_too() {
+    fn a_first_run_starts_with_the_long_ones_too() {
         let mut known = BTreeMap::new();
         assert_eq!(seconds(&known, "berth/node"), 180);
         assert_eq!(seconds(&known, "berth-core/berth_core"), SHORT);
@@ -248,12 +248,15 @@ mod tests {
     }
 
     fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             if let Some(found) = look() {
                 return found;
             }
-            assert!(begun.elapsed() < Duration::from_secs(60), "not yet: {what}");
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "not yet: {what}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -68,14 +68,14 @@ fn programs(root: &Path, out: &Path) -> Result<()> {
 
 /// cargo-cyclonedx writes one next to every package: those of the programs are kept.
 fn bills(root: &Path, out: &Path, cyclonedx: &Path) -> Result<()> {
-    let told = steps::run(
+    let text = steps::run(
         Command::new(cyclonedx)
             .args(["cyclonedx", "--format", "json", "--spec-version", "1.5"])
             .args(["--target", PLUGIN_TARGET, "--override-filename", BILL])
             .current_dir(root),
     );
     let written = written(root)?;
-    let kept = told.and_then(|()| keep(root, out));
+    let kept = text.and_then(|()| keep(root, out));
     for file in written {
         let _ = fs::remove_file(file);
     }

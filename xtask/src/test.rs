@@ -7,15 +7,15 @@ use berth_parts::Tool;
 use clap::Args;
 
 use crate::steps::{self, cargo, step};
-use crate::{advisories, fuzz, parallel_tests, parts};
+use crate::{advisories, bench, fuzz, parallel_tests, parts};
 
 /// The plugin ships static: it must not depend on a node's libc.
 pub const PLUGIN_TARGET: &str = "x86_64-unknown-linux-musl";
 
 #[derive(Args)]
 pub struct Test {
-    /// Also a VM pool of 5,000, policies by the real nmstatectl, and every fuzz target and the black-box fuzzer for a
-    /// minute each, after all tests.
+    /// Also a VM pool of 5,000, policies by the real nmstatectl, peak memory in a large cluster, and every fuzz target
+    /// and the black-box fuzzer for a minute each, after all tests.
     #[arg(long)]
     long: bool,
 }
@@ -26,6 +26,7 @@ impl Test {
         if self.long {
             step("a VM pool of 5,000 in several ConfigMaps", many_vms)?;
             step("policies and shows by nmstatectl", by_nmstatectl)?;
+            step("peak memory in a large cluster", bench::memory)?;
             fuzz::all(fuzz::MINUTE)?;
             step("black-box fuzzer", || fuzz::black_box(fuzz::MINUTE))?;
         }

@@ -122,7 +122,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What the links of a page lead to, beside other sites.
+/// The targets of a page's links, except other sites.
 fn targets(text: &str) -> Vec<&str> {
     let links = text.split("](").skip(1).filter_map(|rest| {
         let (target, _) = rest.split_once(')')?;

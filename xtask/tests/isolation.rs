@@ -1,7 +1,7 @@
 //! Tests and benchmarks start Berth's programs isolated from the machine that they run on.
 //!
-//! whereabouts or Berth itself may be installed here, and a person's shell may name a cluster: a program that saw either
-//! would allocate by another definition, or in another cluster, than its test says.
+//! whereabouts or Berth itself may be installed here, and a person's shell may name a cluster: a program that saw
+//! either would allocate by another definition, or in another cluster, than its test says.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -19,12 +19,16 @@ const OTHERS: &[&str] = &[
 ];
 
 /// Where the built programs are started.
-const PLACES: &[&str] = &["crates/cli/tests", "crates/bench/src"];
+const PLACES: &[&str] = &[
+    "crates/cli/tests",
+    "crates/plugin/tests",
+    "crates/bench/src",
+];
 
 /// What starts a program, up to its name.
 const STARTS: &[&str] = &["Command::new(", "guarded("];
 
-/// Those that look like it and start something else: Go, this test again, and the plugin, which reads no file.
+/// Lines that look like it and start something else: Go, this test again, and the plugin, which reads no file.
 const EXEMPT: &[(&str, &str)] = &[
     ("vms/go_client.rs", "program)"),
     ("src/vms.rs", "std::env::current_exe()"),
@@ -43,19 +47,19 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The starts in this text that are not isolated, and what takes the isolation away again.
+/// The starts in this text that are not isolated, and lines that undo the isolation.
 fn bare(name: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let told = |what: &str| format!("{name}:{}: {what}: {}", number + 1, line.trim());
+        let text = |what: &str| format!("{name}:{}: {what}: {}", number + 1, line.trim());
         if line.contains(".env_clear()") && !name.contains("bench/src") {
-            found.push(told("clears what `isolated` sets"));
+            found.push(text("clears what `isolated` sets"));
         }
         for start in STARTS {
             for (at, _) in line.match_indices(start) {
                 let before = line[..at].trim_end_matches("std::process::");
                 let program = &line[at + start.len()..];
-                // A declaration, and a name that only ends like it.
+                // A declaration, or a name that only ends like it.
                 let is_start = !before.ends_with("fn ")
                     && !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
                 let is_other = OTHERS.iter().any(|other| program.starts_with(other));
@@ -63,7 +67,7 @@ fn bare(name: &str, text: &str) -> Vec<String> {
                     .iter()
                     .any(|(file, what)| name.ends_with(file) && program.starts_with(what));
                 if is_start && !is_other && !is_exempt && !before.ends_with("isolated(") {
-                    found.push(told("not isolated"));
+                    found.push(text("not isolated"));
                 }
             }
         }

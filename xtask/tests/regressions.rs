@@ -1,4 +1,5 @@
-//! docs/regressions.md lists the failures of others that have tests here, and the tests carry their names: neither without the other.
+//! docs/regressions.md lists the failures of other projects that have tests here, and the tests carry their names:
+//! neither exists without the other.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;

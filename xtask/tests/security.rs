@@ -1,4 +1,4 @@
-//! docs/security.md names the test that shows each protection: all of them exist.
+//! docs/security.md names the test that shows each protection: all of these tests exist.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;

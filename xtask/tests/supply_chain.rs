@@ -1,5 +1,5 @@
-//! What ships: an image with nothing but three static programs, run by nobody unless a manifest says otherwise; no advisory
-//! is excused without a reason.
+//! What ships: an image with nothing but three static programs, which runs as `nobody` unless a manifest sets another
+//! user; no advisory is excused without a reason.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -36,7 +36,7 @@ fn the_image_is_three_programs_and_runs_as_nobody() {
     assert_eq!(user, Some("65532:65532"));
 }
 
-/// A container that needs root says so: with the image's own user it would fail on the node.
+/// A container that needs root sets it explicitly: with the image's own user it would fail on the node.
 #[test]
 fn who_needs_root_says_so_in_its_manifest() {
     for manifest in [

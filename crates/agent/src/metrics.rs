@@ -34,7 +34,7 @@ impl Metrics {
     pub(crate) fn register(registry: &mut Registry) -> Metrics {
         let metrics = Metrics {
             calls: Family::default(),
-            // From half a millisecond, what a call from a local pool takes, to the runtime's patience.
+            // From half a millisecond, what a call from a local pool takes, to the runtime's time limit.
             seconds: Family::new_with_constructor(|| {
                 Histogram::new([
                     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,

@@ -57,7 +57,7 @@ pub async fn oneshot(node: &Node, fronts: Vec<Box<dyn Front>>, request: &Request
 mod tests {
     use std::path::Path;
 
-    use berth_ledger::{SharedLedger, SqliteLedger};
+    use berth_ledger::{SharedRecordLedger, SqliteLedger};
     use berth_pods::Store;
     use berth_pods::node::PodFront;
     use berth_testkit::PodCall;
@@ -92,7 +92,7 @@ mod tests {
 
     /// Containers of an older boot, which were not deleted.
     async fn left(database: &Path, containers: &[&str]) {
-        let ledger: SharedLedger = Arc::new(SqliteLedger::open(database).unwrap());
+        let ledger: SharedRecordLedger = Arc::new(SqliteLedger::open(database).unwrap());
         let store = Arc::new(Store::standalone(ledger, DeskMetrics::default()));
         let front = berth_pods::Front::new(Arc::new(store), "")
             .with_boot("old")

@@ -1,5 +1,5 @@
-//! The agent runs whatever fronts it is given: calls go by plugin name, readiness is that of all of them, and what a front
-//! has left to do is done at the stop.
+//! The agent runs the fronts of its list: calls are routed by plugin name, it is ready when all fronts are, and a
+//! front finishes its work at the stop.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -116,8 +116,8 @@ async fn calls_routes_readiness_and_the_stop_reach_each_front() {
     let (red, blue) = (Echo::new(&["red", "crimson"]), Echo::new(&["blue"]));
     let config = config(dir.path(), &[red.clone(), blue.clone()]);
     let socket = config.socket.clone();
-    let agent = InProcess::start(|told| async {
-        serve(config, told).await.unwrap();
+    let agent = InProcess::start(|stop| async {
+        serve(config, stop).await.unwrap();
     });
     while !socket.exists() {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,4 +1,4 @@
-//! An agent that is told its cluster collects that cluster's garbage, and stops when it is told to.
+//! An agent with a configured cluster collects that cluster's garbage, and stops on request.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
@@ -60,10 +60,10 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
             ..PodFront::default()
         })],
     };
-    let agent = InProcess::start(|told| async {
-        serve(config, told).await.unwrap();
+    let agent = InProcess::start(|stop| async {
+        serve(config, stop).await.unwrap();
     });
-    let begun = Instant::now();
+    let started = Instant::now();
     while !pools
         .get("10.0.0.0-24")
         .await
@@ -72,7 +72,10 @@ async fn an_entry_put_by_hand_for_a_pod_that_does_not_exist_is_collected() {
         .allocations
         .is_empty()
     {
-        assert!(begun.elapsed() < Duration::from_secs(60), "never collected");
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "never collected"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     agent.stop().await;

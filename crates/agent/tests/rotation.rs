@@ -1,4 +1,4 @@
-//! An agent whose kubeconfig is written anew under it (`berth install` does, whenever a token is rotated) goes on, with the
+//! An agent whose kubeconfig is rewritten (`berth install` does that whenever a token is rotated) continues, with the
 //! same store. On a real API server.
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One ADD over the agent's socket; the error of a refusal.
 async fn add(socket: &Path, pod: &str, ipam: Value) -> Result<String, String> {
@@ -33,13 +33,13 @@ async fn add(socket: &Path, pod: &str, ipam: Value) -> Result<String, String> {
     Ok(given[0].clone())
 }
 
-/// Waits until the API server does not take the account's token any more.
+/// Waits until the API server no longer accepts the account's token.
 async fn revoked(account: &Account, namespace: &str) {
     let pools: Api<IPPool> = Api::namespaced(account.client().await.unwrap(), namespace);
-    let began = Instant::now();
+    let started = Instant::now();
     while !matches!(pools.list(&ListParams::default()).await, Err(kube::Error::Api(said)) if said.code == 401)
     {
-        assert!(began.elapsed() < PATIENCE, "the token is good still");
+        assert!(started.elapsed() < TIMEOUT, "the token is good still");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -76,20 +76,20 @@ async fn a_rotated_token_reaches_the_plain_pools_and_the_slices_of_an_agent() {
             ..PodFront::default()
         })],
     };
-    let agent = InProcess::start(|told| async {
-        serve(config, told).await.unwrap();
+    let agent = InProcess::start(|stop| async {
+        serve(config, stop).await.unwrap();
     });
     let plain = || json!({ "range": "10.0.0.0/24" });
     let sliced = |range: &str| json!({ "range": range, "fast_ipam": true });
-    let began = Instant::now();
+    let started = Instant::now();
     while let Err(why) = add(&socket, "a", plain()).await {
-        assert!(began.elapsed() < PATIENCE, "{why}");
+        assert!(started.elapsed() < TIMEOUT, "{why}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     add(&socket, "a", sliced("10.1.0.0/24")).await.unwrap();
 
     let client = cluster.client().await.unwrap();
-    // A token that is bound to a pod goes with it.
+    // A token that is bound to a pod is revoked with it.
     let pods: Api<Pod> = Api::namespaced(client, &namespace);
     let how = DeleteParams::default().grace_period(0);
     pods.delete("berth-agent-node-1", &how).await.unwrap();

@@ -1,12 +1,13 @@
-//! Berth's own objects, group `berth.dev`: calls to nodes, and the administrator's policy of ranges. Claims of slices are Leases: [`crate::claim`].
+//! Berth's own objects, group `berth.dev`: calls to nodes, and the administrator's policy of ranges. Claims of slices
+//! are Leases: [`crate::claim`].
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A notification to one node: read your slices again, another process has written on a claim of yours. The object's name is the node's, so
-/// that a node receives its own notifications and no others: a watch of one name costs the API server nothing for what happens
-/// to other objects, and a watch by label is shown every change of every claim.
+/// A notification to one node: read your slices again, another process has changed one of your claims. The object's
+/// name is the node's, so that a node receives only its own notifications: a watch of one name costs the API server
+/// nothing for other objects, while a watch by label is shown every change of every claim.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "berth.dev",
@@ -25,16 +26,16 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SliceCallSpec {
-    /// Another value with every call, and the name of the claim that it is about.
+    /// A new value with every notification, and the name of the claim.
     #[serde(default)]
     pub call: String,
 }
 
-/// The name of the one [`RangePolicy`] that counts, in the namespace of the pools.
+/// The name of the only effective [`RangePolicy`], in the namespace of the pools.
 pub const RANGE_POLICY: &str = "berth";
 
-/// Which namespaces may use which ranges. Only the object `berth` in the namespace of the pools counts. While it is there, a
-/// namespace uses a range only if a rule lets it.
+/// Which namespaces may use which ranges. Only the object `berth` in the namespace of the pools has an effect. While
+/// it exists, a namespace uses a range only if a rule allows it.
 #[derive(
     CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
 )]
@@ -61,7 +62,7 @@ pub struct RangePolicySpec {
     pub rules: Vec<RangeRule>,
 }
 
-/// What some namespaces may use.
+/// The ranges that some namespaces may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RangeRule {

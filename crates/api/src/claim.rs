@@ -38,7 +38,7 @@ pub struct SliceClaim {
     pub spec: SliceClaimSpec,
 }
 
-/// What a claim says.
+/// The contents of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SliceClaimSpec {
     /// The slice's network; empty for the unnamed one.
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_says_what_the_whole_object_says() {
+    fn a_merge_patch_results_in_the_whole_object() {
         let mut written = serde_json::to_value(claim()).unwrap();
         let merged = SliceClaimSpec {
             node: String::new(),

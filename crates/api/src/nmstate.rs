@@ -1,7 +1,7 @@
 //! Objects of group `nmstate.io`: the pool that host interfaces get static addresses from.
 //!
-//! The kind is that of kubernetes-nmstate's proposal "Host IP pooling with NNCPs", whose field names are in kebab-case. What
-//! goes beyond the proposal is additive: a pool written from its text alone is a whole one.
+//! The kind is that of kubernetes-nmstate's proposal "Host IP pooling with NNCPs", whose field names are in kebab-case.
+//! What goes beyond the proposal is additive: a pool written from its text alone is a whole one.
 
 // Columns of one type are no repetition.
 #![allow(clippy::duplicated_attributes)]
@@ -44,6 +44,8 @@ pub const MAX_DESCRIBED: usize = 1000;
     shortname = "nip",
     status = "NodeIPPoolStatus",
     derive = "PartialEq",
+    // What refers to it takes 63 characters.
+    validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name: it has more than 63 characters; give a shorter name"),
     printcolumn(name = "CIDR", type_ = "string", json_path = ".spec.range.cidr"),
     printcolumn(name = "Total", type_ = "integer", json_path = ".status.total"),
     printcolumn(name = "Used", type_ = "integer", json_path = ".status.used"),
@@ -70,7 +72,8 @@ pub const MAX_DESCRIBED: usize = 1000;
 pub struct NodeIPPoolSpec {
     /// The pool's first range. It can grow at its end while `ranges` is empty; nothing else of it changes.
     pub range: Range,
-    /// Further ranges; offsets run on from one to the next. Ranges are only ever appended; the last one can grow at its end.
+    /// Further ranges; offsets run on from one to the next. Ranges are only ever appended; the last one can grow at its
+    /// end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub ranges: Vec<Range>,
@@ -118,7 +121,7 @@ pub struct Range {
     pub gateway: Option<String>,
 }
 
-/// What is allocated, and how the pool fares. Written by Berth.
+/// The allocations of the pool, and its conditions. Written by Berth.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct NodeIPPoolStatus {
@@ -131,7 +134,7 @@ pub struct NodeIPPoolStatus {
     /// How the bitmap is to be read: `lsb-first/1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitmap_format: Option<String>,
-    /// Whom the allocated addresses are for: the first 1,000 of them.
+    /// The holders of the allocated addresses: the first 1,000 of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<Allocation>,
     /// Released addresses that wait for the reuse delay to end.
@@ -143,10 +146,10 @@ pub struct NodeIPPoolStatus {
     /// How many addresses can be allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<i64>,
-    /// How many are.
+    /// How many addresses are allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
-    /// How many are left.
+    /// How many addresses are free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
     /// The condition `Available`.
@@ -154,7 +157,7 @@ pub struct NodeIPPoolStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Whom an address is for.
+/// The holder of an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Allocation {
@@ -185,7 +188,7 @@ pub struct CoolingDown {
 pub struct SetAside {
     /// The field that it was in.
     pub field: String,
-    /// What it was, as JSON, shortened if it is long.
+    /// Its value as JSON, shortened if it is long.
     pub value: String,
     /// What is wrong with it.
     pub why: String,

@@ -1,4 +1,4 @@
-//! What is installed is what the types say, and what the kinds' own projects have.
+//! The installed definitions match the types, and the definitions of the kinds' own projects.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -61,7 +61,7 @@ fn the_committed_files_are_the_generated_ones() {
     assert_eq!(found, expected, "deploy/crds has a file of no kind");
 }
 
-/// But for the entries: whoever reads and writes them knows what they are, and the API server takes them as they come.
+/// Except the entries: their readers and writers validate them, and the API server accepts any.
 #[test]
 fn the_pool_is_that_of_whereabouts() {
     assert_eq!(

@@ -25,7 +25,7 @@ pub struct Intent<I: Ord> {
 /// A change of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Entry<I: Ord> {
-    /// The call is about to begin.
+    /// The call is about to start.
     Begin(Intent<I>),
     /// The outcome of the call is known: carried out, or not at all.
     End { id: IntentId, carried_out: bool },
@@ -68,7 +68,7 @@ impl<I: Ord + Clone> Recorded<I> {
                 }
                 for item in intent.items {
                     match intent.goal {
-                        // An item that has to go again since the call began stays among the absent.
+                        // An item that must be removed again since the call started stays among the absent.
                         Goal::Present if self.absent.contains(&item) => {}
                         Goal::Present => drop(self.present.insert(item)),
                         Goal::Absent => drop(self.present.remove(&item)),

@@ -6,8 +6,9 @@
 //!                 ▲         │ failed
 //!                 └─ held back, or halved
 //! ```
-//! A round is one call of additions, then one of removals. A detach is answered when it is recorded; an attach when the call
-//! that adds it was carried out. After a crash [`Machine::resume`] repeats the open intent under its id before anything else.
+//! A round is one call of additions, then one of removals. A detach is answered when it is recorded; an attach when the
+//! call that adds it was carried out. After a crash [`Machine::resume`] repeats the open intent under its id before
+//! anything else.
 
 mod outcome;
 
@@ -121,8 +122,8 @@ struct Flight<I: Ord> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Writing<I: Ord> {
     entries: Vec<Entry<I>>,
-    /// What follows when the entries are durable: answers, releases, a call. After a crash that came first, the journal
-    /// would have none of it.
+    /// What follows when the entries are durable: answers, releases, a call. A crash before that loses all of them
+    /// together.
     answers: Vec<Ticket>,
     releases: Vec<I>,
     call: Option<IntentId>,
@@ -391,7 +392,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
                 self.fail(key, error);
             }
         }
-        // The rest is what the machine goes by: it is written with the next entries.
+        // The other entries are the machine's own state: they are written with the next entries.
         writing.entries.append(&mut self.next.entries);
         self.next.entries = writing.entries;
         self.next.releases.append(&mut writing.releases);
@@ -443,7 +444,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         }
     }
 
-    /// Begins the next call, if none is under way, and writes what is to be written.
+    /// Starts the next call, if none is under way, and writes what is to be written.
     fn advance(&mut self, ids: &mut dyn FnMut() -> IntentId) {
         if self.writing.is_some() {
             return;

@@ -18,8 +18,8 @@ use crate::machine::{Effect, Event, Machine, Ticket};
 pub trait Target<I: Ord>: Send + Sync + 'static {
     type Error: Clone + fmt::Display + fmt::Debug + Send + Sync + From<JournalFailed> + 'static;
 
-    /// Makes the items of the intent present or absent, and reports when that is so. What is already as wanted needs no call.
-    /// A repeat under the same id must not be carried out twice.
+    /// Makes the items of the intent present or absent, and reports when that is so. What is already as wanted needs no
+    /// call. A repeat under the same id must not be carried out twice.
     fn apply(
         &self,
         intent: &Intent<I>,
@@ -132,7 +132,8 @@ where
         })
     }
 
-    /// Returns when the item is present. A caller that leaves, or whose deadline passes, has it removed and released again.
+    /// Returns when the item is present. A caller that leaves, or whose deadline passes, has it removed and released
+    /// again.
     pub async fn attach(&self, item: I, deadline: Instant) -> Result<(), Refusal<F>> {
         let ticket = self.ticket();
         let (reply, answer) = oneshot::channel();
@@ -211,7 +212,7 @@ where
         self.carry_out(effects);
         loop {
             let event = tokio::select! {
-                // What has happened is known before more is asked for.
+                // Outcomes are handled before new commands.
                 biased;
                 Some(event) = events.recv() => Some(event),
                 command = commands.recv() => match command {

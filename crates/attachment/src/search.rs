@@ -6,10 +6,10 @@
 //!     │           ▼
 //!     └── avoid ◄── release   (or exchanged by the next allocation)
 //! ```
-//! Guarantees: what was held before the search began is not among what it leaves to be released (I3). When the search ends
-//! without an answer, or its caller drops it at a deadline, [`Search::left`] is what it was the first to hold and has not
-//! released. Keys that are only hints (rejected a moment ago, maybe free by now) never cause a refusal: they are dropped
-//! before the pool counts as exhausted.
+//! Guarantees: what was held before the search started is not among what it leaves to be released (I3). When the search
+//! ends without an answer, or its caller drops it at a deadline, [`Search::left`] is what it was the first to hold and
+//! has not released. Keys that are only hints (rejected a moment ago, maybe free by now) never cause a refusal: they
+//! are dropped before the pool counts as exhausted.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +29,8 @@ pub trait Driver: Send {
 
     fn key(&self, item: &Self::Item) -> Self::Key;
 
-    /// Allocates what is wanted, none of `avoid`, into `held`: also what it got before it failed. `instead_of` was rejected
-    /// and is still held: the same commit releases it.
+    /// Allocates what is wanted, none of `avoid`, into `held`: also what it got before it failed. `instead_of` was
+    /// rejected and is still held: the same commit releases it.
     fn allocate(
         &mut self,
         avoid: &BTreeSet<Self::Key>,
@@ -50,7 +50,8 @@ pub trait Driver: Send {
         held: &[Held<Self::Item>],
     ) -> impl Future<Output = Result<Vec<Self::Item>, Self::Error>> + Send;
 
-    /// Releases what was rejected. Returns what is still held, for the next allocation to exchange: by default all of it.
+    /// Releases what was rejected. Returns what is still held, for the next allocation to exchange: by default all of
+    /// it.
     fn release(
         &mut self,
         rejected: Vec<Self::Item>,
@@ -89,8 +90,8 @@ pub struct Search<T, K> {
 }
 
 impl<T: Clone + PartialEq, K: Clone + Ord> Search<T, K> {
-    /// `hints` are avoided first. After `survey_after` rounds that ended with a rejection, each further one is followed by
-    /// a survey.
+    /// `hints` are avoided first. After `survey_after` rounds that ended with a rejection, each further one is followed
+    /// by a survey.
     pub fn new(hints: BTreeSet<K>, survey_after: usize) -> Self {
         Search {
             avoid: BTreeSet::new(),
@@ -103,8 +104,8 @@ impl<T: Clone + PartialEq, K: Clone + Ord> Search<T, K> {
         }
     }
 
-    /// Runs the search to its end. Its rounds are bounded by the pool, because each rejection is avoided; a caller with a
-    /// deadline drops the future and releases [`Search::left`].
+    /// Runs the search to its end. Its rounds are bounded by the pool, because each rejection is avoided; a caller with
+    /// a deadline drops the future and releases [`Search::left`].
     pub async fn run<D>(&mut self, driver: &mut D) -> Result<Vec<Held<T>>, D::Error>
     where
         D: Driver<Item = T, Key = K>,

@@ -160,12 +160,12 @@ async fn a_detach_is_answered_at_once_and_additions_come_first() {
         async move { reconciler.attach(9, soon()).await }
     });
     tokio::time::sleep(Duration::from_millis(10)).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     for item in 0..3 {
         scene.reconciler.detach(item).await.unwrap();
     }
     assert!(
-        begun.elapsed() < Duration::from_millis(50),
+        started.elapsed() < Duration::from_millis(50),
         "a DEL waits for no call"
     );
     assert!(
@@ -205,7 +205,7 @@ async fn one_bad_item_fails_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_no_room_fails_and_the_rest_is_attached() {
+async fn what_has_no_room_fails_and_the_others_are_attached() {
     let scene = scene(Fake {
         room: Some(5),
         ..Fake::default()
@@ -265,7 +265,7 @@ async fn a_detach_that_is_blocked_is_tried_again_and_an_attach_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_open_intent_is_resumed_and_what_nobody_asked_for_goes() {
+async fn an_open_intent_is_resumed_and_unrequested_items_are_removed() {
     let fake = Arc::new(Fake::default());
     let journal = Arc::new(MemoryJournal::default());
     let intent = Intent {
@@ -294,7 +294,7 @@ async fn an_open_intent_is_resumed_and_what_nobody_asked_for_goes() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever is asked in whatever order, with a restart anywhere: at the end the target has what was asked for last.
+    /// Requests in any order, with a restart anywhere: at the end the target has what was requested last.
     #[test]
     fn the_last_request_of_each_item_holds(
         steps in proptest::collection::vec((0..12u32, any::<bool>(), 0..120u64), 1..40),
@@ -319,7 +319,7 @@ proptest! {
                 if attach {
                     if item != 11 { wanted.insert(item); }
                     let reconciler = scene.reconciler.clone();
-                    // One that meets a release is superseded; the front would allocate again.
+                    // An attach during a release is superseded; the front would allocate again.
                     tasks.push(tokio::spawn(async move { drop(reconciler.attach(item, soon()).await) }));
                 } else {
                     wanted.remove(&item);

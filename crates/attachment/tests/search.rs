@@ -150,8 +150,8 @@ async fn what_was_held_before_is_not_released() {
     assert_eq!(run(&mut pool, &[]).await.unwrap_err(), (None, vec![]));
 }
 
-/// Allocates a pair, of which the second is rejected in the first round. In the second round the pool says that the first
-/// one was held before.
+/// Allocates a pair, of which the second is rejected in the first round. In the second round the pool says that the
+/// first one was held before.
 #[derive(Default)]
 struct Pair {
     round: u32,

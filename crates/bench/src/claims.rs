@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use berth_api::names;
 use berth_api::whereabouts::{OverlappingRangeIPReservation, OverlappingRangeIPReservationSpec};
 use berth_core::{Address, Family, Handle, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, SharedLedger};
+use berth_ledger::{ClaimKey, ClaimKind, SharedRecordLedger};
 use kube::Api;
 use kube::api::PostParams;
 
@@ -19,7 +19,7 @@ use crate::figure::progress;
 pub enum Maker {
     /// The client alone, with a typed object.
     Bare(Box<Api<OverlappingRangeIPReservation>>),
-    Ledger(SharedLedger),
+    Ledger(SharedRecordLedger),
 }
 
 impl Maker {
@@ -58,7 +58,7 @@ pub async fn run(
 ) -> Result<f64> {
     let bar = progress(what, count);
     let next = Arc::new(AtomicU64::new(first));
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..requesters {
         let (maker, next, bar) = (maker.clone(), Arc::clone(&next), bar.clone());
@@ -79,7 +79,7 @@ pub async fn run(
     for task in tasks {
         made += task.await??;
     }
-    let elapsed = begun.elapsed();
+    let elapsed = started.elapsed();
     bar.finish_and_clear();
     ensure!(made == count, "{made} of {count} objects were made");
     Ok(count as f64 / elapsed.as_secs_f64())

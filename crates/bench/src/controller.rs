@@ -31,7 +31,7 @@ pub struct Controller {
 
 /// Requests at a time while nodes are made.
 const AT_ONCE: usize = 16;
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 const SETTLED: Duration = Duration::from_secs(1);
 
 impl Controller {
@@ -77,7 +77,7 @@ impl Controller {
             .await?;
         served(pools.clone(), "warm".to_owned(), self.nodes).await?;
 
-        let begun = Instant::now();
+        let started = Instant::now();
         for n in 0..self.networks {
             let range = format!("{}.0.0.0/8", 10 + n);
             self.network(&cluster, &namespace, &format!("net-{n}"), &range, "/21")
@@ -86,17 +86,17 @@ impl Controller {
         for n in 0..self.networks {
             served(pools.clone(), format!("net-{n}"), self.nodes).await?;
         }
-        let all = begun.elapsed().as_secs_f64();
+        let all = started.elapsed().as_secs_f64();
 
         let mut times: Vec<f64> = Vec::new();
         for n in self.nodes..self.nodes + self.singles {
             let waiting = tokio::spawn(served(pools.clone(), "net-0".to_owned(), n + 1));
-            // The watch has begun by then.
+            // The watch has started by then.
             tokio::time::sleep(SETTLED).await;
-            let begun = Instant::now();
+            let started = Instant::now();
             make(&nodes, n).await?;
             waiting.await??;
-            times.push(begun.elapsed().as_secs_f64());
+            times.push(started.elapsed().as_secs_f64());
         }
         times.sort_by(f64::total_cmp);
         let (now, most) = memory(&process)?;
@@ -164,9 +164,9 @@ async fn served(pools: Api<DynamicObject>, name: String, nodes: usize) -> Result
             .filter(|row| row["nodeName"] != "");
         held.count() == nodes
     };
-    let waited = tokio::time::timeout(PATIENCE, await_condition(pools, &name, held)).await;
+    let waited = tokio::time::timeout(TIMEOUT, await_condition(pools, &name, held)).await;
     let Ok(found) = waited else {
-        bail!("{name} is not served after {PATIENCE:?}");
+        bail!("{name} is not served after {TIMEOUT:?}");
     };
     let found = found?.with_context(|| format!("{name} is gone"))?;
     let rows = found.data["status"]["allocations"].as_array();

@@ -74,15 +74,15 @@ fn one_each(space: &Arc<Space>, size: u32) -> anyhow::Result<(f64, f64)> {
     let mut release = Vec::with_capacity(ROUNDS as usize);
     for n in 0..ROUNDS {
         let (claim, free) = (mk_claim(10_000_000 + n, space), mk_release(10_000_000 + n));
-        let began = Instant::now();
+        let started = Instant::now();
         let outcome = plan(&mut pool, std::slice::from_ref(&claim), Moment(0));
-        allocate.push(began.elapsed());
+        allocate.push(started.elapsed());
         if !matches!(outcome.answers.as_slice(), [Answer::Granted(_)]) {
             bail!("no address: {:?}", outcome.answers);
         }
-        let began = Instant::now();
+        let started = Instant::now();
         let outcome = plan(&mut pool, std::slice::from_ref(&free), Moment(0));
-        release.push(began.elapsed());
+        release.push(started.elapsed());
         if outcome.changes.len() != 1 {
             bail!("nothing was released");
         }
@@ -154,34 +154,34 @@ async fn claims_a_second(path: &Path, requesters: u32) -> anyhow::Result<f64> {
         metrics,
     );
     let space = mk_space("10.0.0.0/8")?;
-    let began = Instant::now();
+    let started = Instant::now();
     let tasks = (0..requesters).map(|requester| {
         let (desk, space) = (desk.clone(), Arc::clone(&space));
         tokio::spawn(async move {
-            let mut given = Vec::new();
+            let mut allocated = Vec::new();
             for n in 0..EACH {
                 match desk.submit(mk_claim(requester * EACH + n, &space)).await? {
-                    Answer::Granted(granted) => given.extend(granted.iter().map(|g| g.address)),
+                    Answer::Granted(granted) => allocated.extend(granted.iter().map(|g| g.address)),
                     other => bail!("no address: {other:?}"),
                 }
             }
-            Ok(given)
+            Ok(allocated)
         })
     });
     let tasks: Vec<_> = tasks.collect();
-    let mut given = Vec::new();
+    let mut allocated = Vec::new();
     for task in tasks {
-        given.extend(task.await??);
+        allocated.extend(task.await??);
     }
-    let elapsed = began.elapsed().as_secs_f64();
-    given.sort_unstable();
-    given.dedup();
+    let elapsed = started.elapsed().as_secs_f64();
+    allocated.sort_unstable();
+    allocated.dedup();
     let held = ledger.load(&pool).await?.pool.len();
     let asked = (requesters * EACH) as usize;
-    if given.len() != asked || held != asked {
+    if allocated.len() != asked || held != asked {
         bail!(
             "asked for {asked}, got {} different ones, {held} are recorded",
-            given.len()
+            allocated.len()
         );
     }
     Ok(asked as f64 / elapsed)

@@ -11,8 +11,9 @@ use berth_core::Address;
 use berth_desk::{Desk, DeskMetrics};
 use berth_kube::Connect;
 use berth_ledger::configmap::ConfigMapLedger;
-use berth_ledger::{KubeLedger, PoolKey, SharedLedger};
+use berth_ledger::{PoolKey, SharedLedger, SharedRecordLedger};
 use berth_testkit::Cluster;
+use berth_whereabouts::KubeLedger;
 use clap::Args;
 use kube::Api;
 
@@ -58,7 +59,7 @@ impl Testbed {
     }
 
     /// A ledger with connections of its own.
-    async fn open(&self) -> Result<SharedLedger> {
+    async fn open(&self) -> Result<SharedRecordLedger> {
         let connect = Connect {
             kubeconfig: Some(self.cluster.kubeconfig()),
             namespace: Some(self.namespace.clone()),
@@ -98,7 +99,7 @@ impl EngineKube {
     }
 
     async fn shared_pool(&self, testbed: &Testbed) -> Result<Vec<Figure>> {
-        let ledger = testbed.open().await?;
+        let ledger: SharedLedger = testbed.open().await?;
         let n = self.requesters;
         let metrics = DeskMetrics::default();
 

@@ -73,7 +73,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// A progress bar to `total` on a terminal; elsewhere a line that says what has begun.
+/// A progress bar to `total` on a terminal; elsewhere a line when it starts.
 pub fn progress(what: &str, total: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         let _ = writeln!(std::io::stderr(), "{what} ...");

@@ -38,7 +38,7 @@ pub struct Hostile {
 }
 
 const AUDIENCE: &str = "desk.berth.dev";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Threads that hold connections, each from its own address.
 const HOLDERS: usize = 8;
 /// A closed connection reconnects after this time.
@@ -180,7 +180,7 @@ impl Site {
         let health = [free_address()?, free_address()?];
         let controller = controller(berth, &account, health[0], cluster.dir())?;
         let desk = desk(&account).await?;
-        let agents = cluster.agents_beside_a_controller(&namespace).await?;
+        let agents = cluster.agents(&namespace).await?;
         let node = agents.on("n0").await?;
         let token = cluster.pod_token(&node, "n0", AUDIENCE).await?;
         let token_file = cluster.dir().join("n0.token");
@@ -218,9 +218,9 @@ impl Site {
                         break;
                     }
                     let pod = format!("{phase}-{lane}-{n}");
-                    let began = Instant::now();
+                    let started = Instant::now();
                     self.call("ADD", &pod)?;
-                    times.push(began.elapsed());
+                    times.push(started.elapsed());
                     self.call("DEL", &pod)?;
                     std::thread::sleep(PAUSE);
                 }
@@ -244,7 +244,7 @@ impl Site {
         let conf =
             json!({"cniVersion": "1.0.0", "name": "shared", "type": "macvlan", "ipam": ipam()});
         let request = PodCall::new("whereabouts", verb, pod).request_of(&conf.to_string());
-        let answer = http::call(&self.agent.socket, &request, PATIENCE)?;
+        let answer = http::call(&self.agent.socket, &request, TIMEOUT)?;
         ensure!(answer.exit == 0, "{verb} {pod}: {}", answer.stdout);
         Ok(())
     }
@@ -288,10 +288,10 @@ impl Site {
     /// Sends this many malformed requests a second.
     fn malform(&self, rate: u64, stop: &AtomicBool, sent: &AtomicU64) {
         let source = Ipv4Addr::new(127, 0, 2, 1);
-        let began = Instant::now();
+        let started = Instant::now();
         for n in 0.. {
             let due = Duration::from_secs_f64(n as f64 / rate.max(1) as f64);
-            while began.elapsed() < due {
+            while started.elapsed() < due {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
@@ -366,8 +366,8 @@ fn controller(berth: &Path, account: &Account, health: SocketAddr, dir: &Path) -
 /// Where the leader's desk listens, when it leads.
 async fn desk(account: &Account) -> Result<SocketAddr> {
     let leases: Api<Lease> = Api::namespaced(account.client().await?, &account.namespace);
-    let began = Instant::now();
-    while began.elapsed() < PATIENCE {
+    let started = Instant::now();
+    while started.elapsed() < TIMEOUT {
         let lease = leases.get_opt("berth-controller").await?;
         let notes = lease.and_then(|lease| lease.metadata.annotations);
         if let Some(address) = notes.and_then(|mut notes| notes.remove("berth.dev/desk-address")) {

@@ -33,7 +33,8 @@ enum Bench {
     Engine,
     /// A NodeIPPool of 2^20 offsets: core and the object's size, no cluster.
     NodePool,
-    /// Nodes that join at once, one that joins, a pool created again, an idle agent: the nodes front on a real API server.
+    /// Nodes that join at once, one that joins, a pool created again, an idle agent: the nodes front on a real API
+    /// server.
     Nodes(nodes::Nodes),
     /// The ledgers on a real API server: one desk against many, claims by name.
     EngineKube(engine_kube::EngineKube),

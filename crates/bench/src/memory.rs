@@ -25,7 +25,7 @@ const MOST: Target = Target::AtMost(64.0);
 
 /// Requests at a time while objects are made.
 const AT_ONCE: usize = 16;
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const NODE: &str = "node-1";
 
 #[derive(clap::Args)]
@@ -67,11 +67,11 @@ impl Memory {
         let dir = tempfile::tempdir()?;
         let figures = tokio::task::block_in_place(|| -> Result<Vec<Figure>> {
             let kubeconfig = account.kubeconfig();
-            let sweep = told("a sweep", sweep(&berth, dir.path(), kubeconfig)?);
+            let sweep = text("a sweep", sweep(&berth, dir.path(), kubeconfig)?);
             let of_cluster = cluster.kubeconfig();
             let pools = pools(&berth, dir.path(), &of_cluster, &namespace)?;
-            let pools = told("pools", pools);
-            let add = told("an ADD", add(&berth, dir.path(), kubeconfig)?);
+            let pools = text("pools", pools);
+            let add = text("an ADD", add(&berth, dir.path(), kubeconfig)?);
             let (many, each, reserved) = (self.pools, self.entries, self.reservations);
             let of = format!("{many} pools of {each}, {reserved} reservations");
             Ok(vec![
@@ -144,7 +144,7 @@ impl Memory {
 }
 
 /// Prints what was measured at once: the next part may take minutes.
-fn told(what: &str, most: f64) -> f64 {
+fn text(what: &str, most: f64) -> f64 {
     let _ = writeln!(std::io::stderr(), "{what}: {most:.1} MiB at most");
     most
 }
@@ -182,12 +182,12 @@ fn peak(process: &Process) -> Result<f64> {
 
 fn sweep(berth: &Path, dir: &Path, kubeconfig: &Path) -> Result<f64> {
     let agent = agent(berth, dir, "sweeper", kubeconfig, "5")?;
-    let begun = Instant::now();
+    let started = Instant::now();
     // An agent collects in a cluster that it was asked for.
     let call = PodCall::new("berth", "STATUS", "none");
     call.ask(&agent.socket, &json!({ "range": "10.200.0.0/24" }))?;
     while counted(&agent.socket, "berth_garbage_sweeps_total")? < 2.0 {
-        if begun.elapsed() > PATIENCE {
+        if started.elapsed() > TIMEOUT {
             bail!("no sweep; {}", agent.process.tail());
         }
         std::thread::sleep(Duration::from_millis(200));
@@ -222,13 +222,13 @@ fn pools(berth: &Path, dir: &Path, kubeconfig: &Path, namespace: &str) -> Result
 fn add(berth: &Path, dir: &Path, kubeconfig: &Path) -> Result<f64> {
     let agent = agent(berth, dir, "adder", kubeconfig, "86400")?;
     let call = PodCall::new("whereabouts", "ADD", "new");
-    let begun = Instant::now();
+    let started = Instant::now();
     // Repeated like a kubelet's, on a machine that is too slow for one try.
     loop {
         let answer = call.ask(&agent.socket, &json!({ "range": "10.0.0.0/17" }))?;
         match answered_addresses(&answer) {
             Ok(_) => return peak(&agent.process),
-            Err(why) if begun.elapsed() > PATIENCE => bail!("{why:?}"),
+            Err(why) if started.elapsed() > TIMEOUT => bail!("{why:?}"),
             Err(_) => {}
         }
     }

@@ -36,8 +36,8 @@ pub fn run() -> anyhow::Result<Vec<Figure>> {
     );
     let addresses = space.spaces().next().context("a pool without addresses")?;
     let addresses = Arc::new(addresses.clone());
-    // Every second offset, so that the free ones are as scattered as they can be; and the first half, so that the first free one is
-    // as far away as it can be.
+    // Every second offset, so that the free ones are as scattered as they can be; and the first half, so that the first
+    // free one is as far away as it can be.
     let scattered = allocate(&addresses, |n| n % 2 == 0)?;
     let behind = allocate(&addresses, |n| n < OFFSETS / 2)?;
     let size = object(spec, &space)?;
@@ -107,9 +107,9 @@ fn allocate(space: &Arc<Space>, held: impl Fn(u32) -> bool) -> anyhow::Result<f6
     let mut times = Vec::with_capacity(ROUNDS as usize);
     for n in 0..ROUNDS {
         let request = claim(OFFSETS + n, space);
-        let began = Instant::now();
+        let started = Instant::now();
         let outcome = plan(&mut pool, std::slice::from_ref(&request), Moment(0));
-        times.push(began.elapsed());
+        times.push(started.elapsed());
         if !matches!(outcome.answers.as_slice(), [Answer::Granted(_)]) {
             bail!("no address: {:?}", outcome.answers);
         }

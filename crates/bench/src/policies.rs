@@ -11,11 +11,11 @@ use anyhow::{Result, bail};
 use berth_api::whereabouts::IPPool;
 use berth_desk::DeskMetrics;
 use berth_kube::Connect;
-use berth_ledger::KubeLedger;
 use berth_node::NodeFile;
 use berth_pods::journal::Journal;
 use berth_pods::{Front, Store};
 use berth_testkit::{Cluster, PodCall};
+use berth_whereabouts::KubeLedger;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
@@ -78,9 +78,9 @@ impl Policies {
                 let times = if on { &mut with } else { &mut without };
                 // The first ADDs of a round find cold caches.
                 for n in 0..self.adds + 5 {
-                    let began = Instant::now();
+                    let started = Instant::now();
                     call(&front, "ADD", &namespace, n).await?;
-                    let took = began.elapsed();
+                    let took = started.elapsed();
                     if n >= 5 {
                         times.push(took);
                         bar.inc(1);

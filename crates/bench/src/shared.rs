@@ -81,14 +81,15 @@ pub async fn run(
     let space = Arc::new(space);
     let bar = progress(what, end.claims as u64);
     let asked = Arc::new(AtomicUsize::new(0));
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut tasks = Vec::new();
     for who in 0..requesters {
         let desk = desks[who % desks.len()].clone();
         let (space, asked, bar) = (Arc::clone(&space), Arc::clone(&asked), bar.clone());
         tasks.push(tokio::spawn(async move {
             let mut got = Vec::new();
-            while begun.elapsed() < end.after && asked.fetch_add(1, Ordering::Relaxed) < end.claims
+            while started.elapsed() < end.after
+                && asked.fetch_add(1, Ordering::Relaxed) < end.claims
             {
                 let request = mk_request(&space, who, got.len());
                 match desk.submit(request).await? {
@@ -100,24 +101,27 @@ pub async fn run(
             Ok(got)
         }));
     }
-    let mut given: BTreeSet<Address> = BTreeSet::new();
+    let mut allocated: BTreeSet<Address> = BTreeSet::new();
     for task in tasks {
         for address in task.await?? {
-            ensure!(given.insert(address), "{address} was allocated twice (I1)");
+            ensure!(
+                allocated.insert(address),
+                "{address} was allocated twice (I1)"
+            );
         }
     }
-    let elapsed = begun.elapsed();
+    let elapsed = started.elapsed();
     bar.finish_and_clear();
     let kept = ledger.load(pool).await?;
     let kept: BTreeSet<Address> = kept.pool.records().map(|(address, _)| address).collect();
     ensure!(
-        kept == given,
+        kept == allocated,
         "{} were answered and {} are kept (I2)",
-        given.len(),
+        allocated.len(),
         kept.len()
     );
     Ok(Run {
-        claims: given.len(),
+        claims: allocated.len(),
         commits: metrics.of(&pool.name).commits.get(),
         elapsed,
     })

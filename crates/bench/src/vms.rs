@@ -75,7 +75,12 @@ impl Vms {
                 let longest = "longest of all, from the start on";
                 add(longest, run.longest, "ms", Target::None);
                 let repeats = run.repeats as f64;
-                add("gave up and tried again", repeats, "times", Target::None);
+                add(
+                    "used up its tries and started again",
+                    repeats,
+                    "times",
+                    Target::None,
+                );
             }
             let what = format!("Berth against plain, {n} processes x {pods} pods");
             let times = berth.rate / plain.rate;

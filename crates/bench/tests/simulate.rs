@@ -1,4 +1,4 @@
-//! The simulation itself, small: every answer is borne out by the API server's objects.
+//! The simulation itself, small: every answer matches the API server's objects.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::Command;

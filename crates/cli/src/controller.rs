@@ -114,7 +114,7 @@ impl ControllerArgs {
             gcp: self.gcp.settings()?,
         };
         daemon::run(async move {
-            let told = daemon::stop_signal()?;
+            let shutdown = daemon::stop_signal()?;
             let desk = desk.bind().await?;
             config.notice = desk
                 .iter()
@@ -122,7 +122,7 @@ impl ControllerArgs {
                 .collect();
             let controller = Controller::open(config).await?;
             let tasks = settings.tasks(&controller, desk);
-            controller.run(tasks, told).await?;
+            controller.run(tasks, shutdown).await?;
             Ok(())
         })
     }
@@ -137,7 +137,7 @@ struct TaskSettings {
     /// The grace period of hosts' addresses; `None`: NodeIPPools are not reconciled.
     nodes: Option<Duration>,
     resync: Duration,
-    /// None: agents alone look after addresses on Google Cloud.
+    /// `None`: only agents maintain addresses on Google Cloud.
     gcp: Option<berth_gcp::front::Settings>,
 }
 
@@ -189,6 +189,6 @@ fn identity(files: &NodeFileArgs) -> String {
     let name = name.filter(|name| !name.is_empty());
     let name = name.or_else(|| files.name(None, &[]));
     let name = name.unwrap_or_else(|| "controller".to_owned());
-    let begun = jiff::Timestamp::now().as_nanosecond();
-    format!("{name}_{:x}_{begun:x}", std::process::id())
+    let started = jiff::Timestamp::now().as_nanosecond();
+    format!("{name}_{:x}_{started:x}", std::process::id())
 }

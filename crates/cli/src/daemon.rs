@@ -1,4 +1,4 @@
-//! What every long-running command needs: a small runtime, and a signal to stop.
+//! Shared by all long-running commands: a small runtime, and a signal to stop.
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
@@ -10,7 +10,7 @@ pub fn run<T: Send + 'static>(
     // Two workers: a daemon waits for disks and servers, it does not compute.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        // Each thread has its own stack and heap, and they wait for one SQLite file.
+        // Each thread has its own stack and heap, and all wait for one SQLite file.
         .max_blocking_threads(8)
         .enable_all()
         .build()

@@ -1,7 +1,7 @@
 //! The fronts and leader tasks of this program: the only place that names them all.
 //!
 //! To add a front: a field in [`FrontArgs`] (and in [`CallArgs`], if it serves CNI calls), a line in `list`, its plugin
-//! names in [`plugin_names`], its kind of pools in [`KINDS`], and, if it has work for the leader, a line in
+//! names in [`plugin_names`] and what the plugin reads in [`INSTALLED_TEXTS`], its kind of pools in [`KINDS`], and, if it has work for the leader, a line in
 //! `controller.rs`.
 
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use berth_front::{Front, Kind, Node};
 use berth_gcp::front::{GcpArgs, IP_POOL_KIND};
+use berth_install::{TextFile, templates};
 use berth_kube::Connect;
 use berth_nodes::front::{NODE_IP_POOL_KIND, NodeArgs};
 use berth_pods::node::{PLUGINS, PodArgs, PodCallArgs};
@@ -22,6 +23,25 @@ pub const KINDS: &[Kind] = &[NODE_IP_POOL_KIND, IP_POOL_KIND];
 pub fn plugin_names() -> Vec<&'static str> {
     PLUGINS.to_vec()
 }
+
+/// What the plugin reads beside it, under the names that whereabouts has for it.
+pub const INSTALLED_TEXTS: &[TextFile] = &[
+    TextFile {
+        name: "whereabouts.kubeconfig",
+        text: |_, cluster| cluster.map(templates::kubeconfig),
+    },
+    TextFile {
+        name: "whereabouts.conf",
+        text: |settings, cluster| {
+            let own = settings.layout.own();
+            cluster.map(|_| templates::flat_file(&own.there, &settings.cron))
+        },
+    },
+    TextFile {
+        name: "nodename",
+        text: |settings, _| settings.node.clone(),
+    },
+];
 
 /// The flags of all fronts, as the agent has them.
 #[derive(Debug, clap::Args)]

@@ -9,7 +9,7 @@ use crate::store::{Store, Stores};
 pub struct Holding<'a> {
     pub store: &'a Store,
     pub pool: PoolKey,
-    /// The node whose slice the pool shows.
+    /// The node whose slice contains it.
     pub publisher: Option<String>,
     pub record: Record,
 }
@@ -22,10 +22,20 @@ pub struct Cooling<'a> {
     pub cooldown: Cooldown,
 }
 
+/// A slice as its node has published it.
+pub struct Slice<'a> {
+    pub store: &'a Store,
+    pub pool: PoolKey,
+    pub node: String,
+}
+
 #[derive(Default)]
 pub struct Found<'a> {
     pub held: Vec<Holding<'a>>,
     pub cooling: Vec<Cooling<'a>>,
+    /// Published slices that contain the address and do not show it allocated. Whether it cools down there, only their
+    /// nodes know: cooldowns of slices are not published.
+    pub slices: Vec<Slice<'a>>,
     /// Pools that may contain it and can't be read, and why.
     pub unread: Vec<String>,
 }
@@ -43,6 +53,7 @@ pub async fn find(stores: &Stores, address: Address) -> Result<Found<'_>, Ledger
                     Ok(snapshot) => snapshot.pool,
                     Err(error) => return found.unread.push(error.to_string()),
                 };
+                let before = found.held.len();
                 for record in pool.holders(address) {
                     found.held.push(Holding {
                         store,
@@ -59,6 +70,14 @@ pub async fn find(stores: &Stores, address: Address) -> Result<Found<'_>, Ledger
                         pool: view.key.clone(),
                         publisher: view.publisher.clone(),
                         cooldown: cooldown.clone(),
+                    });
+                } else if let Some(node) = view.publisher.clone()
+                    && found.held.len() == before
+                {
+                    found.slices.push(Slice {
+                        store,
+                        pool: view.key.clone(),
+                        node,
                     });
                 }
             })

@@ -44,7 +44,8 @@ impl HostProgram {
         HostProgram(named.or(beside).unwrap_or_else(|| DEFAULT.into()))
     }
 
-    /// Evaluates a policy, as kubernetes-nmstate does: `policy --current F --json --output-captured F [--captured F] POLICY`.
+    /// Evaluates a policy, as kubernetes-nmstate does: `policy --current F --json --output-captured F [--captured F]
+    /// POLICY`.
     pub fn evaluate(&self, evaluation: &Evaluation<'_>) -> anyhow::Result<Evaluated> {
         let dir = tempfile::tempdir().context("make a directory for the policy")?;
         let file = |name: &str| dir.path().join(name);
@@ -69,8 +70,8 @@ impl HostProgram {
             std::fs::write(file("given"), Value::Object(entries).to_string())?;
             command.arg("--captured").arg(file("given"));
         }
-        let said = self.run(command.arg(&policy))?;
-        let state = match said.trim() {
+        let stdout = self.run(command.arg(&policy))?;
+        let state = match stdout.trim() {
             "" => None,
             text => Some(serde_json::from_str(text).with_context(|| {
                 format!(

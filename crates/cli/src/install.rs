@@ -108,9 +108,9 @@ impl InstallArgs {
     pub fn run(self, database: PathBuf, output: Format) -> anyhow::Result<()> {
         logs::start("info", self.log_format);
         let layout = Layout::locate(&Wanted {
-            host_root: given(self.host_root.as_deref()),
-            bin_dir: given(self.cni_bin_dir.as_deref()),
-            conf_dir: given(self.cni_conf_dir.as_deref()),
+            host_root: set(self.host_root.as_deref()),
+            bin_dir: set(self.cni_bin_dir.as_deref()),
+            conf_dir: set(self.cni_conf_dir.as_deref()),
         })?;
         tracing::info!(
             bin = %layout.bin.here.display(), conf = %layout.conf.here.display(), because = %layout.because,
@@ -142,11 +142,11 @@ impl InstallArgs {
     fn settings(&self, layout: Layout, database: PathBuf) -> anyhow::Result<Settings> {
         let this = std::env::current_exe().context("find this program's own file")?;
         let plugin =
-            given(self.plugin.as_deref()).unwrap_or_else(|| this.with_file_name("berth-cni"));
+            set(self.plugin.as_deref()).unwrap_or_else(|| this.with_file_name("berth-cni"));
         let beside = || self.token_file.with_file_name("ca.crt");
         let cluster = ClusterSource {
             token_file: self.token_file.clone(),
-            ca_file: given(self.ca_file.as_deref()).unwrap_or_else(beside),
+            ca_file: set(self.ca_file.as_deref()).unwrap_or_else(beside),
             skip_tls_verify: self.skip_tls_verify,
             protocol: named(Some(&self.api_protocol)).unwrap_or_else(|| "https".to_owned()),
             host: named(self.api_host.as_deref()),
@@ -157,10 +157,11 @@ impl InstallArgs {
             layout,
             plugin,
             plugin_names: fronts::plugin_names(),
-            engine: given(self.engine.as_deref()).unwrap_or(this),
+            texts: fronts::INSTALLED_TEXTS,
+            engine: set(self.engine.as_deref()).unwrap_or(this),
             cluster: (!self.standalone).then_some(cluster),
             database,
-            socket: given(self.socket.as_deref()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            socket: set(self.socket.as_deref()).unwrap_or_else(|| DEFAULT_SOCKET.into()),
             node: named(self.node.as_deref()),
             mode: self.kubeconfig_mode,
             cron: self.reconciler_cron.clone(),
@@ -168,7 +169,7 @@ impl InstallArgs {
     }
 }
 
-fn given(path: Option<&Path>) -> Option<PathBuf> {
+fn set(path: Option<&Path>) -> Option<PathBuf> {
     path.filter(|path| !path.as_os_str().is_empty())
         .map(Path::to_owned)
 }

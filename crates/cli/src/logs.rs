@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_line_whatever_it_says() {
+    fn an_event_is_one_line_with_any_text() {
         let event = "WARN range: `x\nERROR all is lost\r\u{1b}[2J\u{9b}1m` is ignored\n";
         let plain = written(event, false);
         assert_eq!(

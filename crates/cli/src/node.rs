@@ -92,18 +92,18 @@ const NO_NAMES: [&str; 3] = ["localhost", "localhost.localdomain", "(none)"];
 
 /// The node's name: as configured, else `NODENAME`, else the first of `files` that has one, else the kernel's.
 fn name(flag: Option<String>, files: impl Iterator<Item = PathBuf>) -> Option<String> {
-    let given = |text: String| {
+    let set = |text: String| {
         let text = text.trim().to_owned();
         (!text.is_empty()).then_some(text)
     };
     let read = |file: &Path| {
         let text = files::read(file, CONFIGURATION_LIMIT, Owner::Anybody);
-        let name = text.ok().flatten().and_then(given);
+        let name = text.ok().flatten().and_then(set);
         name.filter(|name| !NO_NAMES.contains(&&**name))
     };
     let mut files = files.chain([PathBuf::from(NAMED_BY_KERNEL)]);
-    flag.and_then(given)
-        .or_else(|| std::env::var("NODENAME").ok().and_then(given))
+    flag.and_then(set)
+        .or_else(|| std::env::var("NODENAME").ok().and_then(set))
         .or_else(|| files.find_map(|file| read(&file)))
 }
 
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_beside_the_flat_file_comes_before_the_machine_s_and_after_what_was_told() {
+    fn the_name_beside_the_flat_file_comes_before_the_machine_s_and_after_the_configured_one() {
         let dir = tempfile::tempdir().unwrap();
         let homes = ["none", "odd", "whereabouts.d"].map(|home| dir.path().join(home));
         for (home, text) in homes.iter().zip([None, Some(" \n"), Some("worker-3\n")]) {

@@ -8,7 +8,7 @@ use berth_core::{Address, Handle, Pool, Prefix, RangeSpec, Record, Space};
 use berth_front::Kind;
 use berth_kube::Connection;
 use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, Rejection, Visited};
-use berth_pods::by_hand::{self, Asker, Standing};
+use berth_pods::by_hand::{self, Origin, Standing};
 use berth_pods::garbage::address_index::{AddressIndex, Shared};
 use berth_pods::garbage::duplicates::{Duplicate, Place, Sources};
 use berth_pods::garbage::pool_policies::{PoolPolicies, read_pool_policies};
@@ -42,7 +42,8 @@ struct PoolRow {
     /// Addresses that may be allocated; of a very large range at most 2^64 - 1.
     size: u64,
     allocated: usize,
-    cooling: usize,
+    /// Not known of a node's slice: cooldowns are not published.
+    cooling: Option<usize>,
     free: u64,
     used_percent: f64,
     findings: Vec<String>,
@@ -77,7 +78,8 @@ impl Row for PoolRow {
             self.network.clone().unwrap_or_else(|| "-".into()),
             count(self.size),
             self.allocated.to_string(),
-            self.cooling.to_string(),
+            self.cooling
+                .map_or_else(|| "-".into(), |count| count.to_string()),
             count(self.free),
             format!("{:.0}%", self.used_percent),
             findings,
@@ -141,7 +143,7 @@ impl Pools {
             index.add_reservation(&key.name, &record.owner);
         };
         let reservations = ClaimKind::Reservation;
-        store.ledger.visit_claims(reservations, &mut add).await?;
+        store.ledger.visit(reservations, &mut add).await?;
         index.sort();
         for duplicate in self
             .duplicates(store, &index, &views, &pool_policies)
@@ -190,7 +192,7 @@ impl Pools {
             .await?;
         let mut add = |key: ClaimKey, record: Record| shared.add_reservation(key, record);
         let reservations = ClaimKind::Reservation;
-        store.ledger.visit_claims(reservations, &mut add).await?;
+        store.ledger.visit(reservations, &mut add).await?;
         let sources = Sources {
             held: &shared.held,
             reservations: &shared.reservations,
@@ -207,7 +209,7 @@ impl Pools {
                 for holder in std::mem::take(&mut duplicate.holders) {
                     let record = Record::new(holder.owner.clone(), Handle::default());
                     // What can't be read counts as alive.
-                    let standing = by_hand::standing(&reader, &record, Asker::Anywhere).await;
+                    let standing = by_hand::standing(&reader, &record, Origin::Anywhere).await;
                     if !matches!(standing, Ok(Standing::Gone(_))) {
                         living.push(holder);
                     }
@@ -220,7 +222,7 @@ impl Pools {
     }
 }
 
-/// What the networks of the store say about its pools.
+/// The networks of the store, for its pools.
 async fn pool_policies(store: &Store) -> anyhow::Result<PoolPolicies> {
     if let Some(cluster) = &store.cluster {
         return Ok(read_pool_policies(&cluster.reader(), None, &[]).await?);
@@ -252,7 +254,7 @@ async fn rows_of_kind(kind: &Kind, connection: &Connection) -> anyhow::Result<Ve
         match seen.snapshot {
             Ok(snapshot) => {
                 row.allocated = snapshot.pool.len();
-                row.cooling = snapshot.pool.cooldowns().count();
+                row.cooling = Some(snapshot.pool.cooldowns().count());
                 if let Some(network) = network {
                     row.fill(&snapshot.pool, &Space::list([network.block()]));
                 }
@@ -296,7 +298,7 @@ fn row(view: PoolView, pool_policies: &PoolPolicies) -> PoolRow {
             let found = diagnose(pool, key.network);
             row.findings = found.iter().map(ToString::to_string).collect();
             row.allocated = pool.len();
-            row.cooling = pool.cooldowns().count();
+            row.cooling = row.node.is_none().then(|| pool.cooldowns().count());
             if let Some(space) = space(&key, row.node.is_some(), pool_policies) {
                 row.fill(pool, &space);
             }
@@ -336,7 +338,7 @@ impl PoolRow {
     }
 }
 
-/// What may be allocated from a pool: as the networks that use it say, else its whole range.
+/// What may be allocated from a pool: as in the networks that use it, else its whole range.
 fn space(key: &PoolKey, slice: bool, pool_policies: &PoolPolicies) -> Option<Space> {
     let configured = pool_policies
         .of(&key.name)

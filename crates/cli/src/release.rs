@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use berth_cni::wire::DEFAULT_SOCKET;
 use berth_core::{Address, Record};
-use berth_pods::by_hand::{self, Asker, Standing};
+use berth_pods::by_hand::{self, Origin, Standing};
 use berth_pods::node::{RELEASE_PATH, ReleaseFailure, ReleaseReason, ReleaseRequest};
 use clap::Args;
 
@@ -66,7 +66,7 @@ impl Release {
                     .map(|one| format!("{} in {}", one.record.owner, one.pool))
                     .collect();
                 bail!(Negative::Refused(format!(
-                    "{} is held by {}; say which with --pool or --owner",
+                    "{} is held by {}; choose one with --pool or --owner",
                     self.address,
                     names.join(" and by ")
                 )));
@@ -87,6 +87,9 @@ impl Release {
             .held
             .retain(|one| in_pool(&one.pool.name) && of_owner(&one.record.owner));
         found
+            .slices
+            .retain(|one| in_pool(&one.pool.name) && self.owner.is_none());
+        found
             .cooling
             .retain(|one| in_pool(&one.pool.name) && of_owner(&one.cooldown.owner));
     }
@@ -102,20 +105,20 @@ impl Release {
         if let Some(node) = &one.publisher {
             self.needs_agent(node, one.store)?;
         }
-        let asker = match &one.publisher {
-            Some(node) => Asker::Through(node),
-            None => Asker::Anywhere,
+        let origin = match &one.publisher {
+            Some(node) => Origin::Through(node),
+            None => Origin::Anywhere,
         };
-        self.may_release(one.store, record, asker).await?;
+        self.may_release(one.store, record, origin).await?;
         self.ask(&format!(
             "release {address} of {} from {}?",
             record.owner, one.pool
         ))?;
         // A person takes time to answer: check again.
-        self.may_release(one.store, record, asker).await?;
+        self.may_release(one.store, record, origin).await?;
         match &one.publisher {
             Some(node) => {
-                self.tell_agent(node, Some(record), one.store).await?;
+                self.request_of_agent(node, Some(record), one.store).await?;
             }
             None => {
                 let engine = one.store.engine();
@@ -137,7 +140,7 @@ impl Release {
             one.cooldown.owner, one.pool
         ))?;
         match &one.publisher {
-            Some(node) => self.tell_agent(node, None, one.store).await?,
+            Some(node) => self.request_of_agent(node, None, one.store).await?,
             None => {
                 if !by_hand::end_cooldown(&*one.store.ledger, &one.pool, address).await? {
                     bail!(Negative::NotFound(format!(
@@ -156,9 +159,19 @@ impl Release {
             let left = by_hand::leftover(&*store.ledger, self.address).await?;
             if let Some((key, record)) = left {
                 self.ask(&format!("remove {key}, which {} left?", record.owner))?;
-                store.ledger.remove(&key, &record).await?;
+                store.ledger.delete(&key, &record).await?;
                 return Ok(AddressRow::new(&key.name, self.address, &record).of(store.namespace()));
             }
+        }
+        if let Some(slice) = found.slices.first() {
+            self.needs_agent(&slice.node, slice.store)?;
+            self.ask(&format!(
+                "end the cooldown of {}, if node {} has it?",
+                self.address, slice.node
+            ))?;
+            self.request_of_agent(&slice.node, None, slice.store)
+                .await?;
+            return Ok(AddressRow::cooled(self.address));
         }
         if let Some(store) = stores.0.iter().find(|store| store.cluster.is_some())
             && self.socket.exists()
@@ -169,7 +182,7 @@ impl Release {
                 "end the cooldown of {}, if this node has it?",
                 self.address
             ))?;
-            self.tell_agent("", None, store).await?;
+            self.request_of_agent("", None, store).await?;
             return Ok(AddressRow::cooled(self.address));
         }
         match found.unread.as_slice() {
@@ -190,7 +203,7 @@ impl Release {
         &self,
         store: &Store,
         record: &Record,
-        asker: Asker<'_>,
+        origin: Origin<'_>,
     ) -> anyhow::Result<()> {
         if self.force {
             return Ok(());
@@ -198,7 +211,7 @@ impl Release {
         let Some(cluster) = store.cluster.as_ref() else {
             return self.may_release_here(record);
         };
-        let standing = match by_hand::standing(&cluster.reader(), record, asker).await {
+        let standing = match by_hand::standing(&cluster.reader(), record, origin).await {
             Ok(standing) => standing,
             Err(error) => bail!(Negative::Later(format!(
                 "whether {} lives can't be read, so {} stays: {error}",
@@ -280,7 +293,7 @@ impl Release {
     }
 
     /// Asks the agent of the node, which alone may write the records of its slices.
-    async fn tell_agent(
+    async fn request_of_agent(
         &self,
         node: &str,
         holder: Option<&Record>,

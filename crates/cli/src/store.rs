@@ -9,9 +9,9 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use berth_collector::QuorumReader;
 use berth_kube::{Connect, Connection, DEFAULT_NAMESPACE};
-use berth_ledger::kube::KubeLedger;
-use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot, SqliteLedger};
+use berth_ledger::{LedgerError, PoolKey, SharedRecordLedger, Snapshot, SqliteLedger};
 use berth_pods::by_hand;
+use berth_whereabouts::KubeLedger;
 use clap::Args;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -52,7 +52,7 @@ pub struct Stores(pub Vec<Store>);
 /// The pools of one namespace, or of one file.
 #[derive(Debug)]
 pub struct Store {
-    pub ledger: SharedLedger,
+    pub ledger: SharedRecordLedger,
     pub cluster: Option<Cluster>,
     /// The file's directory, where the store is a file.
     pub directory: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub struct PoolView {
 
 impl Cluster {
     pub fn reader(&self) -> QuorumReader {
-        QuorumReader::new(self.connection.client.clone(), self.connection.timeout)
+        QuorumReader::new(&self.connection)
     }
 }
 
@@ -83,7 +83,7 @@ impl Store {
     fn of_cluster(connection: Connection) -> Store {
         let ledger = Arc::new(KubeLedger::new(connection.clone()));
         Store {
-            ledger: Arc::clone(&ledger) as SharedLedger,
+            ledger: Arc::clone(&ledger) as SharedRecordLedger,
             cluster: Some(Cluster { ledger, connection }),
             directory: None,
         }
@@ -103,7 +103,7 @@ impl Store {
                 publisher: seen.publisher,
                 snapshot: seen.snapshot,
             };
-            return cluster.ledger.visit(|seen| visit(view(seen))).await;
+            return cluster.ledger.visit_each(|seen| visit(view(seen))).await;
         }
         for key in self.ledger.pools().await? {
             if !by_hand::is_bookkeeping(&key) {
@@ -120,7 +120,7 @@ impl Store {
 
     /// The same store for the engine's own requests.
     pub fn engine(&self) -> berth_pods::Store {
-        let ledger = SharedLedger::clone(&self.ledger);
+        let ledger = SharedRecordLedger::clone(&self.ledger);
         match &self.cluster {
             Some(cluster) => by_hand::cluster_store(ledger, &cluster.connection),
             None => by_hand::standalone_store(ledger),

@@ -197,12 +197,12 @@ async fn attach_all(
             container: format!("example-{pod}"),
             interface: "net1".to_owned(),
         };
-        let began = Instant::now();
+        let started = Instant::now();
         let addresses = plugin
             .add(&attachment, NETWORK, socket)
             .await
             .with_context(|| format!("an address for {}", attachment.pod))?;
-        let milliseconds = began.elapsed().as_secs_f64() * 1000.0;
+        let milliseconds = started.elapsed().as_secs_f64() * 1000.0;
         if addresses.is_empty() {
             bail!(Negative::Refused(format!(
                 "{} got no address",

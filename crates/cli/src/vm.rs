@@ -106,7 +106,11 @@ impl Row for Status {
                 trouble.push(format!("{what}: {}", ips(which)));
             }
         }
-        trouble.extend(self.unparsed.iter().map(|stray| format!("stray {stray}")));
+        trouble.extend(
+            self.unparsed
+                .iter()
+                .map(|entry| format!("unreadable {entry}")),
+        );
         let counts = [self.total, self.available, self.in_use, self.quarantined];
         let mut cells = vec![self.pool.clone()];
         cells.extend(counts.map(|count| count.to_string()));

@@ -141,7 +141,11 @@ async fn where_an_agent_served_a_cluster_nobody_gives_from_the_node_s_own_file()
     let directories = [("BERTH_DEFINITION_PATHS", below)];
     let answer = call_with(engine, dir.path(), "ADD", "b", &named, &directories);
     refused(answer, 11, mark.to_str().unwrap());
-    let told = [("BERTH_KUBECONFIG", account.kubeconfig())];
+    // The installation tells the node's name too: entries of another name are no business of this account.
+    let told = [
+        ("BERTH_KUBECONFIG", account.kubeconfig()),
+        ("NODENAME", Path::new("node-1")),
+    ];
     let (success, body) = call_with(engine, dir.path(), "ADD", "b", &conf(), &told);
     assert!(success, "{body}");
     // A machine that has left its cluster for good.
@@ -267,7 +271,10 @@ async fn azure_cns_2138_pods_leave_a_full_node_whose_agent_is_gone() {
     let mut full = conf();
     full["ipam"]["range"] = json!("10.0.0.0/30");
     let call = |verb: &str, pod: &str, kubeconfig: &Path| {
-        let told = [("BERTH_KUBECONFIG", kubeconfig)];
+        let told = [
+            ("BERTH_KUBECONFIG", kubeconfig),
+            ("NODENAME", Path::new("node-1")),
+        ];
         call_with(Path::new(BERTH), dir.path(), verb, pod, &full, &told)
     };
     let done = |(success, body): (bool, Value)| assert!(success, "{body}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use berth_testkit::{fed, isolated, plugin_beside};
+use berth_testkit::{PodCall, fed, isolated, plugin_beside};
 use tempfile::TempDir;
 
 fn plugin() -> &'static Path {
@@ -231,16 +231,13 @@ fn release_asks_first() {
 
 /// An ADD as a container runtime makes it, in a process of its own, on the database of the state directory.
 fn add(state: &Path, config: &str, netns: &Path) -> Output {
-    let mut command = isolated(Command::new(env!("CARGO_BIN_EXE_berth")));
+    let call = PodCall::new("berth", "ADD", "web")
+        .of_container("container-1")
+        .in_netns(netns);
+    let mut command = call.command(env!("CARGO_BIN_EXE_berth"));
     command
         .args(["cni", "--plugin", "berth", "--database"])
-        .arg(state.join("berth.db"))
-        .env("CNI_COMMAND", "ADD")
-        .env("CNI_CONTAINERID", "container-1")
-        .env("CNI_NETNS", netns)
-        .env("CNI_IFNAME", "net1")
-        .env("CNI_ARGS", "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web")
-        .env("CNI_PATH", "/opt/cni/bin");
+        .arg(state.join("berth.db"));
     let added = fed(&mut command, std::fs::read(config).unwrap()).unwrap();
     assert!(added.status.success(), "{}", stdout(&added));
     added

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_del_is_given_what_can_be_read() {
+    fn a_del_gets_what_can_be_read() {
         let args = Args::parse_for_del("K8S_POD_NAME=Bad Name;novalue;IP=10.0.0.5/24");
         assert_eq!(args.ip, ["10.0.0.5/24"]);
         assert_eq!(args.pod_name, "");

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_configuration_still_tells_its_version() {
+    fn a_broken_configuration_still_has_a_version() {
         assert_eq!(
             NetConf::version_of(r#"{"cniVersion":"0.3.1"}"#),
             Some(Version::V0_3_1)

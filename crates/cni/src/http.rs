@@ -91,7 +91,7 @@ struct Head {
     status: u16,
     protocol: Option<u32>,
     length: usize,
-    /// Where the body begins.
+    /// Where the body starts.
     end: usize,
 }
 

@@ -94,13 +94,13 @@ impl<P: Policy> Collector<P> {
 
     /// Collects until `shutdown` completes. The next collector finds whatever this one left half done.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let reader = QuorumReader::new(&self.connection);
         let Connection {
             client,
             namespace,
             timeout,
         } = self.connection;
         let CollectorSettings { grace, interval } = self.settings;
-        let reader = QuorumReader::new(client.clone(), timeout);
         let executor = Arc::new(Executor::new(
             Arc::clone(&self.policy),
             reader.clone(),

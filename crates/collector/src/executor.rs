@@ -33,6 +33,9 @@ const AT_ONCE: usize = 16;
 /// Between the tries of a step that fails.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 
+/// The longest pause that the API server's Retry-After makes of one of these.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
 /// The prefix of the admission policies that limit agents; the API server names the one that denies a write.
 const AGENT_POLICIES: &str = "berth-agents-";
 
@@ -44,8 +47,19 @@ pub enum Outcome {
     Spared,
     /// Another holder has the address by now, or it is free.
     Superseded,
-    /// To be tried again.
-    Failed,
+    /// To be tried again, and not before the time that the API server asks its clients to wait.
+    Failed {
+        retry_after: Option<Duration>,
+    },
+}
+
+impl Outcome {
+    fn retry_after(self) -> Option<Duration> {
+        match self {
+            Outcome::Failed { retry_after } => retry_after,
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +76,15 @@ pub enum StepError {
 }
 
 impl StepError {
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            StepError::Read(error) => error.retry_after,
+            StepError::Desk(error) => error.ledger().and_then(asked_pause),
+            StepError::Ledger(error) => asked_pause(error),
+            StepError::Front(_) => None,
+        }
+    }
+
     /// Whether the entry belongs to another node and this account may not free it: the controller does
     /// (docs/security.md).
     fn is_denied_to_agents(&self) -> bool {
@@ -153,8 +176,12 @@ impl<P: Policy> Executor<P> {
                 .try_all(left, policies)
                 .await
                 .into_iter()
-                .partition(|(_, outcome)| *outcome == Outcome::Failed);
+                .partition(|(_, outcome)| matches!(outcome, Outcome::Failed { .. }));
             done.extend(settled);
+            let asked = failed
+                .iter()
+                .filter_map(|(_, outcome)| outcome.retry_after());
+            let pause = asked.fold(pause, Duration::max).min(LONGEST_PAUSE);
             left = failed.into_iter().map(|(step, _)| step).collect();
             if left.is_empty() {
                 return done;
@@ -162,7 +189,7 @@ impl<P: Policy> Executor<P> {
             tokio::time::sleep(pause).await;
         }
         for (step, outcome) in self.try_all(left, policies).await {
-            if outcome == Outcome::Failed
+            if matches!(outcome, Outcome::Failed { .. })
                 && let Step::Free { held, .. } = &step
             {
                 self.policy.failed(held).await;
@@ -204,7 +231,9 @@ impl<P: Policy> Executor<P> {
                     return Outcome::Spared;
                 }
                 tracing::warn!(subject, %error, "not collected; tried again");
-                Outcome::Failed
+                Outcome::Failed {
+                    retry_after: error.retry_after(),
+                }
             });
             self.metrics.count(outcome);
             (step, outcome)
@@ -334,6 +363,14 @@ impl<P: Policy> Executor<P> {
             here: self.node.clone(),
             ..Owners::default()
         })
+    }
+}
+
+/// How long the API server asks its clients to wait.
+pub(crate) fn asked_pause(error: &LedgerError) -> Option<Duration> {
+    match error {
+        LedgerError::Unavailable { retry_after, .. } => *retry_after,
+        _ => None,
     }
 }
 

@@ -102,7 +102,7 @@ impl CollectorMetrics {
             Outcome::Superseded => {
                 self.outrun.inc();
             }
-            Outcome::Failed => {
+            Outcome::Failed { .. } => {
                 self.failed.inc();
             }
         }

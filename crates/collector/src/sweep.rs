@@ -2,7 +2,12 @@
 //!
 //! Guarantees: a pool is read once per sweep, page by page, and dropped with its page; one with an owner that may be gone,
 //! or that the front wants planned, is read a second time by itself. So no list of all entries is held, and an agent never
-//! holds more than a few pools, however many there are.
+//! holds more than a few pools, however many there are. Nothing else could hold less: which owners are gone is known only
+//! after the pods were read, and pods are read after the last pool.
+//!
+//! Pools that nodes publish are read whole too, for the front's survey: an address that a slice and another pool both
+//! allocated (I1) shows in no metadata. Their entries are never planned, and whether a pool is published is read again, by
+//! metadata, before each release.
 //!
 //! Pools are read before pods: an entry was made for a pod that existed, so a pod that is missing from the later list is
 //! gone since. What changes between the reads is suspected at most, and the next read corrects it.
@@ -19,7 +24,7 @@ use rand::RngExt;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::clock::Clock;
-use super::executor::Executor;
+use super::executor::{Executor, asked_pause};
 use super::liveness::{Verdict, verdict};
 use super::metrics::CollectorMetrics;
 use super::observed::{Held, NodeState, Observed, Owners, PodState};
@@ -46,6 +51,16 @@ pub enum SweepError {
     Ledger(#[from] LedgerError),
     #[error(transparent)]
     Read(#[from] ReadError),
+}
+
+impl SweepError {
+    /// How long the API server asks its clients to wait.
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            SweepError::Ledger(error) => asked_pause(error),
+            SweepError::Read(error) => error.retry_after,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -85,16 +100,19 @@ impl<P: Policy> Sweep<P> {
         // Agents of a whole cluster may start at once.
         sleep(self.jitter(0.0..0.01)).await;
         loop {
+            let mut asked = None;
             match self.lease.take().await {
                 Ok(true) => {
                     if let Err(error) = self.sweep(&mut suspicions).await {
+                        asked = error.retry_after();
                         tracing::warn!(%error, "the sweep was abandoned; the next one starts from the beginning");
                     }
                 }
                 Ok(false) => self.policy.stand_by(),
                 Err(error) => tracing::warn!(%error, "the lease of the last sweep can't be read"),
             }
-            sleep(self.jitter(0.75..1.25)).await;
+            let pause = self.jitter(0.75..1.25);
+            sleep(pause.max(asked.unwrap_or_default())).await;
         }
     }
 
@@ -268,7 +286,7 @@ impl<P: Policy> Sweep<P> {
         policies: &P::PoolPolicies,
     ) -> Result<(), SweepError> {
         if steps.iter().any(|step| matches!(step, Step::Free { .. })) {
-            let published = self.ledger.views().await?;
+            let published = self.ledger.published_pools().await?;
             steps.retain(|step| match step {
                 Step::Free { held, .. } => !published.contains_key(&held.pool.name),
                 Step::Repair(_) => true,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use berth_kube::election::Leadership;
-use berth_ledger::KubeLedger;
+use berth_whereabouts::KubeLedger;
 use futures::StreamExt;
 
 use crate::watch_cache::WatchCache;

@@ -85,7 +85,11 @@ impl Recorder {
     }
 
     /// Reports new problems. `uids`: of the definitions, by `namespace/name`.
-    pub async fn tell(&mut self, problems: BTreeSet<Problem>, uids: &BTreeMap<&str, &str>) {
+    pub async fn report_problems(
+        &mut self,
+        problems: BTreeSet<Problem>,
+        uids: &BTreeMap<&str, &str>,
+    ) {
         for problem in problems.difference(&self.reported) {
             let (definition, reason) = (&problem.definition, problem.reason);
             match needs_action(reason) {

@@ -117,7 +117,7 @@ impl Extent<'_> {
             reason: reason::OVERLAP,
             message: format!(
                 "range {} overlaps {} of {}, and enable_overlapping_ranges is false in one of them: both may allocate the same \
-                 address; switch the check on in both, use one range, or give them network_names",
+                 address; switch the check on in both, use one range, or set network_names",
                 self.range, other.range, other.definition
             ),
         }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_unchecked_are_told_to_both() {
+    fn unchecked_ranges_that_overlap_are_reported_on_both() {
         const UNCHECKED: &str = r#","enable_overlapping_ranges":false"#;
         let wide = defined("ns/wide", r#""range":"10.88.1.0/27""#);
         let narrow = defined(
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn typing_errors_and_wrong_bounds_are_told() {
+    fn typing_errors_and_wrong_bounds_are_reported() {
         for (ipam, reason, words) in [
             (
                 r#""rnage":"10.0.0.0/24""#,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_told_if_it_is_ours() {
+    fn a_definition_that_is_too_long_is_reported_if_it_names_our_plugin() {
         let long = conf(&format!(
             r#""range":"10.0.0.0/24","x":[{}1]"#,
             "1,".repeat(700_000)

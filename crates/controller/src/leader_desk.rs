@@ -14,8 +14,9 @@ use berth_front::LeaderTask;
 use berth_kube::Connection;
 use berth_kube::election::Leadership;
 use berth_leader::{Admission, Authorizer, DeskServer, Endpoint, Route, TlsError, TlsIdentity};
-use berth_ledger::kube::Writer;
-use berth_ledger::{KubeLedger, PoolKey};
+use berth_ledger::PoolKey;
+use berth_whereabouts::KubeLedger;
+use berth_whereabouts::Writer;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -73,7 +74,7 @@ impl DeskArgs {
         let advertise = self.desk_advertise.filter(|address| !address.is_empty());
         let advertise = match advertise {
             None => pod_address(listen.port())?,
-            told => told,
+            advertised => advertised,
         };
         if advertise.is_none() && listen.ip().is_unspecified() {
             return Err(DeskStartError::NoAddress(listen));

@@ -34,7 +34,7 @@ const SOON: Duration = Duration::from_millis(250);
 const LATER: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct LeaderLoop {
     pub seen: Arc<WatchCache>,
     pub reconciler: Reconciler,
     pub recorder: Recorder,
@@ -48,10 +48,10 @@ pub(crate) struct Work {
     pub claims: LostClaims,
     /// Whether pools of returned slices are due to be deleted.
     pub sweep: bool,
-    pub begun: Instant,
+    pub started: Instant,
 }
 
-impl Work {
+impl LeaderLoop {
     /// One term, until it is cancelled.
     pub async fn lead(&mut self, term: &CancellationToken) {
         // What an earlier term remembered may be outdated; what it suspected proves nothing.
@@ -85,7 +85,7 @@ impl Work {
     }
 
     fn now(&self) -> Moment {
-        Moment(0).plus(self.begun.elapsed())
+        Moment(0).plus(self.started.elapsed())
     }
 
     /// Reconciles everything; returns when the next pass is due.
@@ -134,10 +134,10 @@ impl Work {
             .collect()
             .await;
         let mut again: Option<Duration> = None;
-        let mut look_in = |pause: Duration| {
+        let mut recheck_in = |pause: Duration| {
             again = Some(again.map_or(pause, |known| known.min(pause)));
         };
-        let begun = self.now();
+        let started = self.now();
         let mut news = Vec::new();
         for (task, memory, outcome) in tended {
             let Outcome {
@@ -149,7 +149,7 @@ impl Work {
                 Ok(outcome) => outcome,
                 Err(error) => {
                     let (pause, found) = failed(&task, &error);
-                    look_in(pause);
+                    recheck_in(pause.max(error.retry_after().unwrap_or_default()));
                     Outcome {
                         problems: found,
                         ..Outcome::default()
@@ -159,7 +159,9 @@ impl Work {
             problems.extend(found);
             news.extend(happened);
             if let Some(moment) = again {
-                look_in(Duration::from_millis(moment.0.saturating_sub(begun.0) + 1));
+                recheck_in(Duration::from_millis(
+                    moment.0.saturating_sub(started.0) + 1,
+                ));
             }
             if !forgotten {
                 self.memories.insert(task.name.to_owned(), memory);
@@ -167,12 +169,14 @@ impl Work {
         }
         match self.claims.reconcile(&self.reconciler, &view, now).await {
             Ok(Some(moment)) => {
-                look_in(Duration::from_millis(moment.0.saturating_sub(begun.0) + 1));
+                recheck_in(Duration::from_millis(
+                    moment.0.saturating_sub(started.0) + 1,
+                ));
             }
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(%error, "can't check claimed slices of lost nodes; retrying");
-                look_in(LATER);
+                recheck_in(LATER.max(error.retry_after().unwrap_or_default()));
             }
         }
         let sweep = std::mem::take(&mut self.sweep);
@@ -194,9 +198,9 @@ impl Work {
         if sweep && let Err(error) = self.end_calls(&view).await {
             tracing::warn!(%error, "notifications to deleted nodes are removed at the next pass");
         }
-        if let Err(error) = self.networks.tell(&apart.elastic).await {
+        if let Err(error) = self.networks.publish(&apart.elastic).await {
             tracing::warn!(%error, "can't write the ConfigMap of networks; retrying");
-            look_in(SOON);
+            recheck_in(SOON.max(error.retry_after().unwrap_or_default()));
         }
         self.reconciler.metrics.problems.set(problems.len() as i64);
         let uids: BTreeMap<&str, &str> = all()
@@ -204,7 +208,7 @@ impl Work {
             .collect();
         news.append(&mut self.claims.news);
         self.recorder.report(&news, &uids).await;
-        self.recorder.tell(problems, &uids).await;
+        self.recorder.report_problems(problems, &uids).await;
         again.map(|pause| Instant::now() + pause)
     }
 
@@ -246,7 +250,7 @@ async fn one<'a>(
 }
 
 /// Whether one of its definitions exists and can't be read: a typing error must not delete the pool.
-fn may_be_wanted(view: &View, head: &berth_ledger::kube::slicepools::Head) -> bool {
+fn may_be_wanted(view: &View, head: &berth_whereabouts::slicepools::Head) -> bool {
     view.definitions.iter().any(|defined| {
         let its = head.networks.contains(&defined.key) || head.owners.contains(&defined.uid);
         let read = &defined.definition;

@@ -19,7 +19,7 @@ use berth_core::Moment;
 use berth_core::slice::elastic::Claimed;
 use berth_core::slice::grace::{Suspicions, Verdict};
 use berth_core::slice::{Epoch, Holding, NodeName};
-use berth_ledger::kube::SliceObject;
+use berth_whereabouts::SliceObject;
 
 use crate::events::Notice;
 use crate::reconcile::{ReconcileError, Reconciler};
@@ -125,7 +125,7 @@ impl LostClaims {
         self.suspicions.retain(|suspect| known.contains(suspect));
         self.recalled.retain(|suspect, _| known.contains(suspect));
         if stuck {
-            self.look_at(now.plus(STUCK));
+            self.recheck_at(now.plus(STUCK));
         }
         self.checked = Some(absent);
         Ok(self.again)
@@ -143,13 +143,13 @@ impl LostClaims {
         if let Some(until) = self.suspicions.due(&suspect, grace)
             && until > now
         {
-            self.look_at(until);
+            self.recheck_at(until);
             return Ok(false);
         }
         if let Some(until) = self.settles(reconciler, object, now).await
             && until > now
         {
-            self.look_at(until);
+            self.recheck_at(until);
             return Ok(false);
         }
         let claim = &object.claim;
@@ -168,8 +168,8 @@ impl LostClaims {
         let lost = !gone.is_empty() && used.live.is_empty();
         let mut taken = false;
         match self.suspicions.observe(suspect, lost, grace, now) {
-            Verdict::Kept => self.look_at(now.plus(reconciler.pause())),
-            Verdict::Suspected { until } => self.look_at(until),
+            Verdict::Kept => self.recheck_at(now.plus(reconciler.pause())),
+            Verdict::Suspected { until } => self.recheck_at(until),
             Verdict::Proved if !claim.recalled => {
                 let recalled = Claimed {
                     recalled: true,
@@ -183,8 +183,8 @@ impl LostClaims {
                 {
                     tracing::info!(claim = object.name, node = %claim.node, "a claimed slice is recalled: its node is gone");
                 }
-                // Its pause begins when the recall is seen.
-                self.look_at(now);
+                // Its pause starts when the recall is seen.
+                self.recheck_at(now);
             }
             Verdict::Proved => {
                 usage_reader.retire(&used.pools).await?;
@@ -210,7 +210,7 @@ impl LostClaims {
                         definitions.clone(),
                     ));
                 } else {
-                    self.look_at(now.plus(Duration::from_millis(200)));
+                    self.recheck_at(now.plus(Duration::from_millis(200)));
                 }
             }
         }
@@ -249,7 +249,7 @@ impl LostClaims {
         Some(since.plus(reconciler.pause()))
     }
 
-    fn look_at(&mut self, moment: Moment) {
+    fn recheck_at(&mut self, moment: Moment) {
         self.again = Some(self.again.map_or(moment, |known| known.min(moment)));
     }
 }

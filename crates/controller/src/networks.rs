@@ -108,7 +108,7 @@ impl SliceRequests {
         let Some(first) = read.ranges.first().map(|range| range.spec.prefix) else {
             let size = &network.slice_size;
             return problem(format!(
-                "node_slice_size: {size:?} has no range to cut; give range or ipRanges"
+                "node_slice_size: {size:?} has no range to cut; set range or ipRanges"
             ));
         };
         let mut cuts: Vec<(Prefix, Result<Cut, String>)> = Vec::new();
@@ -160,7 +160,7 @@ fn cut(first: Prefix, range: Prefix, size: u8) -> Result<Cut, String> {
     match range.family().bits().checked_sub(bits) {
         Some(size) => Cut::new(range, size).map_err(|error| refused(&error)),
         None => Err(format!(
-            "node_slice_size: /{size} of {first} has more addresses than {range}; give a longer prefix"
+            "node_slice_size: /{size} of {first} has more addresses than {range}; use a longer prefix"
         )),
     }
 }
@@ -232,7 +232,7 @@ impl Settled<'_> {
             reason: reason::MISMATCH,
             message: format!(
                 "NodeSlicePool {pool}: {} wants range {} by /{} (network_name {:?}), but it is cut from {agreed}; \
-                 make them equal, or give this network another network_name",
+                 make them equal, or set another network_name for this network",
                 slice_request.definition,
                 slice_request.cut.range(),
                 slice_request.cut.size(),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_cut_is_named_with_field_and_value() {
+    fn a_range_that_can_not_be_cut_is_reported_with_field_and_value() {
         for (ipam, words) in [
             (
                 r#""range":"10.0.0.0/24","node_slice_size":"x""#,
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_disagree_the_pool_keeps_what_it_is_and_else_the_older_is_right() {
+    fn of_two_that_disagree_the_pool_keeps_its_cut_and_else_the_older_decides() {
         let older = mk_defined(
             "z/a",
             "1",

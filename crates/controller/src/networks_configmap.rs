@@ -3,87 +3,95 @@
 //! Written when it changes, on exactly the version that was read. Created when there is something to publish.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use berth_api::slices::{DISJOINT_KEY, DisjointRanges, NETWORKS_MAP};
 use berth_core::Prefix;
-use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use berth_kube::{Connection, Failure, KubeError, ObjectClient, Place, Resource, Verb};
+use kube::api::Patch;
+use serde::Deserialize;
 use serde_json::json;
 
+const CONFIG_MAPS: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "configmaps",
+    kind: "ConfigMap",
+    place: Place::Namespaced,
+};
+
+#[derive(Debug)]
 pub struct NetworksConfigMap {
-    maps: Api<ConfigMap>,
-    timeout: Duration,
+    objects: ObjectClient,
     written: Option<String>,
 }
 
-impl std::fmt::Debug for NetworksConfigMap {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NetworksConfigMap").finish_non_exhaustive()
-    }
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    resource_version: String,
+}
+
+#[derive(Deserialize)]
+struct Found {
+    metadata: Metadata,
+    #[serde(default)]
+    data: BTreeMap<String, String>,
 }
 
 impl NetworksConfigMap {
-    pub fn new(client: Client, namespace: &str, timeout: Duration) -> NetworksConfigMap {
+    pub fn new(connection: &Connection) -> NetworksConfigMap {
         NetworksConfigMap {
-            maps: Api::namespaced(client, namespace),
-            timeout,
+            objects: ObjectClient::new(connection),
             written: None,
         }
     }
 
-    /// The next write begins with a read.
+    /// The next write starts with a read.
     pub fn forget(&mut self) {
         self.written = None;
     }
 
-    pub async fn tell(&mut self, disjoint: &BTreeMap<String, Prefix>) -> Result<(), kube::Error> {
+    /// Publishes which ranges are disjoint, if that is not what was written last.
+    pub async fn publish(&mut self, disjoint: &BTreeMap<String, Prefix>) -> Result<(), KubeError> {
         let text = json!(DisjointRanges(disjoint.clone())).to_string();
         if self.written.as_ref() == Some(&text) {
             return Ok(());
         }
-        match tokio::time::timeout(self.timeout, self.write(&text, disjoint.is_empty())).await {
-            Ok(written) => written?,
-            Err(_) => {
-                let why = format!("no answer about ConfigMap {NETWORKS_MAP}");
-                return Err(kube::Error::Service(why.into()));
-            }
-        }
+        self.write(&text, disjoint.is_empty()).await?;
         self.written = Some(text);
         Ok(())
     }
 
-    async fn write(&self, text: &str, empty: bool) -> Result<(), kube::Error> {
-        let data = BTreeMap::from([(DISJOINT_KEY.to_owned(), text.to_owned())]);
-        let Some(found) = self.maps.get_opt(NETWORKS_MAP).await? else {
+    async fn write(&self, text: &str, empty: bool) -> Result<(), KubeError> {
+        let data = json!({ DISJOINT_KEY: text });
+        let failed = |verb: Verb| {
+            move |failure: Failure| {
+                failure.into_error(self.objects.ask(verb, &CONFIG_MAPS, NETWORKS_MAP))
+            }
+        };
+        let found: Option<Found> = self.objects.read(&CONFIG_MAPS, NETWORKS_MAP).await?;
+        let Some(found) = found else {
             if empty {
                 return Ok(());
             }
-            let made = ConfigMap {
-                metadata: ObjectMeta {
-                    name: Some(NETWORKS_MAP.to_owned()),
-                    ..ObjectMeta::default()
-                },
-                data: Some(data),
-                ..ConfigMap::default()
-            };
-            self.maps.create(&PostParams::default(), &made).await?;
+            let made = json!({
+                "apiVersion": CONFIG_MAPS.api_version(), "kind": CONFIG_MAPS.kind,
+                "metadata": { "name": NETWORKS_MAP },
+                "data": data,
+            });
+            let created = self.objects.create(&CONFIG_MAPS, &made).await;
+            created.map_err(failed(Verb::Create))?;
             return Ok(());
         };
-        let now = found.data.as_ref().and_then(|data| data.get(DISJOINT_KEY));
-        if now.is_some_and(|now| now == text) {
+        if found.data.get(DISJOINT_KEY).is_some_and(|now| now == text) {
             return Ok(());
         }
-        let patch = json!({
+        let patch = Patch::Merge(json!({
             "metadata": { "resourceVersion": found.metadata.resource_version },
             "data": data,
-        });
-        let params = PatchParams::default();
-        self.maps
-            .patch(NETWORKS_MAP, &params, &Patch::Merge(patch))
-            .await?;
+        }));
+        let patched = self.objects.patch(&CONFIG_MAPS, NETWORKS_MAP, &patch).await;
+        patched.map_err(failed(Verb::Patch))?;
         Ok(())
     }
 }

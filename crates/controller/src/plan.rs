@@ -7,7 +7,7 @@ use berth_core::dialect::WHEREABOUTS;
 use berth_core::slice::assigned::{Assigned, Assignments, LiveClaim};
 use berth_core::slice::{Holding, NodeName};
 use berth_core::{Prefix, RangeSpec, Space};
-use berth_ledger::kube::slicepools::{Marks, SlicePool, StoredSlicePool};
+use berth_whereabouts::slicepools::{Marks, SlicePool, StoredSlicePool};
 
 use crate::networks::{Problem, Settled, reason};
 
@@ -115,7 +115,7 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
     if !assigned.unserved.is_empty() {
         let nodes: Vec<&str> = assigned.unserved.iter().map(NodeName::as_str).collect();
         let message = format!(
-            "NodeSlicePool {name}: all slices /{} of {} are assigned; {} get none; give a larger range, or smaller slices",
+            "NodeSlicePool {name}: all slices /{} of {} are assigned; {} get none; use a larger range, or smaller slices",
             cut.size(),
             cut.range(),
             list(&nodes)
@@ -178,7 +178,7 @@ pub fn plan(known: &Known<'_>, now: &str) -> Draft {
     }
 }
 
-/// One condition per reason, with the time at which it began.
+/// One condition per reason, with the time at which it started.
 pub fn conditions(
     problems: &[Problem],
     unparsed: &[String],
@@ -186,11 +186,11 @@ pub fn conditions(
     now: &str,
 ) -> Vec<Condition> {
     let mut conditions: Vec<Condition> = Vec::new();
-    let stray = (!unparsed.is_empty()).then(|| (reason::UNREADABLE, list(unparsed)));
+    let unparsed_entry = (!unparsed.is_empty()).then(|| (reason::UNREADABLE, list(unparsed)));
     let reported = problems
         .iter()
         .map(|problem| (problem.reason, problem.message.clone()))
-        .chain(stray);
+        .chain(unparsed_entry);
     for (reason, message) in reported {
         match conditions.iter_mut().find(|known| known.kind == reason) {
             Some(known) if !known.message.contains(&message) => {
@@ -239,7 +239,7 @@ pub fn list<T: AsRef<str>>(items: &[T]) -> String {
 mod tests {
     use super::*;
 
-    fn mk_trouble(reason: &'static str, message: &str) -> Problem {
+    fn mk_problem(reason: &'static str, message: &str) -> Problem {
         Problem {
             definition: "ns/a".into(),
             reason,
@@ -248,13 +248,13 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_keeps_the_time_at_which_it_began() {
-        let first = conditions(&[mk_trouble(reason::EXHAUSTED, "a")], &[], &[], "then");
+    fn a_condition_keeps_the_time_at_which_it_started() {
+        let first = conditions(&[mk_problem(reason::EXHAUSTED, "a")], &[], &[], "then");
         let again = conditions(
             &[
-                mk_trouble(reason::EXHAUSTED, "b"),
-                mk_trouble(reason::EXHAUSTED, "b"),
-                mk_trouble(reason::MISMATCH, "c"),
+                mk_problem(reason::EXHAUSTED, "b"),
+                mk_problem(reason::EXHAUSTED, "b"),
+                mk_problem(reason::MISMATCH, "c"),
             ],
             &["a row".into()],
             &first,

@@ -17,9 +17,10 @@ mod unused;
 
 use std::time::Duration;
 
+use berth_collector::ReadError;
 use berth_core::Moment;
 use berth_ledger::LedgerError;
-use berth_ledger::kube::slicepools::{SlicePools, StoredSlicePool};
+use berth_whereabouts::slicepools::{SlicePools, StoredSlicePool};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::events::Notice;
@@ -56,6 +57,21 @@ pub enum ReconcileError {
 }
 
 impl ReconcileError {
+    /// How long the API server asks its clients to wait.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            ReconcileError::Ledger(LedgerError::Unavailable { retry_after, .. })
+            | ReconcileError::Usage(UsageError::Ledger(LedgerError::Unavailable {
+                retry_after,
+                ..
+            }))
+            | ReconcileError::Usage(UsageError::ReadError(ReadError { retry_after, .. })) => {
+                *retry_after
+            }
+            _ => None,
+        }
+    }
+
     /// Whether it may concern only this object: a server that can't be reached is down for everything.
     pub(crate) fn is_of_one(&self) -> bool {
         match self {
@@ -67,7 +83,7 @@ impl ReconcileError {
     }
 }
 
-/// What tending needs.
+/// The connection and settings of all reconciliations.
 #[derive(Debug)]
 pub struct Reconciler {
     pub pools: SlicePools,
@@ -111,7 +127,7 @@ impl Reconciler {
         let mut outcome = outcome?;
         // It may have been deleted before a watch could show it.
         if let Some(made) = memory.made {
-            outcome.look_at(made.plus(UNSEEN));
+            outcome.recheck_at(made.plus(UNSEEN));
         }
         Ok(outcome)
     }
@@ -240,7 +256,7 @@ impl Reconciler {
 }
 
 impl Outcome {
-    fn look_at(&mut self, moment: Moment) {
+    fn recheck_at(&mut self, moment: Moment) {
         self.again = Some(self.again.map_or(moment, |known| known.min(moment)));
     }
 }

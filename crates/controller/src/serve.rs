@@ -135,7 +135,11 @@ impl Controller {
             .election
             .map(|election| tokio::spawn(election.run(stop.clone())));
         let mut running = JoinSet::new();
-        running.spawn(tell_leading(leading, self.leadership.clone(), stop.clone()));
+        running.spawn(report_leading(
+            leading,
+            self.leadership.clone(),
+            stop.clone(),
+        ));
         let names: Vec<&'static str> = tasks.iter().map(|task| task.name()).collect();
         for task in tasks {
             let name = task.name();
@@ -179,7 +183,7 @@ async fn terms(
 ) -> &'static str {
     loop {
         tokio::select! {
-            // First: a controller that stops may still lead, and must not begin another term.
+            // First: a controller that stops may still lead, and must not start another term.
             biased;
             () = stop.cancelled() => return task.name(),
             () = leadership.until_leading() => {}
@@ -197,12 +201,12 @@ async fn terms(
     }
 }
 
-async fn tell_leading(
+async fn report_leading(
     leading: Gauge,
     mut leadership: Leadership,
     stop: CancellationToken,
 ) -> &'static str {
-    let telling = async {
+    let reporting = async {
         loop {
             leadership.until_leading().await;
             leading.set(1);
@@ -210,7 +214,7 @@ async fn tell_leading(
             leading.set(0);
         }
     };
-    stop.run_until_cancelled(telling).await;
+    stop.run_until_cancelled(reporting).await;
     "leading"
 }
 

@@ -10,9 +10,10 @@ use berth_collector::QuorumReader;
 use berth_front::LeaderTask;
 use berth_kube::Connection;
 use berth_kube::election::Leadership;
-use berth_ledger::kube::slicepools::SlicePools;
-use berth_ledger::{KubeLedger, PoolKey};
+use berth_ledger::PoolKey;
 use berth_networks::range_policy::Policies;
+use berth_whereabouts::KubeLedger;
+use berth_whereabouts::slicepools::SlicePools;
 use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::deleted_leases;
 use crate::events::Recorder;
-use crate::leader_loop::Work;
+use crate::leader_loop::LeaderLoop;
 use crate::lost_nodes::LostClaims;
 use crate::metrics::Metrics;
 use crate::networks_configmap::NetworksConfigMap;
@@ -53,7 +54,7 @@ pub struct SliceTask {
     seen: Arc<WatchCache>,
     metrics: Metrics,
     /// Only the current term locks it.
-    work: Mutex<Work>,
+    work: Mutex<LeaderLoop>,
 }
 
 impl SliceTask {
@@ -65,27 +66,27 @@ impl SliceTask {
         let (client, timeout) = (connection.client.clone(), connection.timeout);
         let (seen, metrics) = (Arc::<WatchCache>::default(), Metrics::default());
         let pools = SlicePools::new(connection);
-        let work = Work {
+        let work = LeaderLoop {
             seen: Arc::clone(&seen),
             reconciler: Reconciler {
                 pools: pools.clone(),
                 usage_reader: UsageReader {
-                    reader: QuorumReader::new(client.clone(), timeout),
+                    reader: QuorumReader::new(connection),
                     ledger: KubeLedger::new(connection.clone()),
                 },
                 grace: settings.grace,
                 metrics: metrics.clone(),
                 ended: Ended::default(),
             },
-            recorder: Recorder::new(client.clone(), leadership.identity(), timeout),
-            networks: NetworksConfigMap::new(client, &connection.namespace, timeout),
+            recorder: Recorder::new(client, leadership.identity(), timeout),
+            networks: NetworksConfigMap::new(connection),
             gather: settings.gather,
             resync: settings.resync,
             unseen_is_apart: settings.unseen_is_apart,
             memories: BTreeMap::new(),
             claims: LostClaims::default(),
             sweep: false,
-            begun: Instant::now(),
+            started: Instant::now(),
         };
         SliceTask {
             connection: connection.clone(),

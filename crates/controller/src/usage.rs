@@ -15,7 +15,8 @@ use berth_collector::{QuorumReader, ReadError};
 use berth_core::slice::assigned::LiveClaim;
 use berth_core::slice::{Holding, NodeName};
 use berth_core::{Pool, Prefix};
-use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use berth_ledger::{Ledger, LedgerError, PoolKey, Snapshot, Version};
+use berth_whereabouts::KubeLedger;
 use futures::{StreamExt, TryStreamExt};
 
 /// Concurrent reads of pools.
@@ -259,8 +260,8 @@ fn claims<'a>(
             pod: record.owner.subject.clone(),
             address: Some(address),
         });
-    let unparsed = pool.unparsed().iter().map(|stray| LiveClaim {
-        pod: format!("(an entry that can't be read: {})", stray.key),
+    let unparsed = pool.unparsed().iter().map(|entry| LiveClaim {
+        pod: format!("(an entry that can't be read: {})", entry.key),
         address: None,
     });
     entries.chain(unparsed).collect()

@@ -1,4 +1,4 @@
-//! The controller runs whatever tasks it is given: all of them while it leads, to the end of the term, and none alone.
+//! The controller runs the tasks of its list: all of them while it leads, to the end of the term, and no subset.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -21,10 +21,10 @@ const KUBECONFIG: &str = "{apiVersion: v1, kind: Config, current-context: c,
     users: [{name: u, user: {token: t}}],
     contexts: [{name: c, context: {cluster: k, user: u}}]}";
 
-/// Counts its terms, and tells when the first began.
+/// Counts its terms, and notifies when the first one started.
 #[derive(Debug, Default)]
 struct Counting {
-    begun: AtomicUsize,
+    started: AtomicUsize,
     ended: AtomicUsize,
     leads: Notify,
 }
@@ -36,7 +36,7 @@ impl LeaderTask for Counting {
     }
 
     async fn lead(&self, term: CancellationToken) {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
         self.leads.notify_one();
         term.cancelled().await;
         self.ended.fetch_add(1, Ordering::SeqCst);
@@ -58,7 +58,7 @@ impl LeaderTask for Broken {
     }
 }
 
-/// Without an election, of a cluster that is not there: tasks bring their own requests.
+/// Without an election, on a cluster that does not exist: tasks bring their own requests.
 async fn controller(dir: &tempfile::TempDir) -> Controller {
     let kubeconfig = dir.path().join("kubeconfig");
     std::fs::write(&kubeconfig, KUBECONFIG).unwrap();
@@ -83,7 +83,7 @@ async fn a_task_leads_until_the_controller_stops() {
     let until_led = task.leads.notified();
     let ended = controller(&dir).await.run(tasks, until_led).await;
     assert!(ended.is_ok(), "{ended:?}");
-    assert_eq!(task.begun.load(Ordering::SeqCst), 1);
+    assert_eq!(task.started.load(Ordering::SeqCst), 1);
     assert_eq!(
         task.ended.load(Ordering::SeqCst),
         1,

@@ -77,16 +77,16 @@ pub fn diagnose(pool: &Pool, network: Option<Prefix>) -> Vec<Finding> {
         }));
     }
     let foreign = pool.unparsed().iter();
-    findings.extend(foreign.map(|stray| Finding::Foreign {
-        key: stray.key.clone(),
-        why: stray.why.clone(),
+    findings.extend(foreign.map(|entry| Finding::Foreign {
+        key: entry.key.clone(),
+        why: entry.why.clone(),
     }));
     findings
 }
 
-/// What one source (a pool entry, a reservation, a pod's status) says about an address.
+/// What one source (a pool entry, a reservation, a pod's status) shows for an address.
 #[derive(Clone, Copy, Debug)]
-pub struct Sighting<'a> {
+pub struct Observation<'a> {
     /// The same address in different networks is two addresses.
     pub network: &'a str,
     pub owner: &'a Owner,
@@ -97,7 +97,7 @@ pub struct Sighting<'a> {
 pub fn shared<'a>(
     count: usize,
     address: impl Fn(usize) -> Option<Address>,
-    said: impl Fn(usize) -> Option<Sighting<'a>>,
+    observed: impl Fn(usize) -> Option<Observation<'a>>,
 ) -> Vec<Vec<usize>> {
     let at = |place: &u32| address(*place as usize);
     let mut order: Vec<u32> = (0..u32::try_from(count).unwrap_or(u32::MAX))
@@ -111,7 +111,7 @@ pub fn shared<'a>(
         }
         let mut networks: BTreeMap<&str, Vec<(usize, &Owner)>> = BTreeMap::new();
         for place in places.iter().map(|place| *place as usize) {
-            if let Some(Sighting { network, owner }) = said(place) {
+            if let Some(Observation { network, owner }) = observed(place) {
                 networks.entry(network).or_default().push((place, owner));
             }
         }
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn an_address_of_one_network_with_different_owners_is_shared() {
         let owner = Owner::new;
-        let said = [
+        let observed = [
             ("", "10.0.0.1", owner("ns/a", "net1")),
             ("blue", "10.0.0.1", owner("ns/b", "net1")),
             ("", "10.0.0.2", owner("ns/a", "net1")),
@@ -153,11 +153,11 @@ mod tests {
             ("", "10.0.0.2", owner("ns/a", "net1")),
         ];
         let found = shared(
-            said.len(),
-            |place| said[place].1.parse().ok(),
+            observed.len(),
+            |place| observed[place].1.parse().ok(),
             |place| {
-                let (network, _, owner) = &said[place];
-                Some(Sighting { network, owner })
+                let (network, _, owner) = &observed[place];
+                Some(Observation { network, owner })
             },
         );
         assert_eq!(found, [vec![2, 5, 6]]);

@@ -1,6 +1,6 @@
 //! The invariants of the engine as functions that all tests share.
 //!
-//! Each takes what can be observed and says what is violated. They are deliberately naive, so that they share no
+//! Each takes what can be observed and returns what is violated. They are deliberately naive, so that they share no
 //! mistake with the code that they check.
 
 use std::collections::BTreeMap;
@@ -102,7 +102,7 @@ pub fn changes_explain(
     }
 }
 
-/// All or none: a claim got one address per want, each in the want's space, all different.
+/// All or none: a claim got one address per request, each in the request's space, all different.
 pub fn all_or_none(request: &Request, answer: &Answer) -> Check {
     let (Request::Allocate(claim) | Request::Exchange { claim, .. }, Answer::Granted(granted)) =
         (request, answer)

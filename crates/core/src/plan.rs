@@ -107,7 +107,7 @@ pub struct Granted {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// One per want, in their order.
+    /// One per requested address, in their order.
     Granted(Vec<Granted>),
     /// What was released. Empty if nothing was held, so that a repeat succeeds.
     Released(Vec<(Address, Record)>),
@@ -115,14 +115,14 @@ pub enum Answer {
     Refused(Refusal),
 }
 
-/// Why a request got nothing. Nothing was changed for it.
+/// Why a request was refused. Nothing was changed for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum Refusal {
     #[error("no free address: all {capacity} of {space} are held or cooling down")]
     Exhausted {
         space: String,
         capacity: u128,
-        /// Which want of the claim failed, counted from 0.
+        /// Which requested address of the claim failed, counted from 0.
         #[serde(default)]
         want: usize,
     },
@@ -356,9 +356,9 @@ impl From<Mismatch> for Refusal {
     }
 }
 
-/// Assigns the owner's addresses to wants: as many wants as possible, earlier wants first, lower addresses first.
-/// Ranges of one claim may overlap, so a want may have to use another of its addresses to leave the only fitting one to
-/// the next (augmenting paths; a claim has few wants).
+/// Assigns the owner's addresses to the requested ones: as many as possible, earlier requests first, lower addresses
+/// first. Ranges of one claim may overlap, so a request may have to use another of its addresses to leave the only
+/// fitting one to the next (augmenting paths; a claim has few requests).
 fn held_already(held: Vec<Address>, wants: &[AddressRequest]) -> Vec<Option<Address>> {
     let fits = |want: &AddressRequest, address: Address| {
         want.exact.is_none_or(|exact| exact == address) && want.space.contains(address)
@@ -375,7 +375,7 @@ fn held_already(held: Vec<Address>, wants: &[AddressRequest]) -> Vec<Option<Addr
     served
 }
 
-/// Finds an address for the want at `place`, moving earlier wants to other addresses if needed.
+/// Finds an address for the request at `place`, moving earlier requests to other addresses if needed.
 fn seat(
     place: usize,
     held: &[Address],
@@ -384,7 +384,7 @@ fn seat(
     server: &mut BTreeMap<Address, usize>,
     tried: &mut BTreeSet<Address>,
 ) -> bool {
-    // Nothing is moved while there is room: equal wants are served in order.
+    // Nothing is moved while there is room: equal requests are served in order.
     let open =
         |address: &&Address| fits(&wants[place], **address) && !server.contains_key(*address);
     if let Some(address) = held.iter().find(open).copied() {

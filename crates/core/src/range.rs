@@ -187,7 +187,7 @@ pub enum RangeError {
         first: Address,
         last: Address,
     },
-    #[error("{field}: {first} and {last} are of different families; give two {family} addresses", family = .first.family())]
+    #[error("{field}: {first} and {last} are of different families; use two {family} addresses", family = .first.family())]
     Mixed {
         field: &'static str,
         first: Address,
@@ -202,7 +202,7 @@ pub enum RangeError {
     },
     #[error("invalid range start for CIDR {prefix}: {start}")]
     StartOutside { prefix: Prefix, start: Address },
-    #[error("{field}: {value} is not a usable address of {prefix}; give one from {usable}")]
+    #[error("{field}: {value} is not a usable address of {prefix}; use one from {usable}")]
     BoundOutside {
         field: &'static str,
         value: Address,

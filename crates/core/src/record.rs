@@ -165,10 +165,10 @@ impl Record {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ByHandError {
     #[error(
-        "owner `{0}`: give a name of 1 to {LONGEST} bytes without spaces, such as default/printer"
+        "owner `{0}`: use a name of 1 to {LONGEST} bytes without spaces, such as default/printer"
     )]
     Name(String),
-    #[error("note `{0}`: give one line of at most {LONGEST} bytes")]
+    #[error("note `{0}`: use one line of at most {LONGEST} bytes")]
     Note(String),
 }
 

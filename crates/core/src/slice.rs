@@ -1,15 +1,14 @@
 //! Slices: sub-ranges that belong to one node at a time.
 //!
-//! Promises: slices of one range never overlap, live ones stay where they are whatever else
-//! changes, a slice that changes hands gets a new epoch (I8), and the assignment of the same nodes
-//! is the same every time. Cutting costs nothing: a range of 2^64 slices is arithmetic, not a list.
-//! The caller proves that a node is gone; a table reclaims only what the caller names.
+//! Guarantees: slices of one range never overlap; a live slice stays where it is when other slices change; a slice
+//! that is reassigned gets a new epoch (I8); the same nodes always get the same assignment. A cut is arithmetic and
+//! not a list, so a range may have 2^64 slices. The caller proves that a node is gone; a table reclaims only what the
+//! caller names.
 
 pub mod assigned;
-pub mod closed;
 pub mod grace;
 pub mod machine;
-pub mod ways;
+pub mod range_mode;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -41,7 +40,7 @@ impl fmt::Display for NodeName {
     }
 }
 
-/// How often a slice has changed hands. A node that returns with an older one has lost it.
+/// How often a slice was reassigned. A node that knows an older epoch has lost the slice.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -59,8 +58,8 @@ pub struct Holding {
 /// Why a slice can't be assigned or returned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SliceError {
-    /// The caller names the field.
-    #[error("/{size} does not cut {range}; give a length from /{} to /{max}", .range.length())]
+    /// The caller prefixes the name of the setting.
+    #[error("/{size} does not cut {range}; use a length from /{} to /{max}", .range.length())]
     Size { range: Prefix, size: u8, max: u8 },
     #[error("all slices /{size} of {range} are assigned; {node} gets none")]
     Exhausted {
@@ -88,7 +87,7 @@ pub enum SliceError {
     InHand { slice: Prefix, node: NodeName },
 }
 
-/// A range cut into slices of one size. Holds two prefixes and no list.
+/// A range cut into slices of one size: two prefixes, no list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     range: Prefix,
@@ -112,7 +111,7 @@ impl Cut {
         self.size
     }
 
-    /// How many slices there are; saturates for the whole of IPv6 by single addresses.
+    /// The number of slices; saturates for the whole of IPv6 cut into single addresses.
     pub fn count(self) -> u128 {
         1u128
             .checked_shl((self.size - self.range.length()).into())
@@ -128,7 +127,7 @@ impl Cut {
         Prefix::containing(self.range.network().plus(distance)?, self.size)
     }
 
-    /// The slice that an address lies in.
+    /// The slice that contains an address.
     pub fn of(self, address: Address) -> Option<Prefix> {
         self.range
             .contains(address)
@@ -136,12 +135,12 @@ impl Cut {
             .flatten()
     }
 
-    /// Whether that is one of the slices.
+    /// Whether the prefix is one of the slices.
     pub fn has(self, slice: Prefix) -> bool {
         slice.length() == self.size && self.range.covers(slice)
     }
 
-    /// Which one it is, counted from 0.
+    /// The slice's index, counted from 0.
     pub fn index(self, slice: Prefix) -> Option<u128> {
         if !self.has(slice) {
             return None;
@@ -151,8 +150,7 @@ impl Cut {
         Some(distance.checked_shr(step).unwrap_or(0))
     }
 
-    /// Where a node's own search for a free slice begins, so that nodes which start at once rarely
-    /// meet.
+    /// Where a node starts its search for a free slice, so that nodes which start together rarely collide.
     pub fn search_start(self, node: &NodeName) -> u128 {
         crate::order::hash_index(node.as_str(), self.count())
     }
@@ -163,8 +161,8 @@ impl Cut {
 pub struct SliceTable {
     cut: Cut,
     held: BTreeMap<Prefix, Holding>,
-    /// The last epoch of slices that were held before; without it a returning node could not be
-    /// told from the rightful one.
+    /// The last epoch of slices that were held before; without it a returning node could not be distinguished from
+    /// the current holder.
     epochs: BTreeMap<Prefix, Epoch>,
 }
 
@@ -181,7 +179,7 @@ impl SliceTable {
         self.cut
     }
 
-    /// Takes in a holding as it was read.
+    /// Adds a holding as it was read.
     pub fn restore(&mut self, holding: Holding) {
         self.epochs.insert(holding.slice, holding.epoch);
         self.held.insert(holding.slice, holding);
@@ -202,8 +200,8 @@ impl SliceTable {
             .filter(move |holding| holding.node == *node)
     }
 
-    /// One more slice for the node: the first free one, from `start` on and then from the beginning,
-    /// that has an address which may be allocated.
+    /// Assigns one more slice to the node: the first free one at or after `start`, then from the lowest, that has an
+    /// address which may be allocated.
     pub fn claim(
         &mut self,
         node: &NodeName,
@@ -231,8 +229,8 @@ impl SliceTable {
         Ok(holding)
     }
 
-    /// One slice for each node that has none, in the order of their names. Holdings stay. Returns
-    /// what is new and who got nothing.
+    /// One slice for each node that has none, in the order of their names. Holdings stay. Returns the new holdings,
+    /// and the nodes for which no slice was left.
     pub fn assign(
         &mut self,
         nodes: &BTreeSet<NodeName>,
@@ -245,7 +243,7 @@ impl SliceTable {
         for node in nodes.difference(&served) {
             match self.claim(node, usable, start) {
                 Ok(holding) => {
-                    // The next search goes on behind this slice: n nodes cost n steps, not n².
+                    // The next search starts after this slice: n nodes cost n steps, not n².
                     start = self.index(holding.slice).map_or(0, |n| n + 1);
                     fresh.push(holding);
                 }
@@ -255,7 +253,7 @@ impl SliceTable {
         (fresh, unserved)
     }
 
-    /// Takes a slice back. Only its node, at its epoch, can return it (I6, I8).
+    /// Returns a slice. Only its node, at its epoch, can return it (I6, I8).
     pub fn yield_back(
         &mut self,
         slice: Prefix,
@@ -300,8 +298,7 @@ impl SliceTable {
             .or_else(|| self.free_between(0, start, usable))
     }
 
-    /// Jumps over slices without a usable address to the one that holds the next of them, so that a
-    /// large excluded block costs one step.
+    /// Skips slices without a usable address, so that a large excluded block costs one step.
     fn free_between(&self, from: u128, to: u128, usable: &Space) -> Option<Prefix> {
         let mut n = from;
         while n < to {

@@ -426,7 +426,7 @@ fn hash_vectors_of_vm_pools() {
     }
 }
 
-/// Case 11 of the drop-in's table: eight addresses, nine pods.
+/// Eight addresses, nine pods.
 #[test]
 fn the_ninth_of_eight_is_refused_and_nothing_changes() {
     let space = Arc::new(
@@ -462,8 +462,8 @@ fn the_ninth_of_eight_is_refused_and_nothing_changes() {
     ));
 }
 
-/// Two wants of one claim in one range get two addresses, and a failing second want takes the first
-/// one back.
+/// Two requested addresses of one claim in one range are different, and if the second request fails, the first
+/// address is not kept.
 #[test]
 fn several_wants_are_all_or_none() {
     let mk = |range: &str| {

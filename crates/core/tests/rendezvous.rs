@@ -69,7 +69,7 @@ proptest! {
     }
 }
 
-/// A space that is no list of machines is not walked through.
+/// A space that is larger than any list of VMs is not scored address by address.
 #[test]
 fn a_wide_space_is_not_ranked_address_by_address() {
     let space = Arc::new(Space::list([Block::parse(

@@ -202,8 +202,8 @@ impl Desk {
         self.wait(waiting).await
     }
 
-    /// What is held under the handle: read after the call, when no commit for that handle that this desk has begun is under
-    /// way or in doubt. Nothing that was begun here before can change it later.
+    /// What is held under the handle: read after the call, when no commit for that handle that this desk has started is
+    /// under way or in doubt. Nothing that was started here before can change it later.
     pub async fn find(&self, handle: &Handle) -> Result<Vec<(Address, Record)>, DeskError> {
         let release = Request::Release(Release {
             selector: Selector::Handle {

@@ -1,7 +1,7 @@
-//! Fuzz targets: every reader of input that somebody else writes, as a function of bytes.
+//! Fuzz targets: every parser of untrusted input, as a function of bytes.
 //!
-//! A target must not panic, whatever the bytes are, and checks what has to hold of whatever could be read. cargo-fuzz
-//! drives them (`fuzz/`), and so does a simple mutator on the stable toolchain ([`mutate`], `cargo run -p berth-fuzz`).
+//! A target must not panic on any input, and checks the invariants of what it parsed. cargo-fuzz drives them
+//! (`fuzz/`), and so does a simple mutator on the stable toolchain ([`mutate`], `cargo run -p berth-fuzz`).
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod mutate;

@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng};
 /// Longer inputs are cut. A little more than the longest input that is read: 128 KiB.
 const MOST: usize = 140_000;
 
-/// Words that readers look for, and numbers at the edges of their types.
+/// Words that parsers recognise, and numbers at the edges of their types.
 const WORDS: &[&str] = &[
     "0",
     "-1",

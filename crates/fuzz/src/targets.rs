@@ -1,4 +1,4 @@
-//! What each target reads, and what has to hold of it.
+//! The input of each target, and the invariants of what it parsed.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ pub fn cni(data: &[u8]) {
     let _ = berth_cni::http::parse_answer(data);
 }
 
-/// Ranges, prefixes and addresses in all their forms. What may be given lies in the range.
+/// Ranges, prefixes and addresses in all their forms. Allocatable addresses lie in the range.
 pub fn ranges(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     for line in text.lines().take(16) {
@@ -77,7 +77,7 @@ pub fn ranges(data: &[u8]) {
 /// An IPPool object as the API server sends it.
 pub fn pools(data: &[u8]) {
     if let Ok(object) = serde_json::from_slice(data) {
-        let _ = berth_ledger::kube::pool_of(object);
+        let _ = berth_whereabouts::pool_of(object);
     }
 }
 
@@ -95,8 +95,8 @@ pub fn configmaps(data: &[u8]) {
     let _ = berth_ledger::configmap::salvage_of(&text);
 }
 
-/// What an agent and the leader send each other: the batch on the first line, the replies to it on the next. A batch that is
-/// within its bounds is written as it was read.
+/// A batch that an agent sends to the leader, on the first line, and the replies on the next. A batch within its
+/// bounds is written as it was read.
 pub fn desk(data: &[u8]) {
     let end = data.iter().position(|byte| *byte == b'\n');
     let (batch, replies) = match end.and_then(|end| data.split_at_checked(end)) {
@@ -129,7 +129,7 @@ pub fn definitions(data: &[u8]) {
     }
 }
 
-/// What is made of a network costs its names for each of its addresses.
+/// The result for a network contains its names once for each of its addresses.
 fn is_bounded(network: &PodNetwork) -> bool {
     let names = network.name.len().max(network.network_name.len());
     names <= 253 && network.ranges.len() + network.addresses.len() <= 64
@@ -162,7 +162,7 @@ async fn converse(data: &[u8]) {
     };
     let (mut client, server) = tokio::io::duplex(256 * 1024);
     let served = tokio::spawn(berth_listen::drive(server, Peer::Local, routes, limits));
-    // A server that has had enough does not read the rest.
+    // A server that refuses a request early does not read all of it.
     let _ = client.write_all(data).await;
     let _ = client.shutdown().await;
     let mut answer = Vec::new();

@@ -91,6 +91,9 @@ async fn a_vm_knows_where_it_is() {
     };
     assert_eq!(found, expected);
     assert_eq!(found.region(), REGION);
+    // A pod with Workload Identity sees GKE's own metadata server, which has no instance/name.
+    scene.local.project(|project| project.gke_metadata = true);
+    assert_eq!(scene.metadata.whereabouts().await.unwrap(), expected);
 }
 
 #[tokio::test]

@@ -26,30 +26,12 @@ const ENGINE: &str = "berth-full";
 const PROGRAM_MODE: u32 = 0o755;
 
 /// A text that goes beside the plugin's configuration.
-struct TextFile {
-    name: &'static str,
+#[derive(Clone, Copy, Debug)]
+pub struct TextFile {
+    pub name: &'static str,
     /// None where there is nothing to write on this node.
-    text: fn(&Settings, Option<&templates::Cluster>) -> Option<String>,
+    pub text: fn(&Settings, Option<&templates::Cluster>) -> Option<String>,
 }
-
-/// The texts, under the names that whereabouts has for them, in the order in which they are written.
-const TEXTS: &[TextFile] = &[
-    TextFile {
-        name: "whereabouts.kubeconfig",
-        text: |_, cluster| cluster.map(templates::kubeconfig),
-    },
-    TextFile {
-        name: "whereabouts.conf",
-        text: |settings, cluster| {
-            let own = settings.layout.own();
-            cluster.map(|_| templates::flat_file(&own.there, &settings.cron))
-        },
-    },
-    TextFile {
-        name: "nodename",
-        text: |settings, _| settings.node.clone(),
-    },
-];
 
 /// What is installed, and where.
 #[derive(Debug, Clone)]
@@ -59,6 +41,8 @@ pub struct Settings {
     pub plugin: PathBuf,
     /// The names that it is installed under, one for each `ipam.type` that a front answers to.
     pub plugin_names: Vec<&'static str>,
+    /// What a front's plugin reads beside it, in the order in which it is written.
+    pub texts: &'static [TextFile],
     /// `berth` itself: what the plugin runs where no agent listens.
     pub engine: PathBuf,
     /// None on a node of no cluster: there the programs are all there is to install.
@@ -258,7 +242,7 @@ impl Settings {
         let own = self.layout.own();
         let source = self.cluster.as_ref();
         let cluster = source.map(ClusterSource::read).transpose()?;
-        let texts = TEXTS.iter().filter_map(|file| {
+        let texts = self.texts.iter().filter_map(|file| {
             Some(Item {
                 file: join(&own, file.name),
                 mode: self.mode,
@@ -305,7 +289,7 @@ impl Settings {
     /// Every file that this installs, as this process sees it.
     pub(crate) fn places(&self) -> Vec<PathBuf> {
         let own = self.layout.own().here;
-        let texts = TEXTS.iter().map(|file| own.join(file.name));
+        let texts = self.texts.iter().map(|file| own.join(file.name));
         let plugins = self.plugin_names.iter().copied();
         let beside = [engine_config::NAME, ENGINE].into_iter().chain(plugins);
         texts

@@ -99,7 +99,7 @@ impl Layout {
     }
 
     /// Where Berth keeps its own files among the configurations.
-    pub(crate) fn own(&self) -> Dir {
+    pub fn own(&self) -> Dir {
         Dir {
             here: self.conf.here.join("whereabouts.d"),
             there: self.conf.there.join("whereabouts.d"),

@@ -27,12 +27,12 @@ mod lock;
 mod manifest;
 mod reconcile;
 mod remove;
-mod templates;
+pub mod templates;
 
 pub use cluster::ClusterSource;
 pub use engine_config::EngineConfig;
 pub use error::InstallError;
-pub use install::{Action, Placed, Report, Settings, install};
+pub use install::{Action, Placed, Report, Settings, TextFile, install};
 pub use layout::{Dir, Layout, Wanted};
 pub use reconcile::reconcile;
 pub use remove::{Fate, Removed, remove};

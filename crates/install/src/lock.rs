@@ -19,13 +19,13 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    pub fn take(dir: &Path, patience: Duration) -> Result<Lock, InstallError> {
+    pub fn take(dir: &Path, limit: Duration) -> Result<Lock, InstallError> {
         let file = File::open(dir).map_err(InstallError::write(dir))?;
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Lock { _dir: file }),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < patience => {
+                Err(TryLockError::WouldBlock) if started.elapsed() < limit => {
                     sleep(Duration::from_millis(50));
                 }
                 Err(TryLockError::WouldBlock) => {

@@ -1,20 +1,31 @@
 //! The texts that go beside the plugin: kubeconfig and flat file, with the fields of whereabouts' own installer, so that
 //! either plugin can read what either installer wrote. Pure.
 
+use std::fmt;
 use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-/// How the plugin reaches the API server.
-pub(crate) struct Cluster {
+/// How a plugin reaches the API server.
+pub struct Cluster {
     pub server: String,
     /// The server's CA, a PEM bundle; none to accept any server.
     pub authority: Option<Vec<u8>>,
     pub token: String,
     /// Where the pools are.
     pub namespace: String,
+}
+
+/// A token never appears in a message.
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("server", &self.server)
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The URL of the API server; an IPv6 address gets its brackets.
@@ -25,7 +36,7 @@ pub(crate) fn server(protocol: &str, host: &str, port: &str) -> String {
     }
 }
 
-pub(crate) fn kubeconfig(cluster: &Cluster) -> String {
+pub fn kubeconfig(cluster: &Cluster) -> String {
     let trust = match &cluster.authority {
         Some(pem) => format!("certificate-authority-data: {}", STANDARD.encode(pem)),
         None => "insecure-skip-tls-verify: true".to_owned(),
@@ -59,7 +70,7 @@ current-context: whereabouts-context
 }
 
 /// The node's defaults for every network. `own` is the directory it goes to, as the host sees it.
-pub(crate) fn flat_file(own: &Path, cron: &str) -> String {
+pub fn flat_file(own: &Path, cron: &str) -> String {
     let text = json!({
         "datastore": "kubernetes",
         "configuration_path": own,

@@ -18,6 +18,7 @@ use kube::client::Body;
 use kube::core::DynamicResourceScope;
 use kube::{Client, core};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::connect::Connection;
@@ -184,6 +185,26 @@ impl ObjectClient {
         let cached = GetParams::any();
         let request = self.request(resource).get_metadata(name, &cached);
         self.get_by(resource, name, request).await
+    }
+
+    /// The object as the caller's own type, which keeps what the caller needs of it. None only if the API server says that
+    /// this very object does not exist: proof that it is gone (I4).
+    pub async fn read<T: DeserializeOwned>(
+        &self,
+        resource: &'static Resource,
+        name: &str,
+    ) -> Result<Option<T>, KubeError> {
+        if !is_path_segment(name) {
+            // No object can have that name: an annotation or a record may name anything.
+            return Ok(None);
+        }
+        let request = self.request(resource).get(name, &GetParams::default());
+        let read = self.send_text(request).await;
+        match read.and_then(|text| parse(&text)) {
+            Ok(object) => Ok(Some(object)),
+            Err(Failure::Refused(refusal)) if refusal.proves_absence(resource, name) => Ok(None),
+            Err(failure) => Err(failure.into_error(self.ask(Verb::Get, resource, name))),
+        }
     }
 
     async fn get_by(

@@ -161,6 +161,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn requests_say_that_they_are_berths() {
+        use tokio::io::AsyncReadExt;
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = server.local_addr().unwrap().port();
+        let kubeconfig = mk_kubeconfig("").replace("127.0.0.1:1", &format!("127.0.0.1:{port}"));
+        let connection = open(&kubeconfig, None).await.unwrap();
+        let asked = tokio::spawn(async move { connection.client.apiserver_version().await });
+        let (mut stream, _) = server.accept().await.unwrap();
+        let mut head = String::new();
+        while !head.contains("\r\n\r\n") {
+            let mut more = [0; 1024];
+            let read = stream.read(&mut more).await.unwrap();
+            assert_ne!(read, 0, "{head}");
+            head.push_str(&String::from_utf8_lossy(&more[..read]));
+        }
+        drop(stream);
+        assert!(asked.await.unwrap().is_err());
+        let named = format!("user-agent: {USER_AGENT}\r\n");
+        assert!(head.to_lowercase().contains(&named), "{head}");
+    }
+
+    #[tokio::test]
     async fn a_kubeconfig_that_can_not_be_used_is_named() {
         let missing = Connect {
             kubeconfig: Some("/nonexistent/kubeconfig".into()),

@@ -189,23 +189,23 @@ impl Election {
     }
 
     async fn step(&mut self) -> Result<(), kube::Error> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let found = self.leases.get_opt(&self.candidate.lease).await?;
         let Some(lease) = found else {
             let mark = self.mark(None);
             let made = self.leases.create(&PostParams::default(), &mark).await;
-            return self.outcome(made, begun);
+            return self.outcome(made, started);
         };
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.clone().unwrap_or_default();
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         if self.seen.as_ref().is_none_or(|(seen, _)| *seen != version) {
-            self.seen = Some((version, begun));
+            self.seen = Some((version, started));
         }
         if holder != self.candidate.identity && !holder.is_empty() {
             let takeover_after =
                 takeover_after(spec.lease_duration_seconds, self.candidate.duration);
-            let unchanged = self.seen.as_ref().map(|(_, since)| begun - *since);
+            let unchanged = self.seen.as_ref().map(|(_, since)| started - *since);
             if unchanged.is_none_or(|unchanged| unchanged < takeover_after) {
                 self.follow(&lease, holder);
                 return Ok(());
@@ -217,18 +217,18 @@ impl Election {
             .leases
             .replace(&self.candidate.lease, &PostParams::default(), &next)
             .await;
-        self.outcome(made, begun)
+        self.outcome(made, started)
     }
 
     fn outcome(
         &mut self,
         written: Result<Lease, kube::Error>,
-        begun: Instant,
+        started: Instant,
     ) -> Result<(), kube::Error> {
         match written {
             Ok(lease) => {
                 let version = lease.metadata.resource_version.unwrap_or_default();
-                self.seen = Some((version, begun));
+                self.seen = Some((version, started));
                 let term = lease.spec.and_then(|spec| spec.lease_transitions);
                 let was = self.standing.borrow().until.is_some();
                 if !was {
@@ -240,7 +240,7 @@ impl Election {
                         notice: self.candidate.notice.clone(),
                     }),
                     // From before the request: others can't have seen it earlier than that.
-                    until: Some(begun + self.candidate.duration * 5 / 6),
+                    until: Some(started + self.candidate.duration * 5 / 6),
                     term: term.unwrap_or_default(),
                 });
                 Ok(())

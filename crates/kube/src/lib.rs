@@ -24,7 +24,7 @@ mod watch;
 pub use client::{Fetched, ObjectClient};
 pub use connect::{Connect, Connection, DEFAULT_NAMESPACE};
 pub use error::{KubeError, Rejection, chain};
-pub use list::Selection;
+pub use list::{Pages, Selection};
 pub use resource::{Part, Place, Resource};
 pub use response::{Ask, Failure, Refusal, Verb};
 pub use retry::{Backoff, RetryPolicy};

@@ -3,6 +3,8 @@
 //! Of a page only the text is held beside the one object that is shown: a list of whole objects would need ten times its
 //! size. So no function here returns one.
 
+use std::fmt;
+
 use kube::api::ListParams;
 use kube::core;
 use serde::Deserialize;
@@ -156,6 +158,38 @@ impl ObjectClient {
         Ok(found)
     }
 
+    /// The selected objects, for a caller that has work to do between two pages or may stop before the last one.
+    pub fn pages(&self, resource: &'static Resource, selection: &Selection<'_>) -> Pages<'_> {
+        self.pages_by(resource, selection, core::Request::list)
+    }
+
+    /// The same with the objects' metadata alone.
+    pub fn metadata_pages(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+    ) -> Pages<'_> {
+        self.pages_by(resource, selection, core::Request::list_metadata)
+    }
+
+    fn pages_by(
+        &self,
+        resource: &'static Resource,
+        selection: &Selection<'_>,
+        request: PageRequest,
+    ) -> Pages<'_> {
+        Pages {
+            client: self,
+            resource,
+            collection: match selection.everywhere {
+                true => core::Request::new(resource.path_everywhere()),
+                false => self.request(resource),
+            },
+            params: selection.params(),
+            request,
+        }
+    }
+
     async fn list_by<T: DeserializeOwned>(
         &self,
         resource: &'static Resource,
@@ -163,18 +197,9 @@ impl ObjectClient {
         request: PageRequest,
         mut visit: impl FnMut(T),
     ) -> Result<(), KubeError> {
-        let mut params = selection.params();
-        let collection = match selection.everywhere {
-            true => core::Request::new(resource.path_everywhere()),
-            false => self.request(resource),
-        };
-        loop {
-            let page = self.page(resource, request(&collection, &params), &mut visit);
-            match page.await? {
-                Some(token) => params.continue_token = Some(token),
-                None => return Ok(()),
-            }
-        }
+        let mut pages = self.pages_by(resource, selection, request);
+        while pages.next(&mut visit).await? {}
+        Ok(())
     }
 
     /// Shows the objects of one page; returns where the list goes on.
@@ -194,6 +219,36 @@ impl ObjectClient {
     }
 }
 
+/// A list that is read page by page. Holds no object.
+pub struct Pages<'a> {
+    client: &'a ObjectClient,
+    resource: &'static Resource,
+    collection: core::Request,
+    params: ListParams,
+    request: PageRequest,
+}
+
+impl fmt::Debug for Pages<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pages")
+            .field("resource", &self.resource)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pages<'_> {
+    /// Shows the objects of the next page to `visit`; whether there is another page.
+    pub async fn next<T: DeserializeOwned>(
+        &mut self,
+        visit: impl FnMut(T),
+    ) -> Result<bool, KubeError> {
+        let request = (self.request)(&self.collection, &self.params);
+        let more = self.client.page(self.resource, request, visit).await?;
+        self.params.continue_token = more;
+        Ok(self.params.continue_token.is_some())
+    }
+}
+
 /// A page of a list whose objects are not parsed yet.
 #[derive(Deserialize)]
 struct TextPage<'a> {
@@ -207,4 +262,102 @@ struct TextPage<'a> {
 struct PageMetadata {
     #[serde(default, rename = "continue")]
     continues: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use hyper::{Request as Http, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use parking_lot::Mutex;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Connection, Place};
+
+    const PODS: Resource = Resource {
+        group: "",
+        version: "v1",
+        plural: "pods",
+        kind: "Pod",
+        place: Place::Namespaced,
+    };
+
+    thread_local! {
+        /// Objects that were parsed and not dropped yet, now and at most.
+        static LIVE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    }
+
+    /// An object that counts itself.
+    struct Counted;
+
+    impl<'de> Deserialize<'de> for Counted {
+        fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            Value::deserialize(from)?;
+            LIVE.with(|live| {
+                let (now, most) = live.get();
+                live.set((now + 1, most.max(now + 1)));
+            });
+            Ok(Counted)
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            LIVE.with(|live| {
+                let (now, most) = live.get();
+                live.set((now - 1, most));
+            });
+        }
+    }
+
+    /// A server of 1,000 pods that answers as many as it is asked for; the queries that it was asked.
+    fn server() -> (ObjectClient, Arc<Mutex<Vec<String>>>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let queries = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: Http<Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let number = |name: &str| {
+                let mut fields = query.split('&').filter_map(|field| field.split_once('='));
+                fields.find_map(|(field, value)| (field == name).then(|| value.parse().unwrap()))
+            };
+            let from: usize = number("continue").unwrap_or(0);
+            let to = (from + number("limit").unwrap_or(1000)).min(1000);
+            queries.lock().push(query.clone());
+            let items: Vec<Value> = (from..to)
+                .map(|n| json!({ "metadata": { "name": format!("pod-{n}") } }))
+                .collect();
+            let next = (to < 1000).then(|| to.to_string());
+            let page = json!({ "metadata": { "continue": next }, "items": items });
+            let answer = Response::new(Body::from(page.to_string().into_bytes()));
+            async move { Ok::<_, std::convert::Infallible>(answer) }
+        });
+        let connection = Connection {
+            client: Client::new(service, "default"),
+            namespace: "default".to_owned(),
+            timeout: Duration::from_secs(20),
+        };
+        (ObjectClient::new(&connection), asked)
+    }
+
+    /// Who reads all pools, reservations or pods of a large cluster holds one page's text and one of its objects.
+    #[tokio::test]
+    async fn berth_15_21_a_list_holds_one_parsed_object_at_a_time() {
+        let (client, asked) = server();
+        let mut seen = 0;
+        let visit = |_: Counted| seen += 1;
+        client.reduce(&PODS, "", 100, visit).await.unwrap();
+        assert_eq!(seen, 1000);
+        assert_eq!(LIVE.with(Cell::get), (0, 1));
+        let asked = asked.lock();
+        assert_eq!(asked.len(), 10);
+        assert!(
+            asked.iter().all(|query| query.contains("limit=100")),
+            "{asked:?}"
+        );
+    }
 }

@@ -101,6 +101,8 @@ pub struct Refusal {
     pub message: String,
     /// The object that the server's answer is about.
     pub about: String,
+    /// Its kind, as paths have it.
+    pub about_kind: String,
     pub retry_after: Option<Duration>,
     /// The answer is the API server's own, and not that of a proxy on the way or of the HTTP layer.
     pub own: bool,
@@ -122,17 +124,25 @@ impl Refusal {
     }
 
     fn of(status: Status, code: u16, retry_after: Option<Duration>) -> Self {
-        let (about, seconds) = status.details.map_or((String::new(), 0), |details| {
-            (details.name, u64::from(details.retry_after_seconds))
-        });
+        let (about, about_kind, seconds) = match status.details {
+            Some(details) => (details.name, details.kind, details.retry_after_seconds),
+            None => (String::new(), String::new(), 0),
+        };
+        let asked = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
         Self {
             code,
             reason: status.reason,
             message: status.message,
             about,
-            retry_after: retry_after.or((seconds > 0).then(|| Duration::from_secs(seconds))),
+            about_kind,
+            retry_after: retry_after.or(asked),
             own: true,
         }
+    }
+
+    /// The same, as proof: the server names the kind too. An answer about anything else shows nothing (I4).
+    pub fn proves_absence(&self, resource: &Resource, name: &str) -> bool {
+        self.is_absence_of(name) && self.about_kind == resource.plural
     }
 
     /// The object of that name does not exist, in a kind that does.

@@ -14,6 +14,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use berth_kube::{Connection, ObjectClient};
 use berth_listen::{Peer, Strikes};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
@@ -121,7 +122,12 @@ impl Authorizer {
 
     /// Who may take over another node's entries, by the same API server.
     pub(crate) fn transfers(&self, move_of: Option<MoveOf>) -> Transfers {
-        Transfers::new(self.client.clone(), self.timeout, move_of)
+        let objects = ObjectClient::new(&Connection {
+            client: self.client.clone(),
+            namespace: self.namespace.clone(),
+            timeout: self.timeout,
+        });
+        Transfers::new(objects, move_of)
     }
 
     /// The node that the bearer of `token` may ask for, where it asks for pools of that kind.

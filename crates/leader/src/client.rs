@@ -1,11 +1,12 @@
 //! The agent's side: finds the leader, asks it, and leaves it alone for a while when it fails.
 //!
-//! A leader that does not answer costs one request its patience, and the others nothing: until the pause is over
+//! A leader that does not answer costs one request its time limit, and the others nothing: until the pause is over
 //! they are served by their own desks at once. A leader that refuses what one kind of pool asks for (it is older than the
 //! kind, or the right is missing) is left alone with that kind, and asked for the others.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +34,9 @@ use crate::tls::{NAME, trusting};
 use crate::wire::{Batch, MAX_BODY, Replies, path};
 use crate::{Endpoint, PoolKind};
 
+/// What requests to the leader say about their client.
+const USER_AGENT: &str = concat!("berth/", env!("CARGO_PKG_VERSION"));
+
 /// How an agent asks the leader.
 #[derive(Clone, Debug)]
 pub struct LeaderSettings {
@@ -48,6 +52,11 @@ pub struct LeaderSettings {
     pub pause: Duration,
     /// How long no leader is searched after none was found.
     pub search_pause: Duration,
+    /// How long the read of the leader's Lease may take. Without the leader this node commits through the same API
+    /// server, so it gains nothing by giving up early.
+    pub lease_read: Duration,
+    /// The address that connections come from; the system chooses one if there is none.
+    pub source: Option<IpAddr>,
 }
 
 impl LeaderSettings {
@@ -59,6 +68,8 @@ impl LeaderSettings {
             connect: Duration::from_secs(1),
             pause: Duration::from_secs(5),
             search_pause: Duration::from_secs(2),
+            lease_read: Duration::from_secs(5),
+            source: None,
         }
     }
 }
@@ -140,7 +151,7 @@ impl Leader {
             State::Away(..) | State::Unknown => {}
         }
         let read = tokio::time::timeout(
-            self.settings.connect,
+            self.settings.lease_read,
             self.leases.get_opt(&self.settings.lease),
         );
         let lease = match read.await {
@@ -174,6 +185,7 @@ impl Leader {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
+        tcp.set_local_address(self.settings.source);
         tcp.set_connect_timeout(Some(self.settings.connect));
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(config)
@@ -215,6 +227,7 @@ impl Leader {
         let request = Http::builder()
             .method(Method::POST)
             .uri(format!("https://{}{}", known.endpoint.address, path(kind)))
+            .header(header::USER_AGENT, USER_AGENT)
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
             .body(Full::new(body))
@@ -362,13 +375,15 @@ mod tests {
     use berth_core::{AddressRequest, Allocate, Granted, Handle, Owner, RangeSpec, Record, Space};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
     use crate::TlsIdentity;
 
     /// A process that has become the leader, and grants an address of its choice.
-    async fn impostor(identity: &TlsIdentity) -> String {
+    async fn impostor(identity: &TlsIdentity) -> (String, mpsc::UnboundedReceiver<String>) {
+        let (heads, asked_with) = mpsc::unbounded_channel();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let acceptor = TlsAcceptor::from(identity.server());
@@ -386,19 +401,22 @@ mod tests {
             while let Ok((stream, _)) = listener.accept().await {
                 let mut stream = acceptor.accept(stream).await.unwrap();
                 let mut asked = vec![0; 16 * 1024];
-                let _ = stream.read(&mut asked).await;
+                let read = stream.read(&mut asked).await.unwrap_or_default();
+                let head = String::from_utf8_lossy(&asked[..read]).to_lowercase();
+                let _ = heads.send(head);
                 stream.write_all(answer.as_bytes()).await.unwrap();
                 let _ = stream.shutdown().await;
             }
         });
-        address
+        (address, asked_with)
     }
 
     #[tokio::test]
     async fn an_address_of_the_leaders_choice_reaches_no_pod() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let identity = TlsIdentity::make().unwrap();
-        let endpoint = Endpoint::of(impostor(&identity).await, &identity);
+        let (address, mut heads) = impostor(&identity).await;
+        let endpoint = Endpoint::of(address, &identity);
         let dir = tempfile::tempdir().unwrap();
         let token = dir.path().join("token");
         std::fs::write(&token, "token").unwrap();
@@ -420,6 +438,11 @@ mod tests {
             Err(LeaderAway::OutcomeUnknown(why)) => assert!(why.contains("10.96.0.10"), "{why}"),
             other => panic!("{other:?}"),
         }
+        let head = heads.recv().await.unwrap();
+        assert!(
+            head.contains(&format!("user-agent: {USER_AGENT}\r\n")),
+            "{head}"
+        );
         let now = leader.state.lock().clone();
         assert!(
             matches!(now, State::Away(..)),

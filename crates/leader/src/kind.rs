@@ -6,8 +6,8 @@
 use berth_core::Record;
 use berth_desk::Desks;
 use berth_kube::{Part, Resource, Verb};
-use berth_ledger::kube::IP_POOLS;
 use berth_ledger::object::{Codec, WriteAs};
+use berth_whereabouts::IP_POOLS;
 
 use crate::Admission;
 

@@ -11,34 +11,64 @@
 //! ```
 //! Read by quorum, never from a cache: a pod that a cache lacks would lose its address.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
 
 use berth_api::cncf::IPAMClaim;
 use berth_api::names::is_path_segment;
 use berth_core::{Address, NODE, Record, Request};
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
-use kube::{Api, Client};
+use berth_kube::{KubeError, ObjectClient, Place, Rejection, Resource, Selection};
+use serde::Deserialize;
 
 use crate::kind::{MoveOf, Moving};
 
 /// Which claim an interface of a pod uses is in here.
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
+const PODS: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "pods",
+    kind: "Pod",
+    place: Place::Namespaced,
+};
+
+const IPAM_CLAIMS: Resource = Resource {
+    group: "k8s.cni.cncf.io",
+    version: "v1alpha1",
+    plural: "ipamclaims",
+    kind: "IPAMClaim",
+    place: Place::Namespaced,
+};
+
+/// What is read of a pod.
+#[derive(Deserialize)]
+struct Pod {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+}
+
 #[derive(Clone)]
 pub(crate) struct Transfers {
-    client: Client,
-    timeout: Duration,
+    objects: ObjectClient,
     move_of: Option<MoveOf>,
 }
 
 impl Transfers {
-    pub fn new(client: Client, timeout: Duration, move_of: Option<MoveOf>) -> Transfers {
-        Transfers {
-            client,
-            timeout,
-            move_of,
-        }
+    pub fn new(objects: ObjectClient, move_of: Option<MoveOf>) -> Transfers {
+        Transfers { objects, move_of }
     }
 
     /// Whether the request of `node` may take over what `held` has at `address`. No, where that can't be decided.
@@ -67,7 +97,7 @@ impl Transfers {
             self.check_pod(node, &record.owner.subject, address, holder)
                 .await
         };
-        match tokio::time::timeout(self.timeout, asked).await {
+        match tokio::time::timeout(self.objects.timeout(), asked).await {
             Ok(Ok(may)) => may,
             Ok(Err(error)) => {
                 tracing::warn!(%error, node, %address, "an entry of another node is not transferred: its pod can't be read");
@@ -83,7 +113,7 @@ impl Transfers {
         node: &str,
         moving: &Moving,
         held: &Record,
-    ) -> Result<bool, kube::Error> {
+    ) -> Result<bool, KubeError> {
         if Moving::of(self.move_of, [held, held], node).is_some() {
             return Ok(true);
         }
@@ -93,21 +123,17 @@ impl Transfers {
         if moving.to != node || !is_path_segment(&moving.pod) {
             return Ok(false);
         }
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let bound = pods.get_opt(&moving.pod).await?;
-        Ok(bound.and_then(|pod| pod.spec?.node_name).as_deref() == Some(node))
+        let bound = self.pod(namespace, &moving.pod).await?;
+        Ok(bound.and_then(|pod| pod.spec.node_name).as_deref() == Some(node))
     }
 
     /// Whether nothing says that the pod is on another node: it is on this one, or gone.
-    async fn is_nowhere_else(&self, node: &str, subject: &str) -> Result<bool, kube::Error> {
+    async fn is_nowhere_else(&self, node: &str, subject: &str) -> Result<bool, KubeError> {
         let Some((namespace, name)) = pod_of(subject) else {
             return Ok(false);
         };
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let bound = pods
-            .get_opt(name)
-            .await?
-            .and_then(|pod| pod.spec?.node_name);
+        let pod = self.pod(namespace, name).await?;
+        let bound = pod.and_then(|pod| pod.spec.node_name);
         Ok(bound.is_none_or(|bound| bound == node))
     }
 
@@ -117,33 +143,42 @@ impl Transfers {
         subject: &str,
         address: Address,
         holder: &str,
-    ) -> Result<bool, kube::Error> {
+    ) -> Result<bool, KubeError> {
         let (Some((namespace, name)), Some((theirs, last))) = (pod_of(subject), pod_of(holder))
         else {
             return Ok(false);
         };
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let Some(pod) = pods.get_opt(name).await? else {
+        let Some(pod) = self.pod(namespace, name).await? else {
             return Ok(false);
         };
-        let bound = pod.spec.and_then(|spec| spec.node_name);
+        let bound = pod.spec.node_name;
         if bound.as_deref() != Some(node) || namespace != theirs {
             return Ok(false);
         }
         if name == last {
             return Ok(true);
         }
-        let annotations = pod.metadata.annotations.unwrap_or_default();
+        let annotations = pod.metadata.annotations;
         let networks = annotations.get(NETWORKS).cloned().unwrap_or_default();
-        let claims: Api<IPAMClaim> = Api::namespaced(self.client.clone(), namespace);
-        let claims = match claims.list(&ListParams::default()).await {
+        let objects = self.objects.in_namespace(namespace);
+        let mut may = false;
+        let look = |claim: IPAMClaim| may |= passes(&claim, &networks, address, last);
+        let all = Selection::default();
+        let listed = objects.list(&IPAM_CLAIMS, &all, look);
+        match listed.await {
             // A cluster without the kind has none.
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
-            claims => claims?,
-        };
-        Ok(claims
-            .iter()
-            .any(|claim| passes(claim, &networks, address, last)))
+            Err(KubeError::Rejected {
+                rejection: Rejection::Missing(_),
+                ..
+            }) => Ok(false),
+            listed => listed.map(|()| may),
+        }
+    }
+
+    /// The pod; none only if the API server says that this very pod does not exist.
+    async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, KubeError> {
+        let objects = self.objects.in_namespace(namespace);
+        objects.read(&PODS, name).await
     }
 }
 

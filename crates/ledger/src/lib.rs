@@ -1,4 +1,4 @@
-//! Where pools are kept: durable, atomic, one trait.
+//! Where pools and named records are kept, durably: two traits, [`Ledger`] for pools and [`Records`].
 //!
 //! Promises of every implementation, checked by one conformance suite over all:
 //! a claim of a held address fails (I1); a release of another's record fails (I6); `commit` returns
@@ -9,11 +9,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod configmap;
+mod delegate;
 mod error;
-pub mod kube;
-mod layer;
 mod memory;
 pub mod object;
+mod records;
 mod sqlite;
 mod turns;
 
@@ -25,16 +25,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_core::{Change, Pool, Prefix, Record};
+use berth_core::{Change, Pool, Prefix};
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
-pub use self::kube::KubeLedger;
 pub use berth_kube::{Backoff, Rejection, RetryPolicy, chain};
+pub use delegate::{DelegatingLedger, DelegatingRecords};
 pub use error::LedgerError;
-pub use layer::Layer;
 pub use memory::MemoryLedger;
 pub use object::ObjectLedger;
+pub use records::{ClaimKey, ClaimKind, RecordLedger, Records, SharedRecordLedger};
 pub use sqlite::{Failure as SqliteFailure, GroupWriter, SqliteLedger};
 
 /// A pool's name in its ledger, and the network that its stored offsets count from, where the
@@ -167,7 +167,7 @@ pub struct Snapshot {
 #[derive(Debug)]
 pub struct Visited {
     pub key: PoolKey,
-    /// The node that publishes it, where it is a view of that node's slice.
+    /// The node that publishes it, where it shows a slice of that node.
     pub publisher: Option<String>,
     pub snapshot: Result<Snapshot, LedgerError>,
 }
@@ -179,47 +179,6 @@ pub struct Turn {
     pub taken: bool,
     /// The pool, if it is known to be newer than the caller's.
     pub newer: Option<Snapshot>,
-}
-
-/// A claim by name: the CREATE of the object is the claim, so that no table is shared by all.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ClaimKey {
-    pub kind: ClaimKind,
-    pub name: String,
-}
-
-impl ClaimKey {
-    pub fn new(kind: ClaimKind, name: impl Into<String>) -> Self {
-        Self {
-            kind,
-            name: name.into(),
-        }
-    }
-}
-
-impl fmt::Display for ClaimKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.name)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ClaimKind {
-    /// One address, across all pools whose ranges overlap.
-    Reservation,
-    /// One sub-range, for one node. Slices of a cluster are more than a name ([`kube::SliceObject`]), so it keeps none of
-    /// these.
-    Slice,
-}
-
-impl fmt::Display for ClaimKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Reservation => "reservation",
-            Self::Slice => "slice",
-        })
-    }
 }
 
 /// What a store knows of the contention for its pools. Hints alone: a commit needs no turn, and a turn promises none.
@@ -240,7 +199,7 @@ pub trait Contention: Send + Sync {
     }
 }
 
-/// A store of pools and of claims by name.
+/// A store of pools.
 #[async_trait]
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// The pool as it stands durably. One that does not exist yet is empty.
@@ -264,21 +223,12 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// caller's copy lacks what others wrote in between, and `refresh` must not call it current.
     ///
     /// [`LedgerError::Conflict`] and [`LedgerError::Uncertain`]: load again and plan again.
-    async fn commit(
-        &self,
-        pool: &PoolKey,
-        base: &Version,
-        changes: &[Change],
-    ) -> Result<Version, LedgerError> {
-        self.commit_guarded(pool, base, changes, None).await
-    }
-
-    /// The one way to write a pool, for [`Ledger::commit`] too. With a guard, the changes are made only if another pool is
-    /// still at the version that it was read at, in the same step: what was decided by that pool holds when this is durable.
-    /// If it is not, the answer is a [`LedgerError::Conflict`] that names it, and nothing is written.
     ///
-    /// A store that keeps each pool by itself can't promise that, and refuses a guard.
-    async fn commit_guarded(
+    /// With a guard, the changes are made only if another pool is still at the version that it was read at, in the same
+    /// step: what was decided by that pool holds when this is durable. If it is not, the answer is a
+    /// [`LedgerError::Conflict`] that names it, and nothing is written. A store that keeps each pool by itself can't
+    /// promise that, and refuses a guard.
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -328,44 +278,9 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// Every pool that is kept here.
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError>;
 
-    /// Makes the claim, durably. Fails with [`LedgerError::Taken`] if the name exists, unless the
-    /// same holder has it: then the claim stands already (I3).
-    async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError>;
-
-    /// Ends the claim if `expected` holds it. An absent claim is no error; another holder's is
-    /// [`LedgerError::Taken`] (I6).
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError>;
-
-    /// Transfers the claim from `expected` to `record`, in one step: at no time is the name free. One that `record` has
-    /// already stands; one that another holder has, or that does not exist, is [`LedgerError::Taken`] (I6).
-    async fn pass(
-        &self,
-        key: &ClaimKey,
-        expected: &Record,
-        record: &Record,
-    ) -> Result<(), LedgerError>;
-
-    /// The holder of a name, read so that a completed create is seen.
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError>;
-
-    /// All claims of a kind.
-    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError>;
-
-    /// Shows every claim of a kind to `visit`, one at a time: a caller that keeps what it needs of each holds no list of them.
-    async fn visit_claims(
-        &self,
-        kind: ClaimKind,
-        visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
-    ) -> Result<(), LedgerError> {
-        for (key, record) in self.claims(kind).await? {
-            visit(key, record);
-        }
-        Ok(())
-    }
-
-    /// The names of pools whose truth is kept elsewhere and that are written by their keeper alone: a node's
-    /// slices, and the node. Others read them and release nothing in them.
-    async fn views(&self) -> Result<BTreeMap<String, String>, LedgerError> {
+    /// The names of pools that a node publishes of its slices, and that node. Their truth is in its file, and it alone
+    /// writes them: others read them and release nothing in them.
+    async fn published_pools(&self) -> Result<BTreeMap<String, String>, LedgerError> {
         Ok(BTreeMap::new())
     }
 }

@@ -11,7 +11,7 @@ use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Records, Snapshot, Version};
 
 type Pools = BTreeMap<PoolKey, watch::Sender<(u64, Pool)>>;
 
@@ -73,7 +73,7 @@ impl Ledger for MemoryLedger {
             .unwrap_or_default())
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -114,7 +114,10 @@ impl Ledger for MemoryLedger {
     async fn pools(&self) -> Result<Vec<PoolKey>, LedgerError> {
         Ok(self.pools.lock().keys().cloned().collect())
     }
+}
 
+#[async_trait]
+impl Records for MemoryLedger {
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
         let mut claims = self.claims.lock();
         match claims.get(key) {
@@ -130,7 +133,7 @@ impl Ledger for MemoryLedger {
         }
     }
 
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+    async fn delete(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         let mut claims = self.claims.lock();
         match claims.get(key) {
             Some(held) if !held.same_holder(expected) => Err(LedgerError::Taken {
@@ -144,7 +147,7 @@ impl Ledger for MemoryLedger {
         }
     }
 
-    async fn pass(
+    async fn transfer(
         &self,
         key: &ClaimKey,
         expected: &Record,
@@ -164,15 +167,19 @@ impl Ledger for MemoryLedger {
         }
     }
 
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+    async fn get(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         Ok(self.claims.lock().get(key).cloned())
     }
 
-    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        let claims = self.claims.lock();
-        let of_kind = claims.iter().filter(|(key, _)| key.kind == kind);
-        Ok(of_kind
-            .map(|(key, record)| (key.clone(), record.clone()))
-            .collect())
+    async fn visit(
+        &self,
+        kind: ClaimKind,
+        visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
+    ) -> Result<(), LedgerError> {
+        let claims = self.claims.lock().clone();
+        for (key, record) in claims.into_iter().filter(|(key, _)| key.kind == kind) {
+            visit(key, record);
+        }
+        Ok(())
     }
 }

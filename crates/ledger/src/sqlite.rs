@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::watch;
 
-use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Snapshot, Version};
+use crate::{ClaimKey, ClaimKind, Guard, Ledger, LedgerError, PoolKey, Records, Snapshot, Version};
 
 mod fault;
 mod rows;
@@ -205,7 +205,7 @@ impl Ledger for SqliteLedger {
         .await
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -261,7 +261,10 @@ impl Ledger for SqliteLedger {
         self.read("list pools", |connection| rows::pools(connection))
             .await
     }
+}
 
+#[async_trait]
+impl Records for SqliteLedger {
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
         let (key, record) = (key.clone(), record.clone());
         self.run("create", move |connection| {
@@ -276,9 +279,9 @@ impl Ledger for SqliteLedger {
         .await
     }
 
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+    async fn delete(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         let (key, expected) = (key.clone(), expected.clone());
-        self.run("remove", move |connection| {
+        self.run("delete", move |connection| {
             claiming(connection, key.kind, |transaction| {
                 match rows::claim(transaction, &key)? {
                     Some(held) if !held.same_holder(&expected) => {
@@ -292,14 +295,14 @@ impl Ledger for SqliteLedger {
         .await
     }
 
-    async fn pass(
+    async fn transfer(
         &self,
         key: &ClaimKey,
         expected: &Record,
         record: &Record,
     ) -> Result<(), LedgerError> {
         let (key, expected, record) = (key.clone(), expected.clone(), record.clone());
-        self.run("pass", move |connection| {
+        self.run("transfer", move |connection| {
             claiming(connection, key.kind, |transaction| {
                 match rows::claim(transaction, &key)? {
                     Some(held) if held.same_holder(&record) => Ok(()),
@@ -314,15 +317,22 @@ impl Ledger for SqliteLedger {
         .await
     }
 
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+    async fn get(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
         let key = key.clone();
         self.read("read", move |connection| rows::claim(connection, &key))
             .await
     }
 
-    async fn claims(&self, kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.read("list", move |connection| rows::claims(connection, kind))
-            .await
+    async fn visit(
+        &self,
+        kind: ClaimKind,
+        visit: &mut (dyn FnMut(ClaimKey, Record) + Send),
+    ) -> Result<(), LedgerError> {
+        let list = self.read("list", move |connection| rows::claims(connection, kind));
+        for (key, record) in list.await? {
+            visit(key, record);
+        }
+        Ok(())
     }
 }
 

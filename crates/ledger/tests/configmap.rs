@@ -7,15 +7,13 @@
     clippy::print_stdout
 )]
 
-mod conformance;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::{Address, Change, Handle, Owner, Pool, Record};
 use berth_ledger::configmap::{ConfigMapLedger, Document, STATE_KEY, attribute};
-use berth_ledger::{Ledger, LedgerError, PoolKey};
+use berth_ledger::{Ledger, LedgerError, PoolKey, SharedLedger};
 use berth_testkit::{Cluster, Part, TestConfigMap};
 use futures::StreamExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -72,7 +70,7 @@ impl Bench {
     async fn commit(&self, changes: &[Change]) -> Result<(), LedgerError> {
         let base = self.ledger.load(&self.key).await?.version;
         self.ledger
-            .commit(&self.key, &base, changes)
+            .commit(&self.key, &base, changes, None)
             .await
             .map(|_| ())
     }
@@ -102,12 +100,11 @@ async fn conforms() {
     let bench = Bench::new().await;
     let client = Cluster::shared().await.client().await.unwrap();
     let other = ConfigMapLedger::new(client, &bench.sheet.namespace, Duration::from_secs(10));
-    conformance::suite(conformance::Subject {
-        pool: PoolKey::of_network("conforming", "10.0.0.0/16".parse().unwrap()),
-        ledgers: vec![Arc::new(bench.ledger), Arc::new(other)],
+    let pool = PoolKey::of_network("conforming", "10.0.0.0/16".parse().unwrap());
+    let ledgers: Vec<SharedLedger> = vec![Arc::new(bench.ledger), Arc::new(other)];
+    berth_conformance::suite(berth_conformance::Subject {
         cooldowns: false,
-        named: false,
-        guarded: false,
+        ..berth_conformance::Subject::new(pool, ledgers)
     })
     .await;
 }
@@ -146,12 +143,12 @@ async fn two_that_create_at_once_both_succeed() {
     let base = bench.ledger.load(&bench.key).await.unwrap().version;
     let base_too = other.load(&bench.key).await.unwrap().version;
     other
-        .commit(&bench.key, &base_too, &[claim("b", "10.0.0.2")])
+        .commit(&bench.key, &base_too, &[claim("b", "10.0.0.2")], None)
         .await
         .unwrap();
     bench
         .ledger
-        .commit(&bench.key, &base, &[claim("a", "10.0.0.1")])
+        .commit(&bench.key, &base, &[claim("a", "10.0.0.1")], None)
         .await
         .unwrap();
     let document = bench.document().await;
@@ -169,7 +166,7 @@ async fn a_stale_writer_never_erases_another() {
     let stale = bench.ledger.load(&bench.key).await.unwrap().version;
     let fresh = other.load(&bench.key).await.unwrap().version;
     other
-        .commit(&bench.key, &fresh, &[claim("b", "10.0.0.2")])
+        .commit(&bench.key, &fresh, &[claim("b", "10.0.0.2")], None)
         .await
         .unwrap();
 
@@ -177,7 +174,7 @@ async fn a_stale_writer_never_erases_another() {
     let change = [claim("c", "10.0.0.3")];
     let rebased = bench
         .ledger
-        .commit(&bench.key, &stale, &change)
+        .commit(&bench.key, &stale, &change, None)
         .await
         .unwrap();
     let pool = bench.pool().await;
@@ -204,7 +201,7 @@ async fn a_stale_writer_never_erases_another() {
     // The same address: the second is told.
     let conflict = bench
         .ledger
-        .commit(&bench.key, &stale, &[claim("d", "10.0.0.2")])
+        .commit(&bench.key, &stale, &[claim("d", "10.0.0.2")], None)
         .await;
     assert!(
         matches!(&conflict, Err(LedgerError::Conflict { held, .. })
@@ -213,7 +210,7 @@ async fn a_stale_writer_never_erases_another() {
     );
     // Another's allocation is not freed (I6), and of several changes none is made.
     let both = [release("a", "10.0.0.1"), release("a", "10.0.0.2")];
-    let refused = bench.ledger.commit(&bench.key, &stale, &both).await;
+    let refused = bench.ledger.commit(&bench.key, &stale, &both, None).await;
     assert!(
         matches!(refused, Err(LedgerError::Conflict { .. })),
         "{refused:?}"
@@ -393,7 +390,7 @@ async fn a_server_that_goes_away_resets_nothing() {
     assert!(bench.ledger.repair(&bench.key).await.is_err());
     let unknown = bench
         .ledger
-        .commit(&bench.key, &base, &[claim("b", "10.0.0.2")])
+        .commit(&bench.key, &base, &[claim("b", "10.0.0.2")], None)
         .await;
     let unknown = unknown.unwrap_err();
     assert!(
@@ -413,7 +410,7 @@ async fn a_server_that_goes_away_resets_nothing() {
     hasty.load(&bench.key).await.unwrap();
     cluster.pause(Part::Etcd).unwrap();
     let unknown = hasty
-        .commit(&bench.key, &base, &[claim("c", "10.0.0.3")])
+        .commit(&bench.key, &base, &[claim("c", "10.0.0.3")], None)
         .await;
     cluster.resume(Part::Etcd).unwrap();
     assert!(

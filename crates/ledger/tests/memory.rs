@@ -8,19 +8,15 @@
 
 use std::sync::Arc;
 
-use berth_ledger::{MemoryLedger, PoolKey, SharedLedger};
-
-mod conformance;
+use berth_ledger::{MemoryLedger, PoolKey, SharedRecordLedger};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
-    let ledger: SharedLedger = Arc::new(MemoryLedger::new());
-    conformance::suite(conformance::Subject {
-        pool: PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap()),
-        ledgers: vec![Arc::clone(&ledger), ledger],
-        cooldowns: true,
-        named: true,
+    let ledger: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let pool = PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap());
+    berth_conformance::suite(berth_conformance::Subject {
         guarded: true,
+        ..berth_conformance::Subject::with_records(pool, &[Arc::clone(&ledger), ledger])
     })
     .await;
 }

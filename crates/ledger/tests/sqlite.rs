@@ -13,12 +13,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_conformance::{claim, crash, held, mk_record, write};
 use berth_core::Address;
-use berth_ledger::{Ledger, LedgerError, PoolKey, Rejection, SharedLedger, SqliteLedger};
-use conformance::{claim, crash, held, mk_record, write};
+use berth_ledger::{Ledger, LedgerError, PoolKey, Rejection, SharedRecordLedger, SqliteLedger};
 use tempfile::TempDir;
-
-mod conformance;
 
 fn mk_pool() -> PoolKey {
     PoolKey::of_network("10.0.0.0-16", "10.0.0.0/16".parse().unwrap())
@@ -33,13 +31,10 @@ fn mk_file() -> (TempDir, PathBuf) {
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
     let (_directory, path) = mk_file();
-    let open = || -> SharedLedger { Arc::new(SqliteLedger::open(&path).unwrap()) };
-    conformance::suite(conformance::Subject {
-        pool: mk_pool(),
-        ledgers: vec![open(), open(), open(), open()],
-        cooldowns: true,
-        named: true,
+    let open = || -> SharedRecordLedger { Arc::new(SqliteLedger::open(&path).unwrap()) };
+    berth_conformance::suite(berth_conformance::Subject {
         guarded: true,
+        ..berth_conformance::Subject::with_records(mk_pool(), &[open(), open(), open(), open()])
     })
     .await;
 }
@@ -55,7 +50,7 @@ async fn opening_and_closing_at_once_is_never_refused() {
                 for turn in 0..6 {
                     let ledger = SqliteLedger::open(&path).unwrap();
                     let name = format!("{round}-{lane}-{turn}");
-                    conformance::claim_lowest(&ledger, &mk_pool(), &name).await;
+                    berth_conformance::claim_lowest(&ledger, &mk_pool(), &name).await;
                 }
             })
         });
@@ -73,7 +68,7 @@ async fn everything_is_there_after_a_restart() {
     let mut record = mk_record("a").with("node", "n1").with("uid", "42");
     record.owner.part = "net9".into();
     let change = berth_core::Change::Allocate {
-        address: conformance::mk_address(1),
+        address: berth_conformance::mk_address(1),
         record,
     };
     let ledger = SqliteLedger::open(&path).unwrap();
@@ -232,13 +227,13 @@ async fn a_locked_file_is_reported_as_passing() {
     let other = rusqlite::Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let error = ledger
-        .commit(&mk_pool(), &base, &[claim(1, "a")])
+        .commit(&mk_pool(), &base, &[claim(1, "a")], None)
         .await
         .unwrap_err();
     assert!(error.is_passing(), "{error}");
     other.execute_batch("ROLLBACK").unwrap();
     ledger
-        .commit(&mk_pool(), &base, &[claim(1, "a")])
+        .commit(&mk_pool(), &base, &[claim(1, "a")], None)
         .await
         .unwrap();
 }

@@ -36,7 +36,7 @@ fn claim(n: u32) -> Change {
 
 async fn write(ledger: &SqliteLedger, n: u32) -> Result<(), LedgerError> {
     let base = ledger.load(&mk_pool()).await?.version;
-    ledger.commit(&mk_pool(), &base, &[claim(n)]).await?;
+    ledger.commit(&mk_pool(), &base, &[claim(n)], None).await?;
     Ok(())
 }
 

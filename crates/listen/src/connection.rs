@@ -62,7 +62,7 @@ pub(crate) async fn converse(
     let Limits {
         head, head_bytes, ..
     } = common.limits;
-    let io = Patient {
+    let io = Progressing {
         io,
         limit: common.limits.write,
         stuck: None,
@@ -108,14 +108,14 @@ async fn answer(
     Ok(charge.refusal(&response).unwrap_or(response))
 }
 
-/// A stream whose client must read what is written: one that reads nothing for `limit` is disconnected.
-struct Patient<I> {
+/// A stream whose client must read what is written: it is disconnected if it reads nothing for `limit`.
+struct Progressing<I> {
     io: I,
     limit: Duration,
     stuck: Option<Pin<Box<Sleep>>>,
 }
 
-impl<I: Unpin> Patient<I> {
+impl<I: Unpin> Progressing<I> {
     fn judge<T>(
         &mut self,
         polled: Poll<io::Result<T>>,
@@ -136,7 +136,7 @@ impl<I: Unpin> Patient<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Patient<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for Progressing<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -146,7 +146,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Patient<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Patient<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for Progressing<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

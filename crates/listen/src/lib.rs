@@ -2,8 +2,8 @@
 //!
 //! Guarantees, whatever a client sends or fails to send:
 //! - a request head is complete within 10 s and 16 KiB, its body within 5 s, a TLS handshake within 5 s;
-//! - connections are limited per peer and in total; at a limit the oldest connection that waits for its client is closed
-//!   in favour of the new one, so that clients that hold connections open lock no other client out;
+//! - connections are limited per peer and in total; at a limit the oldest connection that waits for its client is
+//!   closed in favour of the new one, so that clients that hold connections open lock no other client out;
 //! - request bodies that are held at one time are limited in total, whatever each route allows;
 //! - a handler runs before the body is read: it can refuse a request by its head alone.
 #![cfg_attr(

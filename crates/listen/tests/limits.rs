@@ -103,7 +103,7 @@ impl Site {
     }
 }
 
-/// All that comes until the server closes the connection.
+/// Everything until the server closes the connection.
 async fn rest(mut stream: TcpStream) -> String {
     let mut text = Vec::new();
     // A reset ends it as well as a close.
@@ -186,7 +186,7 @@ async fn bodies_together_are_limited() {
         .say("POST /size HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n\r\n")
         .await;
     half.write_all(&vec![b'x'; 200 * 1024]).await.unwrap();
-    // The second finds no room as long as the first has it, and some as soon as that has gone.
+    // The second finds no room as long as the first has it, and finds some as soon as that has ended.
     let whole = format!(
         "POST /size HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 150000\r\n\r\n{}",
         "x".repeat(150_000)
@@ -254,16 +254,16 @@ async fn a_request_that_is_being_served_is_not_closed_for_another() {
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_takes_is_given_up() {
+async fn an_answer_that_the_client_does_not_read_is_dropped() {
     let limits = Limits {
         per_peer: 1,
         ..quick()
     };
     let site = site(limits).await;
     let _stuck = site.say("GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await;
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     while !is_ok(site.open().await).await {
-        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(started.elapsed() < Duration::from_secs(60));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     site.end.cancel();
@@ -283,6 +283,6 @@ async fn the_end_waits_for_what_is_served_and_for_nothing_else() {
 }
 
 #[test]
-fn a_peer_is_told() {
+fn a_peer_is_identified() {
     assert_eq!(Peer::Local.to_string(), "a local process");
 }

@@ -1,35 +1,35 @@
-//! How a slice that a controller assigned changes hands: recalled, looked at once more, freed (I8).
+//! Model of how the controller reclaims an assigned slice: recall, a second read, free (I8).
 //!
-//! A look and a write are two moments, and so are a node's reading of the table and its first address. Two nodes and one
-//! slice: `b` has it and goes down, `a` waits for it and is the first to get it. What is modelled is who reads what when; the decisions are the
-//! table's own (`berth_core::slice::assigned`).
+//! A read and a write are separate steps, and so are a node's read of the table and its first allocation. Two nodes
+//! and one slice: `b` has it and goes down, `a` waits and is the first to get it. Only the order of reads and writes
+//! is modelled; the decisions are the product's (`berth_core::slice::assigned`).
 
 use berth_core::slice::assigned::Assignments;
 use berth_core::slice::{Cut, Epoch, NodeName};
 use berth_core::{Prefix, Space};
 use stateright::{Model, Property};
 
-/// The hand-over with one of its precautions left out.
+/// The protocol with one of its precautions left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Careless {
     Not,
-    /// One write frees the slice that was last seen to be unused.
+    /// One write frees a slice that the last read found unused.
     NoRecall,
-    /// Recalled, and freed without another look.
-    NoSecondLook,
-    /// A node gives from a slice of its own, recalled or not.
-    GiveRecalled,
-    /// A node takes a slice on without looking for its Node object first.
-    NoNodeLook,
-    /// A slice that is recalled is freed before an agent that lives has heard of it: it is cut off, or the pause is too
-    /// short.
-    Unheard,
+    /// Recalled, and freed without a second read.
+    NoSecondRead,
+    /// A node allocates from a slice of its own, recalled or not.
+    AllocateRecalled,
+    /// A node starts with a slice without reading its Node object first.
+    NoNodeRead,
+    /// A recalled slice is freed before a running agent has noticed the recall: the agent is cut off, or the pause is
+    /// too short.
+    Unnoticed,
 }
 
 #[derive(Clone, Debug)]
 pub struct HandOver {
     pub outages: u8,
-    /// Node objects deleted under agents that live.
+    /// Node objects that may be deleted while their agents run.
     pub deletions: u8,
     pub careless: Careless,
 }
@@ -40,18 +40,18 @@ const NODES: [&str; 2] = ["a", "b"];
 pub struct Machine {
     up: bool,
     registered: bool,
-    /// Saw its Node object since it came up: reads the table next.
+    /// Has read its Node object since it started: reads the table next.
     seen: bool,
-    /// Took its slice on when it had seen its Node: what is said of it since, it hears within the pause. Of one that has
-    /// just come up and is not there yet, nothing is assumed.
+    /// Started with its slice after it had read its Node: it notices a later recall within the pause. Nothing is
+    /// assumed of a node that has only just started.
     listens: bool,
-    /// What it gives from: durable, and confirmed since it came up.
+    /// The slice it allocates from: durable, and verified since it started.
     held: Option<u64>,
-    /// A pod of it has the address.
-    given: bool,
+    /// One of its pods has the address.
+    allocated: bool,
 }
 
-/// The table: who has the slice, at which epoch, recalled or not, and its version.
+/// The table: the slice's node, its epoch, whether it is recalled, and the version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Row {
     holder: Option<usize>,
@@ -59,14 +59,14 @@ pub struct Row {
     recalled: bool,
 }
 
-/// What the controller has proved, and of which row.
+/// What the controller has proved, and for which row.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Proof {
     row: Row,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct World {
+pub struct State {
     row: Row,
     machines: [Machine; 2],
     proof: Option<Proof>,
@@ -76,7 +76,7 @@ pub struct World {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Power is gone, and with it the pods.
+    /// Power is lost, and with it the pods.
     Outage(usize),
     NodeDeleted(usize),
     /// The machine is up; its agent may run before its kubelet has registered the node.
@@ -84,15 +84,16 @@ pub enum Step {
     Register(usize),
     SeeNode(usize),
     ReadTable(usize),
-    /// An agent hears that its slice is recalled, or another's. It needs no Node for that.
-    Heed(usize),
-    Give(usize),
+    /// An agent notices that its slice is recalled or another node's. It needs no Node for that.
+    Notice(usize),
+    Allocate(usize),
     End(usize),
-    /// Quorum reads: the Node is gone and no pod of it is left. That it was so a grace period ago adds nothing here.
-    Look,
+    /// Quorum reads: the Node is gone and has no pod left. The read a grace period earlier adds nothing here.
+    Read,
     Write,
-    /// The controller gives a free slice to a node that has none, and leaves a recalled one with a node that is there.
-    Tend,
+    /// The controller assigns a free slice to a node that has none, and leaves a recalled one with a node that
+    /// returned.
+    Reconcile,
 }
 
 fn slice() -> Prefix {
@@ -124,9 +125,9 @@ impl Row {
     }
 }
 
-impl World {
-    /// Whether a node gives from the slice though the table says that it may not.
-    fn is_unheard(&self, node: usize) -> bool {
+impl State {
+    /// Whether a node allocates from the slice although the table forbids it.
+    fn is_unnoticed(&self, node: usize) -> bool {
         let row = &self.row;
         let may = row.holder == Some(node) && !row.recalled;
         let held = self.machines[node].held;
@@ -139,42 +140,43 @@ impl HandOver {
         self.careless == how
     }
 
-    fn read(&self, world: &mut World, node: usize) {
-        let row = &world.row;
-        let mine = row.holder == Some(node) && (!row.recalled || self.is(Careless::GiveRecalled));
-        let me = &mut world.machines[node];
+    fn read(&self, state: &mut State, node: usize) {
+        let row = &state.row;
+        let mine =
+            row.holder == Some(node) && (!row.recalled || self.is(Careless::AllocateRecalled));
+        let me = &mut state.machines[node];
         me.held = mine.then_some(row.epoch);
         me.listens = me.seen;
         me.seen = false;
     }
 
-    fn write(&self, world: &mut World) {
-        let Some(proof) = world.proof.take() else {
+    fn write(&self, state: &mut State) {
+        let Some(proof) = state.proof.take() else {
             return;
         };
-        // Guarded by the version that was looked at.
-        let Some(holder) = world.row.holder.filter(|_| world.row == proof.row) else {
+        // Guarded by the version that was read.
+        let Some(holder) = state.row.holder.filter(|_| state.row == proof.row) else {
             return;
         };
-        let mut table = world.row.table();
+        let mut table = state.row.table();
         let node = NodeName::new(NODES[holder]);
-        let recalled = world.row.recalled;
+        let recalled = state.row.recalled;
         table.recall(slice(), &node).unwrap();
         if recalled || self.is(Careless::NoRecall) {
             table.reclaim(slice(), &node).unwrap();
         }
-        world.row = Row::of(&table);
-        if !recalled && self.is(Careless::NoSecondLook) {
-            world.proof = Some(Proof {
-                row: world.row.clone(),
+        state.row = Row::of(&table);
+        if !recalled && self.is(Careless::NoSecondRead) {
+            state.proof = Some(Proof {
+                row: state.row.clone(),
             });
         }
     }
 
-    fn tend(world: &mut World) {
-        let there = |node: usize| world.machines[node].registered;
-        let mut table = world.row.table();
-        match world.row.holder {
+    fn reconcile(state: &mut State) {
+        let there = |node: usize| state.machines[node].registered;
+        let mut table = state.row.table();
+        match state.row.holder {
             Some(holder) if there(holder) => table.keep(slice()),
             Some(_) => {}
             None => {
@@ -183,15 +185,15 @@ impl HandOver {
                 table.assign(&nodes, &[&Space::list([slice().block()])]);
             }
         }
-        world.row = Row::of(&table);
+        state.row = Row::of(&table);
     }
 }
 
 impl Model for HandOver {
-    type State = World;
+    type State = State;
     type Action = Step;
 
-    fn init_states(&self) -> Vec<World> {
+    fn init_states(&self) -> Vec<State> {
         let there = Machine {
             up: true,
             registered: true,
@@ -202,7 +204,7 @@ impl Model for HandOver {
             held: Some(0),
             ..there.clone()
         };
-        vec![World {
+        vec![State {
             row: Row {
                 holder: Some(1),
                 ..Row::default()
@@ -214,8 +216,8 @@ impl Model for HandOver {
         }]
     }
 
-    fn actions(&self, world: &World, steps: &mut Vec<Step>) {
-        for (node, me) in world.machines.iter().enumerate() {
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        for (node, me) in state.machines.iter().enumerate() {
             if !me.up {
                 steps.push(Step::Return(node));
                 if me.registered {
@@ -223,94 +225,95 @@ impl Model for HandOver {
                 }
                 continue;
             }
-            if world.outages_left > 0 {
+            if state.outages_left > 0 {
                 steps.push(Step::Outage(node));
             }
             if !me.registered {
                 steps.push(Step::Register(node));
             } else {
                 steps.push(Step::SeeNode(node));
-                if world.deletions_left > 0 {
+                if state.deletions_left > 0 {
                     steps.push(Step::NodeDeleted(node));
                 }
             }
-            if world.is_unheard(node) && !self.is(Careless::GiveRecalled) {
-                steps.push(Step::Heed(node));
+            if state.is_unnoticed(node) && !self.is(Careless::AllocateRecalled) {
+                steps.push(Step::Notice(node));
             }
-            if me.seen || self.is(Careless::NoNodeLook) {
+            if me.seen || self.is(Careless::NoNodeRead) {
                 steps.push(Step::ReadTable(node));
             }
-            // Pods are bound to nodes that are registered.
-            if me.held.is_some() && me.registered && !me.given {
-                steps.push(Step::Give(node));
+            // Pods are scheduled only to registered nodes.
+            if me.held.is_some() && me.registered && !me.allocated {
+                steps.push(Step::Allocate(node));
             }
-            if me.given {
+            if me.allocated {
                 steps.push(Step::End(node));
             }
         }
-        steps.extend([Step::Look, Step::Write, Step::Tend]);
+        steps.extend([Step::Read, Step::Write, Step::Reconcile]);
     }
 
-    fn next_state(&self, last: &World, step: Step) -> Option<World> {
-        let mut world = last.clone();
+    fn next_state(&self, last: &State, step: Step) -> Option<State> {
+        let mut state = last.clone();
         match step {
             Step::Outage(node) => {
-                let me = &mut world.machines[node];
-                // What it held has to be confirmed again: it is of an earlier boot.
+                let me = &mut state.machines[node];
+                // What it held must be verified again: it is from an earlier boot.
                 *me = Machine {
                     registered: me.registered,
                     ..Machine::default()
                 };
-                world.outages_left -= 1;
+                state.outages_left -= 1;
             }
             Step::NodeDeleted(node) => {
-                let me = &mut world.machines[node];
+                let me = &mut state.machines[node];
                 me.registered = false;
                 if me.up {
-                    world.deletions_left -= 1;
+                    state.deletions_left -= 1;
                 }
             }
-            Step::Heed(node) => world.machines[node].held = None,
-            Step::Return(node) => world.machines[node].up = true,
-            Step::Register(node) => world.machines[node].registered = true,
-            Step::SeeNode(node) => world.machines[node].seen = true,
-            Step::ReadTable(node) => self.read(&mut world, node),
-            Step::Give(node) => world.machines[node].given = true,
-            Step::End(node) => world.machines[node].given = false,
-            Step::Look => {
-                let gone =
-                    |node: usize| !world.machines[node].registered && !world.machines[node].given;
-                // What was recalled is left alone for a pause: by then whoever lives has heard of it.
-                let has_heard = |node: usize| {
-                    let listens = world.machines[node].listens && !self.is(Careless::Unheard);
-                    !listens || !world.is_unheard(node)
+            Step::Notice(node) => state.machines[node].held = None,
+            Step::Return(node) => state.machines[node].up = true,
+            Step::Register(node) => state.machines[node].registered = true,
+            Step::SeeNode(node) => state.machines[node].seen = true,
+            Step::ReadTable(node) => self.read(&mut state, node),
+            Step::Allocate(node) => state.machines[node].allocated = true,
+            Step::End(node) => state.machines[node].allocated = false,
+            Step::Read => {
+                let gone = |node: usize| {
+                    !state.machines[node].registered && !state.machines[node].allocated
                 };
-                let holder = world.row.holder.filter(|node| gone(*node));
-                let proved = holder.is_some_and(|node| !world.row.recalled || has_heard(node));
-                world.proof = proved.then(|| Proof {
-                    row: world.row.clone(),
+                // A recalled slice is left alone for a pause: by then every running agent has noticed.
+                let has_noticed = |node: usize| {
+                    let listens = state.machines[node].listens && !self.is(Careless::Unnoticed);
+                    !listens || !state.is_unnoticed(node)
+                };
+                let holder = state.row.holder.filter(|node| gone(*node));
+                let proved = holder.is_some_and(|node| !state.row.recalled || has_noticed(node));
+                state.proof = proved.then(|| Proof {
+                    row: state.row.clone(),
                 });
             }
-            Step::Write => self.write(&mut world),
-            Step::Tend => Self::tend(&mut world),
+            Step::Write => self.write(&mut state),
+            Step::Reconcile => Self::reconcile(&mut state),
         }
-        (world != *last).then_some(world)
+        (state != *last).then_some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("one holder (S, I1, I8)", |_, world: &World| {
-                let concerned = |me: &&Machine| me.given || me.up && me.held.is_some();
-                world.machines.iter().filter(concerned).count() <= 1
+            Property::always("one holder (S, I1, I8)", |_, state: &State| {
+                let concerned = |me: &&Machine| me.allocated || me.up && me.held.is_some();
+                state.machines.iter().filter(concerned).count() <= 1
             }),
-            Property::sometimes("the other node gives from it", |_, world: &World| {
-                world.machines[0].given
+            Property::sometimes("the other node allocates from it", |_, state: &State| {
+                state.machines[0].allocated
             }),
             Property::sometimes(
                 "a node that was there after all keeps it",
-                |_, world: &World| {
-                    let first = &world.machines[1];
-                    first.held.is_some_and(|epoch| epoch > 0) && first.given
+                |_, state: &State| {
+                    let first = &state.machines[1];
+                    first.held.is_some_and(|epoch| epoch > 0) && first.allocated
                 },
             ),
         ]

@@ -1,8 +1,8 @@
-//! The attachment machine (`berth_attachment::Machine`, the product's own code) against a target that keeps request ids and
-//! fingerprints, in every order of events: crashes, lost calls, lost answers, a refused item, changes by hand.
+//! The attachment machine (`berth_attachment::Machine`, the product's own code) against a target that keeps request ids
+//! and fingerprints, in every order of events: crashes, lost calls, lost answers, a refused item, changes by hand.
 //!
-//! The front around it is modelled as the gcp front does it: an entry of the pool is allocated before the attach, marked before
-//! the detach, and freed by the release only while it is marked.
+//! The front around it is modelled as the gcp front does it: an entry of the pool is allocated before the attach,
+//! marked before the detach, and freed by the release only while it is marked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,7 @@ pub struct State {
     releasing: BTreeSet<Item>,
     freed: BTreeSet<Item>,
     timers: BTreeSet<Timer>,
-    /// Requests of which nobody knows whether they arrive.
+    /// Requests of which it is unknown whether they arrive.
     late: Vec<Call>,
     // The target.
     present: BTreeSet<Item>,
@@ -59,7 +59,7 @@ pub struct State {
     budget: Budget,
 }
 
-/// What may still go wrong or be asked for.
+/// The faults and requests that may still happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Budget {
     pub adds: u8,
@@ -160,7 +160,7 @@ impl State {
         }
         let wanted =
             |item: &Item| self.present.contains(item) == (call.intent.goal == Goal::Present);
-        // The driver makes no call for what is as wanted; by its fingerprint that still holds.
+        // The driver makes no call if everything is as desired; the fingerprint shows that it still is.
         if call.intent.items.iter().all(wanted) && call.version == self.version {
             return Ok(());
         }
@@ -255,7 +255,7 @@ impl Model for Attachment {
             if matches!(record, Record::Free | Record::Starting) && !asked && budget.adds > 0 {
                 actions.push(Action::Add(*item));
             }
-            // A runtime ends what it began, however often it has to ask.
+            // A runtime repeats a call until it has ended.
             let owed = matches!(record, Record::Starting | Record::Detaching);
             let owed = owed && !state.waiting.values().any(|(waiting, _)| waiting == item);
             if owed

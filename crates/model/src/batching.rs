@@ -1,5 +1,6 @@
-//! Moves of two addresses between the same two VMs, whose calls go out together (`berth_gcp::migrate::group` and `machine`, the
-//! product's own code), in every order: two executors, crashes, lost answers, requests that arrive late, and a request that is refused.
+//! Moves of two addresses between the same two VMs, whose calls go out together (`berth_gcp::migrate::group` and
+//! `machine`, the product's own code), in every order: two executors, crashes, lost answers, requests that arrive late,
+//! and a request that is refused.
 
 use std::net::Ipv4Addr;
 
@@ -21,7 +22,7 @@ pub struct Record {
     step: Option<Move<Node>>,
 }
 
-/// A call that waits to go out, and the version of the record that it is of.
+/// A call that waits to be sent, and the version of its record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiting {
     item: Item,
@@ -44,10 +45,10 @@ pub struct Sent {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Executor {
     waiting: Vec<Waiting>,
-    /// Taken together; the fingerprint was read.
+    /// Grouped into one request; the fingerprint was read.
     taken: Option<(Vec<Waiting>, u8)>,
     sent: Option<(Vec<Waiting>, Sent)>,
-    /// Calls of a refused request, each to be made by itself.
+    /// Calls of a refused request, each repeated on its own.
     alone: Vec<Waiting>,
     /// Changes of records that are about to be made.
     deciding: Vec<(Item, u8, Next<Node>)>,
@@ -111,7 +112,7 @@ pub struct Batching {
     pub budget: Budget,
     /// Whether the records are read again after the fingerprint, as the product does.
     pub checks: bool,
-    /// Intents that are drawn before a run is cut off; an undisturbed one needs four.
+    /// How many intents may be drawn before a run is cut off; an undisturbed run needs four.
     pub intents: u32,
 }
 
@@ -154,7 +155,7 @@ impl State {
         Outcome::Done
     }
 
-    /// What each of the calls makes of the request's outcome.
+    /// The result of the request for each of its calls.
     fn share_out(&mut self, executor: usize, calls: Vec<Waiting>, outcome: Outcome) {
         let count = calls.len();
         for waiting in calls {
@@ -367,7 +368,7 @@ impl Model for Batching {
         Some(state)
     }
 
-    /// Ids only grow; a state that is far out is cut off, so that repeats end.
+    /// Ids only grow; a state that is too far out is cut off, so that repeats end.
     fn within_boundary(&self, state: &State) -> bool {
         state.next_id <= self.intents
     }

@@ -1,4 +1,4 @@
-//! A node: a durable ledger of holdings and addresses, and in memory a task that a crash forgets.
+//! A node of the model: a durable ledger of holdings and addresses, and a task in memory that is lost in a crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,33 +8,33 @@ use berth_core::{Address, Handle, Owner, Pool, Prefix, Record};
 
 use crate::write::Write;
 
-/// What a node's agent is in the middle of. In memory: a crash forgets it.
+/// The task that a node's agent is executing. In memory: lost in a crash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
     /// Waits for the answer to a write.
     Waiting(Write),
-    /// The claim is ours; to be confirmed by what it is a part of.
+    /// The claim is this node's; it must be confirmed against the slice it is a part of.
     Confirming(Prefix),
-    /// Confirmed; what is in use of it is not settled yet.
+    /// Confirmed; which of its addresses are in use is still to be recorded.
     Granted(Prefix),
-    /// The rows of before are gone, those of its parts are not there yet: only of one that is careless.
+    /// Its old rows are removed and those of its parts are not written yet: only if careless.
     Emptied(Prefix),
     /// The holding is not committed yet.
     Settled(Prefix),
-    /// The claim of a surrendered part is ours again.
+    /// The claim of a surrendered part is this node's again.
     TakingBack(Prefix),
-    /// The rows of a part are to be freed; `inner`: those of parts of it too.
+    /// The rows of a part are to be freed; `inner`: those of its own parts too.
     Freeing { part: Prefix, inner: bool },
-    /// A part is out of use; to be offered.
+    /// A part is out of use; it is to be offered.
     Offering {
         parent: Prefix,
         child: Prefix,
         to: usize,
     },
-    /// A slice inside another is out of use there; its holding is to go.
-    Shutting { slice: Prefix, to: Option<usize> },
-    /// The holding is gone; to be told: given back, or passed on.
-    Shut { slice: Prefix, to: Option<usize> },
+    /// A slice inside another is out of use there; its holding is to be dropped.
+    Closing { slice: Prefix, to: Option<usize> },
+    /// The holding is dropped; the API server is next: returned, or transferred.
+    Closed { slice: Prefix, to: Option<usize> },
 }
 
 impl Task {
@@ -46,30 +46,30 @@ impl Task {
                 | Task::Emptied(_)
                 | Task::Settled(_)
                 | Task::Freeing { .. }
-                | Task::Shutting { .. }
+                | Task::Closing { .. }
         )
     }
 
-    /// Whether its next step sends what was planned on what was read before.
+    /// Whether its next step sends a write that was planned on an earlier read.
     pub fn is_planned(&self) -> bool {
-        matches!(self, Task::Shut { .. } | Task::Offering { .. })
+        matches!(self, Task::Closed { .. } | Task::Offering { .. })
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Machine {
     pub up: bool,
-    /// Whether the Node object exists, and as which one.
+    /// Whether the Node object exists, and its UID.
     pub registered: bool,
     pub uid: u8,
     /// Durable.
     pub holdings: BTreeMap<Prefix, Known>,
-    pub given: BTreeSet<Address>,
-    /// Addresses that are out of use here: the part that each was set aside for.
+    pub allocated: BTreeSet<Address>,
+    /// Addresses that are out of use: the part for which each was set aside.
     pub rows: BTreeMap<Address, Prefix>,
-    /// Of this boot: holdings that were compared with their claims.
+    /// Of this boot: holdings that were verified against their claims.
     pub verified: BTreeSet<Prefix>,
-    /// Holdings that were lost, where one that is careless counts them.
+    /// Lost holdings, which a careless node still counts.
     pub lost: BTreeSet<Prefix>,
     pub task: Option<Task>,
 }
@@ -85,7 +85,7 @@ impl Machine {
             registered: true,
             uid: 0,
             holdings: BTreeMap::new(),
-            given: BTreeSet::new(),
+            allocated: BTreeSet::new(),
             rows: BTreeMap::new(),
             verified: BTreeSet::new(),
             lost: BTreeSet::new(),
@@ -93,33 +93,39 @@ impl Machine {
         }
     }
 
-    pub fn may_give(&self, address: Address) -> bool {
+    pub fn may_allocate(&self, address: Address) -> bool {
         let mut verified = self.verified.iter();
         self.up
             && !self.rows.contains_key(&address)
             && verified.any(|range| range.contains(address))
     }
 
-    /// The node's pool, as the real decisions want it.
+    /// The node's pool, as the product's code takes it.
     pub fn pool(&self) -> Pool {
         let mut pool = Pool::new();
         let mut hold = |address, who: &str| {
             pool.restore(address, Record::new(Owner::new(who, ""), Handle::new(who)));
         };
-        for address in &self.given {
+        for address in &self.allocated {
             hold(*address, "pod");
         }
-        for address in self.rows.keys().filter(|row| !self.given.contains(*row)) {
+        for address in self
+            .rows
+            .keys()
+            .filter(|row| !self.allocated.contains(*row))
+        {
             hold(*address, "surrender");
         }
         pool
     }
 
     pub fn has_pod_in(&self, range: Prefix) -> bool {
-        self.given.iter().any(|address| range.contains(*address))
+        self.allocated
+            .iter()
+            .any(|address| range.contains(*address))
     }
 
-    /// Whether it runs and gives from the slice, or is in the middle of taking it on.
+    /// Whether it runs and allocates from the slice, or is about to.
     pub fn concerns_itself_with(&self, range: Prefix) -> bool {
         let takes = match self.task {
             Some(
@@ -138,7 +144,7 @@ impl Machine {
         !self.has_pod_in(range) && !self.rows.keys().any(|row| range.contains(*row))
     }
 
-    /// The holdings that lie inside another one.
+    /// The holdings that lie inside another holding.
     pub fn nested(&self, range: Prefix) -> Vec<Prefix> {
         let all = self.holdings.keys().chain(&self.lost).copied();
         all.filter(|inner| *inner != range && range.covers(*inner))
@@ -156,10 +162,10 @@ impl Machine {
         }
     }
 
-    /// A claim has changed that this node has read: what it planned to write on it will be refused.
+    /// A claim that this node has read was changed: its planned write will be refused.
     pub fn outdate(&mut self, range: Prefix) {
         match self.task {
-            Some(Task::Shut { slice, .. }) if slice == range => self.task = None,
+            Some(Task::Closed { slice, .. }) if slice == range => self.task = None,
             Some(Task::Offering { parent, child, .. }) if parent == range => {
                 let (part, inner) = (child, false);
                 self.task = Some(Task::Freeing { part, inner });

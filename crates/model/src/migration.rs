@@ -1,6 +1,6 @@
-//! Moves of one address between two VMs (`berth_gcp::migrate::machine`, the product's own code), in every order: several
-//! executors at once, crashes of each, lost calls and lost answers, calls that arrive late, moves that end at any time, VMs that
-//! vanish, a second move in the other direction while calls of the first are still on their way.
+//! Moves of one address between two VMs (`berth_gcp::migrate::machine`, the product's own code), in every order:
+//! several executors at once, crashes of each, lost calls and lost answers, calls that arrive late, moves that end at
+//! any time, VMs that vanish, a second move in the other direction while calls of the first are still on their way.
 
 use std::net::Ipv4Addr;
 
@@ -25,7 +25,7 @@ pub struct Sent {
     fingerprint: u8,
 }
 
-/// What an executor is in the middle of. In memory: a crash forgets it.
+/// The task that an executor is doing. In memory: lost in a crash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
     Idle,
@@ -88,7 +88,7 @@ pub struct Budget {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    Begin,
+    Start,
     End,
     Plan(usize),
     ReadNic(usize),
@@ -117,7 +117,7 @@ impl State {
         IntentId(u128::from(self.next_id) + 1)
     }
 
-    /// Counts the id if the step takes it: otherwise states would differ by nothing else.
+    /// Counts the id only if the step uses it: otherwise states would differ in nothing else.
     fn count(&mut self, id: IntentId, next: &Next<Node>) {
         let taken = match next {
             Next::Record(Phase::Detaching(of) | Phase::Attaching(of) | Phase::Returning(of)) => {
@@ -201,7 +201,7 @@ impl Model for Migration {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         let budget = &state.budget;
         if state.record.step.is_none() && budget.moves > 0 {
-            actions.push(Action::Begin);
+            actions.push(Action::Start);
         }
         if state.record.step.is_some() && !state.ended {
             actions.push(Action::End);
@@ -250,7 +250,7 @@ impl Model for Migration {
     fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
         match action {
-            Action::Begin => {
+            Action::Start => {
                 state.budget.moves -= 1;
                 state.ended = false;
                 let source = state.record.owner;
@@ -413,7 +413,7 @@ impl Model for Migration {
         Some(state)
     }
 
-    /// Ids and versions only grow; a state that is far out is cut off, so that repeats of a lost call end.
+    /// Ids and versions only grow; a state that is too far out is cut off, so that repeats of a lost call end.
     fn within_boundary(&self, state: &State) -> bool {
         state.next_id < 30
     }

@@ -1,58 +1,59 @@
-//! The protocol (docs/decisions/0006-slices.md) as a model: what may happen next in a cluster, and what must hold.
+//! The slice protocol (docs/decisions/0006-slices.md) as a model: the possible next steps of a cluster, and its
+//! invariants.
 
 use berth_core::{Address, Prefix, slice::Cut};
 use stateright::{Model, Property};
 
+use crate::cluster::{Cluster, addresses};
 use crate::machine::{Machine, Task, name};
 use crate::quiescence::{busy, settles};
-use crate::world::{World, addresses};
 
-/// A protocol with one of its precautions left out: the model must find out what it is for.
+/// The protocol with one of its precautions left out, to show why it is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Careless {
     Not,
-    /// A taker trusts the offer that it saw before its claim.
-    NoSecondLook,
-    /// A part is freed when its offer is gone, whoever may be making the claim just now.
+    /// A taker trusts the offer that it read before its claim.
+    NoSecondRead,
+    /// A part is freed when its offer is gone, even if its claim may be in flight.
     FreeWithoutClaim,
-    /// An offer that is not there is not withdrawn: no write, so an older one may still arrive.
+    /// An offer that does not exist is not withdrawn: without a write, an older offer may still arrive.
     SilentWithdraw,
-    /// A claim of before is taken up without a word at the API server.
+    /// An earlier claim is adopted without a write at the API server.
     SilentAdoption,
-    /// A node that was away compares and goes on without a word, though what it has is recalled.
+    /// A node that was away verifies and continues without a write, although its slice is recalled.
     SilentReturn,
-    /// The claim goes first, the holding after.
-    TellFirst,
-    /// The controller takes a part from a lost node before the whole.
+    /// The claim is changed first, the holding after.
+    WriteFirst,
+    /// The controller reclaims a part of a lost node's slice before the whole.
     PartFirst,
-    /// The controller takes a claim back in the write that follows its look.
+    /// The controller reclaims in the write that follows its read.
     NoRecall,
-    /// A claim that is recalled is taken back before an agent that lives has heard of it: it is cut off, or the pause is
-    /// too short.
-    Unheard,
-    /// A claim that is recalled is taken back without another look.
-    NoLookAfter,
-    /// A donor offers before it has set the part aside.
+    /// A recalled claim is reclaimed before a running agent has noticed the recall: the agent is cut off, or the
+    /// pause is too short.
+    Unnoticed,
+    /// A recalled claim is reclaimed without a second read.
+    NoReadAfter,
+    /// A donor offers a part before it has set it aside.
     OfferFirst,
-    /// What may be spared is what is not out of use, offered before or not.
+    /// A part may be offered again although it was offered before.
     OfferAgain,
-    /// A claim of a part is taken up though what it was cut from is gone.
-    AdoptStray,
-    /// A slice is passed on before its holding goes.
-    PassFirst,
-    /// A slice is passed on though parts of it are others'.
-    PassLent,
-    /// A slice inside another of the node goes without being set aside there.
-    ShutBare,
-    /// What was set aside for a slice that went is free again, though another slice of the node lies around it.
+    /// A claim of a part is adopted although the slice it was cut from is gone.
+    AdoptLeftover,
+    /// A slice is transferred before its holding is dropped.
+    TransferFirst,
+    /// A slice is transferred although other nodes have parts of it.
+    TransferLent,
+    /// A nested slice is dropped without being set aside in the outer one.
+    CloseBare,
+    /// The addresses of a dropped slice are free again, although another slice of the node contains it.
     FreeInside,
-    /// What a crash left set aside inside a slice that is held stays so.
-    KeepShut,
-    /// A slice that is taken on is put into use as a whole, and then its parts are set aside.
+    /// What a crash left set aside inside a held slice is never freed.
+    KeepClosed,
+    /// A slice is put into use as a whole, and its parts are set aside after that.
     EmptyFirst,
-    /// A part counts as the node's own though that was lost.
+    /// A part counts as the node's own although it was lost.
     CountLost,
-    /// What a part was cut from is the first slice around it, and not the smallest.
+    /// A part is taken to be cut from the first slice that contains it, not from the smallest.
     OuterFirst,
 }
 
@@ -63,14 +64,14 @@ pub struct Protocol {
     pub cut: u8,
     pub crashes: u8,
     pub outages: u8,
-    /// Node objects deleted under agents that live.
+    /// Node objects that may be deleted while their agents run.
     pub deletions: u8,
-    pub passes: u8,
+    pub transfers: u8,
     /// Pods that a node may have at once.
     pub pods: usize,
-    /// What the cluster has come through before: each step to its end.
-    pub begin: Vec<Step>,
-    /// Writes on their way at once.
+    /// The history before the search: each step is run to its end.
+    pub history: Vec<Step>,
+    /// Writes in flight at once.
     pub wire: usize,
     pub careless: Careless,
 }
@@ -79,11 +80,11 @@ pub struct Protocol {
 pub enum Step {
     Arrive(usize),
     Claim(usize, Prefix),
-    /// The next step of what the node is in the middle of.
+    /// The next step of the node's task.
     GoOn(usize),
-    Give(usize, Address),
+    Allocate(usize, Address),
     End(usize, Address),
-    GiveBack(usize, Prefix),
+    ReturnSlice(usize, Prefix),
     Want(usize, Prefix),
     Answer(usize, Prefix),
     Take(usize, Prefix),
@@ -96,11 +97,11 @@ pub enum Step {
     Crash(usize),
     Outage(usize),
     NodeDeleted(usize),
-    /// The Node object is there again, under an agent that never went away.
+    /// The Node object is created again under an agent that never stopped.
     Register(usize),
     Return(usize),
-    /// The agent hears that a slice of its is recalled, or another's.
-    Heed(usize, Prefix),
+    /// The agent notices that one of its slices is recalled, or another node's.
+    Notice(usize, Prefix),
     Recall(Prefix),
     Reclaim(Prefix),
 }
@@ -115,9 +116,9 @@ impl Protocol {
         self.careless == how
     }
 
-    /// What a node may do next.
-    fn steps_of(&self, world: &World, node: usize, steps: &mut Vec<Step>) {
-        let me = &world.machines[node];
+    /// The possible next steps of a node.
+    fn steps_of(&self, cluster: &Cluster, node: usize, steps: &mut Vec<Step>) {
+        let me = &cluster.machines[node];
         if !me.up {
             steps.push(Step::Return(node));
             if me.registered {
@@ -125,42 +126,43 @@ impl Protocol {
             }
             return;
         }
-        if world.crashes_left > 0 && me.task.is_some() {
+        if cluster.crashes_left > 0 && me.task.is_some() {
             steps.push(Step::Crash(node));
         }
-        if world.outages_left > 0 {
+        if cluster.outages_left > 0 {
             steps.push(Step::Outage(node));
         }
         match me.registered {
-            true if world.deletions_left > 0 => steps.push(Step::NodeDeleted(node)),
+            true if cluster.deletions_left > 0 => steps.push(Step::NodeDeleted(node)),
             true => {}
             false => steps.push(Step::Register(node)),
         }
-        // Whatever it is in the middle of: to give less needs nobody's leave.
-        let unheard = me
+        // Possible during any task: allocating less needs no permission.
+        let unnoticed = me
             .verified
             .iter()
-            .filter(|range| world.is_lost(node, **range));
-        steps.extend(unheard.map(|range| Step::Heed(node, *range)));
-        steps.extend(me.given.iter().map(|address| Step::End(node, *address)));
-        // The lowest: others differ in nothing that the protocol looks at.
-        // Pods are bound to nodes that are registered.
-        if me.registered && me.given.len() < self.pods {
-            let gives = |address: &Address| me.may_give(*address) && !me.given.contains(address);
-            let lowest = addresses(self.range).into_iter().find(gives);
-            steps.extend(lowest.map(|address| Step::Give(node, address)));
+            .filter(|range| cluster.is_lost(node, **range));
+        steps.extend(unnoticed.map(|range| Step::Notice(node, *range)));
+        steps.extend(me.allocated.iter().map(|address| Step::End(node, *address)));
+        // The lowest: the others differ in nothing that the protocol reads. Pods are scheduled only to registered
+        // nodes.
+        if me.registered && me.allocated.len() < self.pods {
+            let allocates =
+                |address: &Address| me.may_allocate(*address) && !me.allocated.contains(address);
+            let lowest = addresses(self.range).into_iter().find(allocates);
+            steps.extend(lowest.map(|address| Step::Allocate(node, address)));
         }
         match &me.task {
             Some(Task::Waiting(_)) => {}
             Some(_) => steps.push(Step::GoOn(node)),
-            None => self.begin(world, node, steps),
+            None => self.start_task(cluster, node, steps),
         }
     }
 
-    /// What an agent that is in the middle of nothing may begin.
-    fn begin(&self, world: &World, node: usize, steps: &mut Vec<Step>) {
-        let me = &world.machines[node];
-        // A node that was away first finds out what is still its own.
+    /// What an agent without a task may start.
+    fn start_task(&self, cluster: &Cluster, node: usize, steps: &mut Vec<Step>) {
+        let me = &cluster.machines[node];
+        // A node that was away first verifies what it still holds.
         let unknown = me
             .holdings
             .keys()
@@ -168,21 +170,22 @@ impl Protocol {
         if let Some(range) = unknown {
             return steps.push(Step::Verify(node, *range));
         }
-        let unsettled = self.unsettled(world, node);
-        // What lies in nothing of its own any more means nothing to anybody.
-        let stray = |part: &&Prefix| self.around(world, node, **part).is_none();
-        if let Some(part) = unsettled.iter().find(stray) {
+        let unsettled = self.unsettled(cluster, node);
+        // A part that lies in none of its slices any more is irrelevant.
+        let leftover = |part: &&Prefix| self.around(cluster, node, **part).is_none();
+        if let Some(part) = unsettled.iter().find(leftover) {
             return steps.push(Step::Settle(node, *part));
         }
         for range in me.holdings.keys().filter(|range| me.is_idle_in(**range)) {
-            steps.push(Step::GiveBack(node, *range));
+            steps.push(Step::ReturnSlice(node, *range));
         }
-        let is_free = |slot: &Prefix| !world.claims.contains_key(slot);
+        let is_free = |slot: &Prefix| !cluster.claims.contains_key(slot);
         let free = self.slots().into_iter().filter(is_free);
         steps.extend(free.map(|slot| Step::Claim(node, slot)));
-        for (range, claim) in &world.claims {
+        for (range, claim) in &cluster.claims {
             let mine = claim.node == name(node);
-            // What is recalled is taken up again by a node that has seen that its Node is there: else the two would take turns.
+            // A recalled slice is resumed only by a node that has read its own Node: otherwise the two would
+            // alternate.
             let stands = !claim.recalled || me.registered;
             if mine && stands && !me.holdings.contains_key(range) {
                 steps.push(Step::Adopt(node, *range));
@@ -193,15 +196,15 @@ impl Protocol {
             if mine && me.verified.contains(range) && !claim.wants.is_empty() {
                 steps.push(Step::Answer(node, *range));
             }
-            // Any node may ask at any time; here one that has none, and one for what it has lent.
-            let lent = self.passes > 0 && me.lies_in_another(*range);
+            // Any node may request at any time; here one that has none, or one for a part that it has lent.
+            let lent = self.transfers > 0 && me.lies_in_another(*range);
             let asks = me.holdings.is_empty() || lent;
             let asked = claim.wants.contains(&name(node));
             if !mine && asks && !asked && !claim.node.as_str().is_empty() {
                 steps.push(Step::Want(node, *range));
             }
             for offer in &claim.offers {
-                if world.claims.contains_key(&offer.range) {
+                if cluster.claims.contains_key(&offer.range) {
                     continue;
                 }
                 if offer.node == name(node) && !me.holdings.contains_key(&offer.range) {
@@ -216,16 +219,17 @@ impl Protocol {
         steps.extend(parts.map(|part| Step::Settle(node, part)));
     }
 
-    /// What the controller may do with a claim: recall it on proof, and on proof once more, when an agent that lives has
-    /// heard of that, take it back.
-    fn controller(&self, world: &World, range: Prefix) -> Option<Step> {
-        let claim = &world.claims[&range];
+    /// What the controller may do with a claim: recall it on proof, and reclaim it on a second proof, after every
+    /// running agent has noticed.
+    fn controller(&self, cluster: &Cluster, range: Prefix) -> Option<Step> {
+        let claim = &cluster.claims[&range];
         let holder = (0..self.nodes).find(|node| name(*node) == claim.node)?;
-        let node = &world.machines[holder];
-        // Quorum reads: the Node is gone, and no pod of it is left. That it was so a grace period ago adds nothing here.
+        let node = &cluster.machines[holder];
+        // Quorum reads: the Node is gone, and has no pod left. The read a grace period earlier adds nothing here.
         let is_proved = !node.registered && !node.has_pod_in(range);
-        // Whole before part: what the lost node still had on its way to the whole dies before another can have the part.
-        let is_part = world.claims.iter().any(|(other, whole)| {
+        // The whole before a part: the lost node's writes to the whole must fail before another node can have the
+        // part.
+        let is_part = cluster.claims.iter().any(|(other, whole)| {
             *other != range && other.covers(range) && whole.node == claim.node
         });
         if is_part && !self.is_careless(Careless::PartFirst) {
@@ -234,149 +238,150 @@ impl Protocol {
         if !claim.recalled && !self.is_careless(Careless::NoRecall) {
             return is_proved.then_some(Step::Recall(range));
         }
-        let has_heard = self.is_careless(Careless::NoRecall)
-            || self.is_careless(Careless::Unheard)
+        let has_noticed = self.is_careless(Careless::NoRecall)
+            || self.is_careless(Careless::Unnoticed)
             || !node.concerns_itself_with(range);
-        let is_seen = is_proved || self.is_careless(Careless::NoLookAfter);
-        (is_seen && has_heard).then_some(Step::Reclaim(range))
+        let is_seen = is_proved || self.is_careless(Careless::NoReadAfter);
+        (is_seen && has_noticed).then_some(Step::Reclaim(range))
     }
 }
 
-/// Whoever may give the address, or has given it to a pod that lives.
-fn claimants(world: &World, address: Address) -> usize {
+/// How many machines may allocate the address, or have a running pod with it.
+fn claimants(cluster: &Cluster, address: Address) -> usize {
     let concerned =
-        |machine: &&Machine| machine.may_give(address) || machine.given.contains(&address);
-    world.machines.iter().filter(concerned).count()
+        |machine: &&Machine| machine.may_allocate(address) || machine.allocated.contains(&address);
+    cluster.machines.iter().filter(concerned).count()
 }
 
-/// Whether a machine may give from a part; one that lies in another slice of it, if so asked.
-fn gives_from_part(model: &Protocol, machine: &Machine, nested: bool) -> bool {
+/// Whether a machine may allocate from a part; with `nested`, from one that lies in another slice of it.
+fn allocates_from_part(model: &Protocol, machine: &Machine, nested: bool) -> bool {
     let mut parts = machine.holdings.keys();
     parts.any(|part| {
         part.length() > model.cut
             && machine.verified.contains(part)
             && machine.lies_in_another(*part) == nested
-            && machine.may_give(part.network())
+            && machine.may_allocate(part.network())
     })
 }
 
 impl Model for Protocol {
-    type State = World;
+    type State = Cluster;
     type Action = Step;
 
-    fn init_states(&self) -> Vec<World> {
-        let mut world = World {
+    fn init_states(&self) -> Vec<Cluster> {
+        let mut cluster = Cluster {
             claims: Default::default(),
             wire: Vec::new(),
             machines: vec![Machine::fresh(); self.nodes],
             crashes_left: self.crashes,
             outages_left: self.outages,
             deletions_left: self.deletions,
-            passes_left: self.passes,
+            transfers_left: self.transfers,
         };
-        for step in &self.begin {
+        for step in &self.history {
             let mut possible = Vec::new();
-            self.actions(&world, &mut possible);
+            self.actions(&cluster, &mut possible);
             assert!(possible.contains(step), "{step:?} of {possible:?}");
-            self.act(&mut world, step);
-            while let Some(step) = busy(&world) {
-                self.act(&mut world, &step);
+            self.act(&mut cluster, step);
+            while let Some(step) = busy(&cluster) {
+                self.act(&mut cluster, &step);
             }
         }
-        vec![world]
+        vec![cluster]
     }
 
-    fn actions(&self, world: &World, steps: &mut Vec<Step>) {
-        let is_full = world.wire.len() >= self.wire;
-        // What nobody else can see or change comes before everything else, or not at all: all other orders come to the
-        // same.
+    fn actions(&self, cluster: &Cluster, steps: &mut Vec<Step>) {
+        let is_full = cluster.wire.len() >= self.wire;
+        // Private steps run before all others, or not at all: all other orders have the same result.
         let is_private = |task: &Task| task.is_local() || task.is_planned() && !is_full;
         let private = |machine: &Machine| machine.task.as_ref().is_some_and(is_private);
-        if let Some(node) = world.machines.iter().position(private) {
+        if let Some(node) = cluster.machines.iter().position(private) {
             steps.push(Step::GoOn(node));
-            if world.crashes_left > 0 {
+            if cluster.crashes_left > 0 {
                 steps.push(Step::Crash(node));
             }
-            if world.outages_left > 0 {
+            if cluster.outages_left > 0 {
                 steps.push(Step::Outage(node));
             }
             return;
         }
-        steps.extend((0..world.wire.len()).map(Step::Arrive));
+        steps.extend((0..cluster.wire.len()).map(Step::Arrive));
         if is_full {
-            // Too many on their way: something has to arrive, or somebody to fail.
+            // Too many writes in flight: one must arrive, or a node must crash.
             for node in 0..self.nodes {
                 let mut all = Vec::new();
-                self.steps_of(world, node, &mut all);
+                self.steps_of(cluster, node, &mut all);
                 all.retain(|step| matches!(step, Step::Crash(_) | Step::Outage(_)));
                 steps.extend(all);
             }
             return;
         }
         for node in 0..self.nodes {
-            self.steps_of(world, node, steps);
+            self.steps_of(cluster, node, steps);
         }
-        // One thing at a time, as it is one process.
-        if world.wire.iter().all(|sent| sent.from.is_some()) {
-            for range in world.claims.keys() {
-                steps.extend(self.controller(world, *range));
+        // The controller does one thing at a time: it is one process.
+        if cluster.wire.iter().all(|sent| sent.from.is_some()) {
+            for range in cluster.claims.keys() {
+                steps.extend(self.controller(cluster, *range));
             }
         }
     }
 
-    fn next_state(&self, last: &World, step: Step) -> Option<World> {
-        let mut world = last.clone();
-        self.act(&mut world, &step);
-        Some(world)
+    fn next_state(&self, last: &Cluster, step: Step) -> Option<Cluster> {
+        let mut cluster = last.clone();
+        self.act(&mut cluster, &step);
+        Some(cluster)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
                 "one holder (S, I1, I8)",
-                |model: &Protocol, world: &World| {
+                |model: &Protocol, cluster: &Cluster| {
                     addresses(model.range)
                         .into_iter()
-                        .all(|address| claimants(world, address) <= 1)
+                        .all(|address| claimants(cluster, address) <= 1)
                 },
             ),
             Property::always(
                 "nothing is lost after quiescence",
-                |model: &Protocol, world: &World| settles(model, world),
+                |model: &Protocol, cluster: &Cluster| settles(model, cluster),
             ),
             Property::sometimes(
-                "a part is borrowed and may be given",
-                |model: &Protocol, world: &World| {
-                    let mut machines = world.machines.iter();
-                    machines.any(|machine| gives_from_part(model, machine, false))
+                "a part is borrowed and may be allocated",
+                |model: &Protocol, cluster: &Cluster| {
+                    let mut machines = cluster.machines.iter();
+                    machines.any(|machine| allocates_from_part(model, machine, false))
                 },
             ),
             Property::sometimes(
-                "a part is borrowed back and may be given",
-                |model: &Protocol, world: &World| {
-                    let mut machines = world.machines.iter();
-                    machines.any(|machine| gives_from_part(model, machine, true))
+                "a part is borrowed back and may be allocated",
+                |model: &Protocol, cluster: &Cluster| {
+                    let mut machines = cluster.machines.iter();
+                    machines.any(|machine| allocates_from_part(model, machine, true))
                 },
             ),
             Property::sometimes(
-                "a node gives from two slices",
-                |model: &Protocol, world: &World| {
+                "a node allocates from two slices",
+                |model: &Protocol, cluster: &Cluster| {
                     let slots = model.slots();
-                    let gives = |machine: &Machine| {
-                        let held = slots.iter().filter(|slot| machine.may_give(slot.network()));
+                    let allocates = |machine: &Machine| {
+                        let held = slots
+                            .iter()
+                            .filter(|slot| machine.may_allocate(slot.network()));
                         held.count() > 1
                     };
-                    world.machines.iter().any(gives)
+                    cluster.machines.iter().any(allocates)
                 },
             ),
             Property::sometimes(
-                "a slice of a later epoch may be given",
-                |_, world: &World| {
-                    let mut machines = world.machines.iter();
+                "a slice of a later epoch may be allocated",
+                |_, cluster: &Cluster| {
+                    let mut machines = cluster.machines.iter();
                     machines.any(|machine| {
                         let mut held = machine.holdings.values();
                         held.any(|known| {
-                            known.epoch.0 > 1 && machine.may_give(known.range.network())
+                            known.epoch.0 > 1 && machine.may_allocate(known.range.network())
                         })
                     })
                 },

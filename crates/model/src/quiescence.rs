@@ -1,46 +1,51 @@
-//! What the cluster comes to when no fault and no pod is new: everything on its way arrives, everyone finishes, and every
-//! claim can be given back. Whatever can't is lost for good.
+//! What the cluster settles to without new faults and pods: every write arrives, every task ends, and every claim can
+//! be returned. A claim that can't is lost for good.
 
 use berth_core::slice::elastic::Claimed;
 
+use crate::cluster::Cluster;
 use crate::machine::{Machine, Task, name};
 use crate::protocol::{Protocol, Step};
-use crate::world::World;
 
 /// More than any tiny cluster needs.
 const STEPS: usize = 300;
 
-pub fn settles(model: &Protocol, world: &World) -> bool {
-    // Those in between lead to one of these.
-    if !world.wire.is_empty() || world.machines.iter().any(|machine| machine.task.is_some()) {
+pub fn settles(model: &Protocol, cluster: &Cluster) -> bool {
+    // States between these lead to one of these.
+    if !cluster.wire.is_empty()
+        || cluster
+            .machines
+            .iter()
+            .any(|machine| machine.task.is_some())
+    {
         return true;
     }
-    let mut world = world.clone();
+    let mut cluster = cluster.clone();
     for _ in 0..STEPS {
-        let Some(step) = next(model, &world) else {
+        let Some(step) = next(model, &cluster) else {
             let empty = |machine: &Machine| machine.holdings.is_empty() && machine.rows.is_empty();
-            return world.claims.is_empty() && world.machines.iter().all(empty);
+            return cluster.claims.is_empty() && cluster.machines.iter().all(empty);
         };
-        model.act(&mut world, &step);
+        model.act(&mut cluster, &step);
     }
     false
 }
 
-/// How what is on its way, or begun, goes on.
-pub fn busy(world: &World) -> Option<Step> {
-    if !world.wire.is_empty() {
+/// The next step of a write in flight or of a task.
+pub fn busy(cluster: &Cluster) -> Option<Step> {
+    if !cluster.wire.is_empty() {
         return Some(Step::Arrive(0));
     }
     let is_busy = |machine: &Machine| !matches!(machine.task, Some(Task::Waiting(_)) | None);
-    world.machines.iter().position(is_busy).map(Step::GoOn)
+    cluster.machines.iter().position(is_busy).map(Step::GoOn)
 }
 
-/// The first thing that anybody would do without being asked for an address.
-fn next(model: &Protocol, world: &World) -> Option<Step> {
-    if let Some(step) = busy(world) {
+/// The first step that some node takes without a request for an address.
+fn next(model: &Protocol, cluster: &Cluster) -> Option<Step> {
+    if let Some(step) = busy(cluster) {
         return Some(step);
     }
-    let nodes = || world.machines.iter().enumerate();
+    let nodes = || cluster.machines.iter().enumerate();
     if let Some((node, _)) = nodes().find(|(_, machine)| !machine.up) {
         return Some(Step::Return(node));
     }
@@ -49,10 +54,10 @@ fn next(model: &Protocol, world: &World) -> Option<Step> {
     }
     for (node, machine) in nodes() {
         let mut verified = machine.verified.iter();
-        if let Some(range) = verified.find(|range| world.is_lost(node, **range)) {
-            return Some(Step::Heed(node, *range));
+        if let Some(range) = verified.find(|range| cluster.is_lost(node, **range)) {
+            return Some(Step::Notice(node, *range));
         }
-        if let Some(address) = machine.given.first() {
+        if let Some(address) = machine.allocated.first() {
             return Some(Step::End(node, *address));
         }
         let unverified = machine
@@ -62,7 +67,7 @@ fn next(model: &Protocol, world: &World) -> Option<Step> {
         if let Some(range) = unverified {
             return Some(Step::Verify(node, *range));
         }
-        for (range, claim) in &world.claims {
+        for (range, claim) in &cluster.claims {
             if claim.node == name(node) && !machine.holdings.contains_key(range) {
                 return Some(Step::Adopt(node, *range));
             }
@@ -70,20 +75,20 @@ fn next(model: &Protocol, world: &World) -> Option<Step> {
                 return Some(Step::Inherit(node, *range));
             }
         }
-        if let Some(part) = model.unsettled(world, node).first() {
+        if let Some(part) = model.unsettled(cluster, node).first() {
             return Some(Step::Settle(node, *part));
         }
     }
     for (node, machine) in nodes() {
         for range in machine.holdings.keys() {
-            let free = world.claims.get(range).is_none_or(Claimed::may_go);
+            let free = cluster.claims.get(range).is_none_or(Claimed::may_go);
             if machine.is_idle_in(*range) && free {
-                return Some(Step::GiveBack(node, *range));
+                return Some(Step::ReturnSlice(node, *range));
             }
         }
-        for claim in world.claims.values().filter(|one| one.node == name(node)) {
+        for claim in cluster.claims.values().filter(|one| one.node == name(node)) {
             let mut offers = claim.offers.iter();
-            let untaken = offers.find(|offer| !world.claims.contains_key(&offer.range));
+            let untaken = offers.find(|offer| !cluster.claims.contains_key(&offer.range));
             if let Some(offer) = untaken {
                 return Some(Step::TakeBack(node, offer.range));
             }

@@ -1,20 +1,21 @@
-//! The slice machines of `berth_core::slice::machine`, run by the checker: two nodes, a desk on the plain pool and the
-//! controller, with crashes, lost and late answers, files and servers that go back in time, and objects deleted by hand.
+//! Model of the slice machines of `berth_core::slice::machine`: two nodes, a desk on the plain pool and the
+//! controller, with crashes, lost and late answers, files and servers that are rolled back, and objects deleted by
+//! hand.
 //!
-//! The code is the product's; the model is the API server, the files and the order of events. A precaution is taken away
+//! The code is the product's; the model is the API server, the files and the order of events. A precaution is removed
 //! by an executor that does not carry it out ([`Careless`]), never by a flag in the machine.
 
 pub mod executor;
 pub mod quiescence;
 pub mod server;
+pub mod state;
 pub mod steps;
-pub mod world;
 
 use berth_core::Address;
 use stateright::{Model, Property};
 
+pub use state::{Budget, Careless, State};
 pub use steps::Step;
-pub use world::{Budget, Careless, World};
 
 pub const ALLOCATOR: &str = "one allocator per address (S)";
 pub const OWNER: &str = "one owner per address (I1)";
@@ -24,45 +25,45 @@ pub const PLAIN: &str = "a pod of the plain pool beside a slice";
 /// One search.
 #[derive(Clone, Debug)]
 pub struct Slices {
-    pub start: World,
+    pub start: State,
     pub careless: Careless,
 }
 
 impl Model for Slices {
-    type State = World;
+    type State = State;
     type Action = Step;
 
-    fn init_states(&self) -> Vec<World> {
+    fn init_states(&self) -> Vec<State> {
         vec![self.start.clone()]
     }
 
-    fn actions(&self, world: &World, actions: &mut Vec<Step>) {
-        actions.extend(self.steps(world));
+    fn actions(&self, state: &State, actions: &mut Vec<Step>) {
+        actions.extend(self.steps(state));
     }
 
-    fn next_state(&self, world: &World, step: Step) -> Option<World> {
-        let mut next = world.clone();
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
         self.act(&mut next, step);
         next.wire.sort_unstable();
-        (next != *world).then_some(next)
+        (next != *state).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(ALLOCATOR, |_, world: &World| {
-                let one = |address: &Address| world.allocators(*address) <= 1;
-                world.addresses().iter().all(one)
+            Property::always(ALLOCATOR, |_, state: &State| {
+                let one = |address: &Address| state.allocators(*address) <= 1;
+                state.addresses().iter().all(one)
             }),
-            Property::always(OWNER, |_, world: &World| {
-                let one = |address: &Address| world.owners(*address) <= 1;
-                world.addresses().iter().all(one)
+            Property::always(OWNER, |_, state: &State| {
+                let one = |address: &Address| state.owners(*address) <= 1;
+                state.addresses().iter().all(one)
             }),
-            Property::always(RECLAIMED, |model: &Slices, world: &World| {
-                // A run to the end of every state would take hours: one in 16, chosen by its content.
-                !quiescence::is_sampled(world) || quiescence::leftovers(model, world).is_empty()
+            Property::always(RECLAIMED, |model: &Slices, state: &State| {
+                // Running every state to its end would take hours: one in 16 is run, chosen by its content.
+                !quiescence::is_sampled(state) || quiescence::leftovers(model, state).is_empty()
             }),
-            Property::sometimes(PLAIN, |_, world: &World| {
-                !world.server.plain.is_empty() && !world.server.leases.is_empty()
+            Property::sometimes(PLAIN, |_, state: &State| {
+                !state.server.plain.is_empty() && !state.server.leases.is_empty()
             }),
         ]
     }

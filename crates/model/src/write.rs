@@ -1,8 +1,8 @@
 //! Writes to claims, on their way to the API server and after it.
 //!
-//! A write that was sent arrives later, or after its sender has crashed and gone on: that is where protocols break. A
-//! guard (resourceVersion) is modelled by its effect: every write that arrives dooms the others that were planned on what
-//! it changed.
+//! A write may arrive late, or after its sender has crashed and continued: that is where protocols break. A guard
+//! (resourceVersion) is modelled by its effect: every write that arrives dooms those that were planned on an older
+//! version.
 
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Offer};
@@ -12,7 +12,7 @@ use crate::machine::name;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Write {
-    /// A name that is free: the claim. `back`: by a donor that takes a part back.
+    /// Creates a claim whose name is free. `back`: by a donor that takes a part back.
     Create {
         range: Prefix,
         uid: u8,
@@ -31,7 +31,7 @@ pub enum Write {
         child: Prefix,
         to: usize,
     },
-    /// Nothing to spare.
+    /// The node has nothing to spare.
     Decline {
         parent: Prefix,
         to: usize,
@@ -40,26 +40,26 @@ pub enum Write {
         parent: Prefix,
         child: Prefix,
     },
-    /// The holder's word that it is there: changes the object, so that older writes die.
+    /// The holder writes the object, so that older writes to it fail.
     Stamp {
         range: Prefix,
         uid: u8,
     },
-    /// The same, so that the rows of a part that is not offered may go.
+    /// The same, so that the rows of a part that is not offered may be removed.
     Touch {
         range: Prefix,
         part: Prefix,
     },
-    /// The whole claim becomes another's.
-    PassOn {
+    /// The whole claim becomes another node's.
+    Transfer {
         range: Prefix,
         to: usize,
     },
-    /// The controller's: its node seems to be gone. Nobody gives from it before its node has taken it up again.
+    /// By the controller: its node seems to be gone. It is not allocated from before its node has written it again.
     Recall {
         range: Prefix,
     },
-    /// The controller's: its node is gone, parts of it are not.
+    /// By the controller: its node is gone, but other nodes have parts of it.
     Orphan {
         range: Prefix,
     },
@@ -74,9 +74,9 @@ pub struct Sent {
     pub write: Write,
     /// None: the controller.
     pub from: Option<usize>,
-    /// What it was planned on is no longer so.
+    /// Planned on a version that is no longer current.
     pub doomed: bool,
-    /// Whoever sent it waits for the answer; not after a crash.
+    /// Its sender waits for the answer; not after a crash.
     pub awaited: bool,
 }
 
@@ -88,7 +88,7 @@ impl Write {
             | Write::Delete { range, .. }
             | Write::Stamp { range, .. }
             | Write::Touch { range, .. }
-            | Write::PassOn { range, .. }
+            | Write::Transfer { range, .. }
             | Write::Recall { range }
             | Write::Orphan { range }
             | Write::Inherit { range, .. } => *range,
@@ -105,7 +105,7 @@ impl Write {
     }
 }
 
-/// What a write other than CREATE and DELETE makes of its claim.
+/// The claim after a write other than CREATE and DELETE.
 pub fn change(claim: &mut Claimed, write: Write, from: Option<usize>) {
     match write {
         Write::Want { .. } => claim.wants.extend(from.map(name)),
@@ -124,7 +124,7 @@ pub fn change(claim: &mut Claimed, write: Write, from: Option<usize>) {
             claim.recalled = false;
         }
         Write::Recall { .. } => claim.recalled = true,
-        Write::PassOn { to, .. } => {
+        Write::Transfer { to, .. } => {
             claim.node = name(to);
             claim.node_uid = String::new();
             claim.epoch = Epoch(claim.epoch.0 + 1);

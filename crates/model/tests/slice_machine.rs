@@ -1,10 +1,10 @@
-//! Every order of the slice machines' steps, and the harm that follows when one precaution is not carried out.
+//! Checks every order of the slice machines' steps, and which fault follows when one precaution is not carried out.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 use berth_core::slice::machine::Role;
-use berth_model::slice_machine::world::{file, process};
+use berth_model::slice_machine::state::{file, process};
 use berth_model::slice_machine::{
-    ALLOCATOR, Budget, Careless, OWNER, PLAIN, RECLAIMED, Slices, World,
+    ALLOCATOR, Budget, Careless, OWNER, PLAIN, RECLAIMED, Slices, State,
 };
 use stateright::{Checker, HasDiscoveries, Model};
 
@@ -17,7 +17,7 @@ fn limit() -> usize {
 const ONE: &str = "10.0.0.0/32";
 const TWO: &str = "10.0.0.0/31";
 
-fn check(what: &str, start: World) {
+fn check(what: &str, start: State) {
     let model = Slices {
         start,
         careless: Careless::Not,
@@ -38,76 +38,76 @@ fn budget(set: impl FnOnce(&mut Budget)) -> Budget {
     budget
 }
 
-fn crashes() -> World {
-    World::new(ONE, budget(|b| b.crashes = 1))
+fn crashes() -> State {
+    State::new(ONE, budget(|b| b.crashes = 1))
 }
 
-fn answers() -> World {
-    World::new(ONE, budget(|b| (b.losses, b.late) = (1, 1)))
+fn answers() -> State {
+    State::new(ONE, budget(|b| (b.losses, b.late) = (1, 1)))
 }
 
-fn tight() -> World {
-    World::new(TWO, budget(|b| b.modes = 2)).with_desk()
+fn tight() -> State {
+    State::new(TWO, budget(|b| b.modes = 2)).with_desk()
 }
 
-fn tight_and_crash() -> World {
+fn tight_and_crash() -> State {
     let faults = budget(|b| (b.modes, b.crashes, b.offline) = (1, 1, 1));
-    World::new(TWO, faults).with_desk()
+    State::new(TWO, faults).with_desk()
 }
 
-fn old_file() -> World {
-    World::new(ONE, budget(|b| (b.copies, b.crashes) = (1, 2)))
+fn old_file() -> State {
+    State::new(ONE, budget(|b| (b.copies, b.crashes) = (1, 2)))
 }
 
-fn old_file_tight() -> World {
+fn old_file_tight() -> State {
     let faults = budget(|b| (b.copies, b.crashes, b.modes) = (1, 1, 1));
-    World::new(TWO, faults).with_desk()
+    State::new(TWO, faults).with_desk()
 }
 
-fn old_file_without_cache() -> World {
-    let mut world = old_file();
-    world.has_cache = false;
-    world
+fn old_file_without_cache() -> State {
+    let mut state = old_file();
+    state.has_cache = false;
+    state
 }
 
-fn old_file_offline() -> World {
+fn old_file_offline() -> State {
     let faults = budget(|b| (b.copies, b.crashes, b.offline) = (1, 1, 1));
-    World::new(ONE, faults)
+    State::new(ONE, faults)
 }
 
-fn by_hand() -> World {
-    World::new(ONE, budget(|b| (b.by_hand, b.modes) = (1, 1))).with_desk()
+fn by_hand() -> State {
+    State::new(ONE, budget(|b| (b.by_hand, b.modes) = (1, 1))).with_desk()
 }
 
-fn no_plain_pool() -> World {
-    World::new(ONE, budget(|b| (b.plain_by_hand, b.modes) = (1, 1))).with_desk()
+fn no_plain_pool() -> State {
+    State::new(ONE, budget(|b| (b.plain_by_hand, b.modes) = (1, 1))).with_desk()
 }
 
-fn old_server() -> World {
-    World::new(ONE, budget(|b| b.backups = 1))
+fn old_server() -> State {
+    State::new(ONE, budget(|b| b.backups = 1))
 }
 
-fn gone() -> World {
-    World::new(ONE, budget(|b| (b.gone, b.losses) = (1, 1)))
+fn gone() -> State {
+    State::new(ONE, budget(|b| (b.gone, b.losses) = (1, 1)))
 }
 
 /// An agent and a process that serves one call, on one node.
-fn two_processes(files: usize) -> World {
-    let mut world = World::new(ONE, budget(|b| b.crashes = 2));
-    world.processes = vec![
+fn two_processes(files: usize) -> State {
+    let mut state = State::new(ONE, budget(|b| b.crashes = 2));
+    state.processes = vec![
         process(0, 0, Role::Agent),
         process(0, files - 1, Role::Engine),
     ];
-    world.files.truncate(1);
+    state.files.truncate(1);
     if files == 2 {
-        world.files.push(file(1));
-        world.has_cache = false;
+        state.files.push(file(1));
+        state.has_cache = false;
     }
-    world
+    state
 }
 
 #[test]
-fn one_allocator_and_one_owner_whatever_crashes_or_is_late() {
+fn one_allocator_and_one_owner_with_crashes_and_late_answers() {
     check("crashes", crashes());
     check("answers", answers());
     check("two processes", two_processes(1));
@@ -120,7 +120,7 @@ fn one_allocator_and_one_owner_while_the_mode_changes() {
 }
 
 #[test]
-fn one_allocator_and_one_owner_when_state_goes_back_in_time() {
+fn one_allocator_and_one_owner_when_state_is_rolled_back() {
     check("old file", old_file());
     check("old file, tight", old_file_tight());
     check("old file, API server away", old_file_offline());
@@ -128,14 +128,14 @@ fn one_allocator_and_one_owner_when_state_goes_back_in_time() {
 }
 
 #[test]
-fn one_allocator_and_one_owner_when_objects_or_nodes_go() {
+fn one_allocator_and_one_owner_when_objects_or_nodes_are_deleted() {
     check("deleted by hand", by_hand());
     check("plain pool deleted", no_plain_pool());
     check("node gone", gone());
 }
 
 #[test]
-fn a_pod_of_the_plain_pool_stands_beside_a_slice() {
+fn a_pod_of_the_plain_pool_keeps_its_address_beside_a_slice() {
     let start = tight();
     let careless = Careless::Not;
     let checker = Slices { start, careless }.checker().threads(2);
@@ -144,7 +144,7 @@ fn a_pod_of_the_plain_pool_stands_beside_a_slice() {
 }
 
 /// Precautions without which the checker finds no violation.
-fn harmless(searches: Vec<(Careless, World)>) -> Vec<Careless> {
+fn harmless(searches: Vec<(Careless, State)>) -> Vec<Careless> {
     let mut harmless = Vec::new();
     for (careless, start) in searches {
         let checker = Slices { start, careless }
@@ -171,8 +171,8 @@ fn harmless(searches: Vec<(Careless, World)>) -> Vec<Careless> {
 fn precautions_are_needed() {
     use Careless::*;
     let harmless = harmless(vec![
-        (BlindToMode, tight()),
-        (BlindToOthers, by_hand()),
+        (IgnoreMode, tight()),
+        (IgnoreOthers, by_hand()),
         (EmptyIsAbsent, by_hand()),
         (NoSettling, old_server()),
         (NoLock, two_processes(1)),
@@ -188,13 +188,13 @@ fn more_precautions_are_needed() {
     let harmless = harmless(vec![
         (DeleteAnyVersion, answers()),
         (SilentResume, crashes()),
-        (BlindToPlain, tight()),
-        (BlindToYields, old_file_tight()),
+        (IgnorePlain, tight()),
+        (IgnoreYields, old_file_tight()),
         (YieldFirst, tight_and_crash()),
         (ListFirst, tight()),
         (AnyToken, tight()),
-        (BlindToPublished, old_file_without_cache()),
-        (BlindToCache, old_file()),
+        (IgnorePublished, old_file_without_cache()),
+        (IgnoreCache, old_file()),
         (EngineTakesOver, two_processes(2)),
         (TrustAnyFile, old_file_offline()),
         (NoSecondProof, gone()),

@@ -1,4 +1,4 @@
-//! Every order of the protocol's steps, and what happens when one of its precautions is left out.
+//! Checks every order of the protocol's steps, and which fault follows when one of its precautions is left out.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use berth_core::Prefix;
@@ -10,8 +10,8 @@ const HOLDER: &str = "one holder (S, I1, I8)";
 
 const LOST: &str = "nothing is lost after quiescence";
 
-/// Two nodes, one slice of two addresses: enough for a whole, a part and somebody who has none.
-fn mk_protocol(crashes: u8, outages: u8, passes: u8) -> Protocol {
+/// Two nodes, one slice of two addresses: enough for a whole slice, a part, and a node that has none.
+fn mk_protocol(crashes: u8, outages: u8, transfers: u8) -> Protocol {
     Protocol {
         nodes: 2,
         range: "10.0.0.0/31".parse().unwrap(),
@@ -19,36 +19,36 @@ fn mk_protocol(crashes: u8, outages: u8, passes: u8) -> Protocol {
         crashes,
         outages,
         deletions: 0,
-        passes,
+        transfers,
         pods: 1,
-        begin: Vec::new(),
+        history: Vec::new(),
         wire: 2,
         careless: Careless::Not,
     }
 }
 
-/// The same with slices of one address, which can only be passed on whole.
-fn mk_whole(crashes: u8, outages: u8, passes: u8) -> Protocol {
+/// The same with slices of one address, which can only be transferred whole.
+fn mk_whole(crashes: u8, outages: u8, transfers: u8) -> Protocol {
     Protocol {
         range: "10.0.0.0/32".parse().unwrap(),
         cut: 32,
-        ..mk_protocol(crashes, outages, passes)
+        ..mk_protocol(crashes, outages, transfers)
     }
 }
 
-const PART: &str = "a part is borrowed and may be given";
+const PART: &str = "a part is borrowed and may be allocated";
 
-const BACK: &str = "a part is borrowed back and may be given";
+const BACK: &str = "a part is borrowed back and may be allocated";
 
-const TWO: &str = "a node gives from two slices";
+const TWO: &str = "a node allocates from two slices";
 
-const LATER: &str = "a slice of a later epoch may be given";
+const LATER: &str = "a slice of a later epoch may be allocated";
 
 fn check(protocol: Protocol, reached: &[&'static str]) {
     check_to(protocol, usize::MAX, reached);
 }
 
-/// As far as that many steps go.
+/// As far as that many steps reach.
 fn check_to(protocol: Protocol, depth: usize, reached: &[&'static str]) {
     let checker = protocol.checker().threads(2).target_max_depth(depth);
     let checker = checker.spawn_bfs().join();
@@ -63,11 +63,11 @@ fn check_to(protocol: Protocol, depth: usize, reached: &[&'static str]) {
 }
 
 #[test]
-fn a_slice_has_one_holder_whoever_crashes_and_whatever_arrives_late() {
+fn a_slice_has_one_holder_with_crashes_and_late_writes() {
     check(mk_protocol(1, 0, 0), &[PART]);
 }
 
-// Pods only keep a slice from being given back or passed on: where much else happens, there are none.
+// Pods only keep a slice from being returned or transferred: where many other faults happen, there are none.
 
 #[test]
 fn a_slice_has_one_holder_when_nodes_are_lost_and_return() {
@@ -78,16 +78,16 @@ fn a_slice_has_one_holder_when_nodes_are_lost_and_return() {
     check(protocol, &[PART, LATER]);
 }
 
-/// Somebody deletes a Node whose agent runs on, and it is made again: before the controller looks, between its look and its
-/// write, or after.
+/// A Node whose agent keeps running is deleted and created again: before the controller reads, between its read and
+/// its write, or after.
 #[test]
 fn a_slice_has_one_holder_when_a_node_is_deleted_under_its_agent() {
     check(mk_deleted(2), &[LATER]);
-    // A donor, and one who has borrowed.
+    // A donor and a borrower.
     let half = prefix("10.0.0.1/32");
     let protocol = Protocol {
         deletions: 1,
-        begin: vec![
+        history: vec![
             Step::Claim(1, prefix("10.0.0.0/31")),
             Step::Want(0, prefix("10.0.0.0/31")),
             Step::Answer(1, prefix("10.0.0.0/31")),
@@ -105,7 +105,7 @@ fn mk_deleted(deletions: u8) -> Protocol {
     }
 }
 
-/// Two slots: a node extends, gives one back, and borrows nothing while one is free.
+/// Two slices: a node extends, returns one, and borrows nothing while one is free.
 #[test]
 fn a_node_that_has_two_slices_is_their_one_holder() {
     let protocol = Protocol {
@@ -116,13 +116,13 @@ fn a_node_that_has_two_slices_is_their_one_holder() {
 }
 
 #[test]
-fn a_slice_that_is_passed_on_has_one_holder() {
+fn a_transferred_slice_has_one_holder() {
     check(mk_whole(1, 1, 2), &[LATER]);
     check(mk_protocol(0, 0, 2), &[PART, BACK, LATER]);
 }
 
 #[test]
-fn a_slice_that_is_passed_on_has_one_holder_whoever_crashes() {
+fn a_transferred_slice_has_one_holder_with_crashes() {
     let protocol = Protocol {
         pods: 0,
         ..mk_protocol(1, 0, 1)
@@ -132,21 +132,21 @@ fn a_slice_that_is_passed_on_has_one_holder_whoever_crashes() {
 
 #[test]
 fn a_part_of_a_part_has_one_holder() {
-    for (begin, depth) in [
+    for (history, depth) in [
         (borrowed_back(), 12),
         (lost_and_back(), 18),
         (lent_to_a_lost_node(), 18),
     ] {
-        check_to(mk_nested(begin), depth, &[PART]);
+        check_to(mk_nested(history), depth, &[PART]);
     }
 }
 
 /// Two nodes and slices of four addresses: a part has parts.
-fn mk_nested(begin: Vec<Step>) -> Protocol {
+fn mk_nested(history: Vec<Step>) -> Protocol {
     Protocol {
         range: "10.0.0.0/30".parse().unwrap(),
         cut: 30,
-        begin,
+        history,
         ..mk_protocol(1, 1, 1)
     }
 }
@@ -173,7 +173,7 @@ fn borrowed_back() -> Vec<Step> {
     ]
 }
 
-/// And then `n1` was lost, and has come back to find that all of it is gone.
+/// Then `n1` is lost, and returns when all of its slices were reclaimed.
 fn lost_and_back() -> Vec<Step> {
     let (whole, one) = (prefix("10.0.0.0/30"), prefix("10.0.0.3/32"));
     let lost = [
@@ -190,7 +190,7 @@ fn lost_and_back() -> Vec<Step> {
     borrowed_back().into_iter().chain(lost).collect()
 }
 
-/// `n0` was lost and has come back; what it had borrowed is nobody's, and it asks for a part again.
+/// `n0` was lost and has returned; the part it had borrowed has no holder, and it requests a part again.
 fn lent_to_a_lost_node() -> Vec<Step> {
     let (whole, half) = (prefix("10.0.0.0/30"), prefix("10.0.0.2/31"));
     let lost = [
@@ -223,23 +223,23 @@ fn fails(protocol: Protocol) -> Vec<&'static str> {
 fn every_precaution_is_needed() {
     use Careless::*;
     for (careless, protocol) in [
-        (NoSecondLook, mk_protocol(0, 0, 0)),
+        (NoSecondRead, mk_protocol(0, 0, 0)),
         (FreeWithoutClaim, mk_protocol(0, 0, 0)),
         (SilentWithdraw, mk_protocol(1, 0, 0)),
         (SilentAdoption, mk_protocol(1, 0, 0)),
         (SilentReturn, mk_protocol(0, 1, 0)),
-        (TellFirst, mk_protocol(1, 0, 0)),
+        (WriteFirst, mk_protocol(1, 0, 0)),
         (PartFirst, mk_protocol(0, 1, 0)),
         (NoRecall, mk_deleted(1)),
-        (Unheard, mk_deleted(1)),
-        (NoLookAfter, mk_deleted(1)),
+        (Unnoticed, mk_deleted(1)),
+        (NoReadAfter, mk_deleted(1)),
         (OfferFirst, mk_protocol(0, 0, 0)),
-        (AdoptStray, mk_protocol(1, 0, 0)),
-        (PassFirst, mk_whole(0, 0, 1)),
-        (PassLent, mk_protocol(0, 0, 1)),
-        (ShutBare, mk_protocol(0, 0, 1)),
+        (AdoptLeftover, mk_protocol(1, 0, 0)),
+        (TransferFirst, mk_whole(0, 0, 1)),
+        (TransferLent, mk_protocol(0, 0, 1)),
+        (CloseBare, mk_protocol(0, 0, 1)),
         (FreeInside, mk_protocol(0, 0, 1)),
-        (KeepShut, mk_protocol(1, 0, 1)),
+        (KeepClosed, mk_protocol(1, 0, 1)),
         (OfferAgain, mk_nested(lent_to_a_lost_node())),
         (EmptyFirst, mk_nested(lost_and_back())),
         (CountLost, mk_nested(lost_and_back())),
@@ -259,7 +259,7 @@ fn every_precaution_is_needed() {
 }
 
 #[test]
-fn an_assigned_slice_has_one_holder_whoever_returns_when() {
+fn an_assigned_slice_has_one_holder_whenever_a_node_returns() {
     let checker = HandOver {
         outages: 2,
         deletions: 1,
@@ -274,14 +274,14 @@ fn an_assigned_slice_has_one_holder_whoever_returns_when() {
 }
 
 #[test]
-fn every_precaution_of_a_hand_over_is_needed() {
-    use assigned::Careless::{GiveRecalled, NoNodeLook, NoRecall, NoSecondLook, Unheard};
+fn every_precaution_of_a_reclaim_is_needed() {
+    use assigned::Careless::{AllocateRecalled, NoNodeRead, NoRecall, NoSecondRead, Unnoticed};
     for (careless, deletions) in [
         (NoRecall, 0),
-        (NoSecondLook, 0),
-        (GiveRecalled, 0),
-        (NoNodeLook, 0),
-        (Unheard, 1),
+        (NoSecondRead, 0),
+        (AllocateRecalled, 0),
+        (NoNodeRead, 0),
+        (Unnoticed, 1),
     ] {
         let model = HandOver {
             outages: 1,

@@ -1,9 +1,9 @@
 //! The `ipam` object: whereabouts' configuration, key for key, and Berth's own settings beside it.
 //!
-//! Promises: a configuration that works there works here and means the same; a typing error that is swallowed
-//! there is swallowed here too, and returned as a warning. Pure but for [`flat`], which reads the node's files: a network
-//! definition is untrusted input, and what it names of the node is decided there.
-//! It does not say where pools are kept.
+//! Guarantees: a configuration that works with whereabouts works here and means the same; a typing error that
+//! whereabouts ignores is ignored here too, and returned as a warning. Pure except [`flat`], which reads the node's
+//! files: a network definition is untrusted input, and which of the node's files it may name is decided there. Where
+//! pools are kept is decided elsewhere.
 
 pub mod flat;
 pub mod keys;
@@ -30,7 +30,7 @@ pub use statics::StaticAddress;
 
 use source::Source;
 
-/// The most addresses that one interface gets: each costs a write, and each range the reads of a pool.
+/// The maximum number of addresses of one interface: each costs a write, and each range the reads of a pool.
 const MOST_ADDRESSES: usize = 64;
 
 /// One network as a pod's interface joins it: where its addresses come from and what the result reports with them.
@@ -38,9 +38,9 @@ const MOST_ADDRESSES: usize = 64;
 pub struct PodNetwork {
     /// The CNI configuration's `name`.
     pub name: String,
-    /// `network_name`: sets pools and reservations apart from those of other networks.
+    /// `network_name`: separates pools and reservations from those of other networks.
     pub network_name: String,
-    /// One address is taken from each.
+    /// One address is allocated from each.
     pub ranges: Vec<RangeConfig>,
     /// Used as they are, after those of the ranges.
     pub addresses: Vec<StaticAddress>,
@@ -50,24 +50,24 @@ pub struct PodNetwork {
     pub overlap_checks: bool,
     /// The prefix length of a node's slice; none for a range that all nodes share.
     pub node_slice_size: Option<u8>,
-    /// `fast_ipam`: a node may claim slices by itself. Without a size, such a network is a plain range
-    /// to everyone who does not know slices.
+    /// `fast_ipam`: a node may claim slices by itself. Without a size, such a network is a plain range for a version
+    /// that does not know slices.
     pub fast_ipam: bool,
     /// Of the node's own configuration, or of a definition that may name it: [`NodeFiles`].
     pub kubeconfig: Option<PathBuf>,
-    /// The host's interface that the container's hangs on; empty where the configuration names none.
+    /// The host's interface under the container's one; empty if the configuration names none.
     pub link: String,
     pub settings: Settings,
     pub compatible: Compatible,
-    /// What was swallowed, for the log.
+    /// Errors that were ignored, for the log.
     pub warnings: Vec<Warning>,
-    /// Keys that mean nothing here, for the log.
+    /// Unknown keys, for the log.
     pub unknown_keys: Vec<Warning>,
-    /// Why no address is allocated, though everything could be read. They do not stop a DEL.
+    /// Why no address is allocated although everything could be read. These do not stop a DEL.
     pub faults: Vec<CniError>,
 }
 
-/// A range that one address is taken from.
+/// A range from which one address is allocated.
 #[derive(Debug, Clone)]
 pub struct RangeConfig {
     pub spec: RangeSpec,
@@ -75,11 +75,11 @@ pub struct RangeConfig {
     pub space: Arc<Space>,
     /// Reported in the CNI result with the address.
     pub gateway: Option<Address>,
-    /// The address that this call asks for, where it asks for one.
+    /// The address that this call requests, if any.
     pub wanted: Option<Address>,
 }
 
-/// A configuration that can't be served. All are the user's to mend, so all carry the field and the value.
+/// A configuration that can't be served. The user has to correct it, so each error has the field and the value.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("IPAM config missing 'ipam' key")]
@@ -129,13 +129,13 @@ impl PodNetwork {
         self.node_slice_size.is_some() || self.fast_ipam
     }
 
-    /// The same network where there are no other nodes: a machine by itself has the whole range.
+    /// The same network on a machine without other nodes, which has the whole range.
     pub fn unsliced(&mut self) {
         self.node_slice_size = None;
         self.fast_ipam = false;
     }
 
-    /// Reads the `ipam` object of `conf`, completed by the node's files and by what this call asks for.
+    /// Reads the `ipam` object of `conf`, completed by the node's files and by the requests of this call.
     ///
     /// `accepted` is the `ipam.type` that the plugin answers to.
     pub fn read(
@@ -157,8 +157,8 @@ impl PodNetwork {
         Ok(network)
     }
 
-    /// The same for a call that releases: what no ADD is served with does not fail it. Requested addresses that can't be read
-    /// are left out, and so is what exceeds the most addresses of an interface.
+    /// The same for a call that releases: an error that fails an ADD does not fail it. Requested addresses that can't
+    /// be read are left out, and so are those beyond the maximum of an interface.
     pub fn read_to_release(
         conf: &NetConf,
         args: &Args,

@@ -1,8 +1,8 @@
-//! NetworkAttachmentDefinitions: the networks that one describes, each as its plugin would get it.
+//! NetworkAttachmentDefinitions: the networks of each, as their plugins would get them.
 //!
-//! A list of plugins is read whole. What is no network of ours is left out; what is ours and can't be
-//! served is returned with the reason. A definition is untrusted input: one that is too long is not parsed, what is copied
-//! into each of its networks is bounded, and so is their number; no file that it names is read. Pure but for the node's own
+//! A list of plugins is read whole. Networks of other plugins are left out; one of Berth's that can't be served is
+//! returned with the reason. A definition is untrusted input: one that is too long is not parsed, what is copied into
+//! each of its networks is bounded, and so is their number; no file that it names is read. Pure except the node's own
 //! flat file, which is read by a call that blocks.
 
 use std::path::PathBuf;
@@ -11,37 +11,46 @@ use berth_cni::fields::{Fields, Path};
 use berth_cni::ids::{NETWORK_NAME_MAX, shown};
 use berth_cni::{Args, NetConf};
 use berth_cni::{CniError, conf};
+use berth_kube::{Place, Resource};
 use serde_json::{Value, json};
 
 use crate::PLUGINS;
 use crate::config::{ConfigError, Found, NamedPaths, NodeFiles, PodNetwork};
 
-/// The most networks of ours that one definition describes: a real one has one or two.
+pub const DEFINITIONS: Resource = Resource {
+    group: "k8s.cni.cncf.io",
+    version: "v1",
+    plural: "network-attachment-definitions",
+    kind: "NetworkAttachmentDefinition",
+    place: Place::Namespaced,
+};
+
+/// The maximum number of networks in one definition: a real one has one or two.
 const MOST_NETWORKS: usize = 64;
 
 /// The longest `cniVersion` that is copied: a real one has five characters.
 const LONGEST_VERSION: usize = 32;
 
-/// What a definition says.
+/// The contents of a definition.
 #[derive(Debug, Default)]
 pub struct Definition {
-    /// Its networks of ours.
+    /// Its networks that are served by Berth.
     pub networks: Vec<DefinedNetwork>,
-    /// Why its networks are not known here: its configuration is on the nodes' disks, or no JSON.
+    /// Why its networks are unknown here: its configuration is on the nodes' disks, or is not JSON.
     pub unknown: Option<String>,
-    /// Whether its text names a plugin of ours, though it could not be parsed.
+    /// Whether its text names a plugin of Berth, although it could not be parsed.
     pub may_be_ours: bool,
 }
 
 /// One plugin's network.
 #[derive(Debug)]
 pub struct DefinedNetwork {
-    /// `node_slice_size` as it is written; empty where it is not.
+    /// `node_slice_size` as written; empty if it is not set.
     pub slice_size: String,
     pub network: Result<PodNetwork, DefinitionError>,
 }
 
-/// A network of ours that can't be served: the user has to correct it.
+/// A network of Berth that can't be served: the user has to correct it.
 #[derive(Debug, thiserror::Error)]
 pub enum DefinitionError {
     #[error(transparent)]
@@ -88,10 +97,10 @@ pub fn read(name: &str, config: &str, flat_places: &[PathBuf]) -> Definition {
     }
 }
 
-/// The configurations of the plugins of ours: one, or those of a list, each as its plugin would get it.
+/// The configurations of Berth's plugins: one, or those of a list, each as its plugin would get it.
 ///
-/// The document's name and version are copied into each, so they are checked first: 128 KiB of a long name and short plugins
-/// would take gigabytes.
+/// The document's name and version are copied into each, so they are checked first: 128 KiB of a long name and short
+/// plugins would take gigabytes.
 fn confs(definition: &str, mut document: Value) -> Result<Vec<Value>, String> {
     let name = document["name"].as_str().unwrap_or_default().to_owned();
     let version = document.get("cniVersion").cloned();
@@ -140,7 +149,7 @@ fn confs(definition: &str, mut document: Value) -> Result<Vec<Value>, String> {
     Ok(plugins)
 }
 
-/// The plugin's `ipam` object and which of our names it has, if it is of ours.
+/// The plugin's `ipam` object and which of Berth's names it has, if any.
 fn ipam_of(plugin: &Value) -> Option<(Fields<'_>, &'static str)> {
     const PATH: Path<'static> = Path::Root("ipam");
     let ipam = Fields::of(&PATH, plugin.get("ipam")?).ok()?;
@@ -149,7 +158,7 @@ fn ipam_of(plugin: &Value) -> Option<(Fields<'_>, &'static str)> {
     Some((ipam, kind))
 }
 
-/// None for what is not ours.
+/// `None` for another plugin.
 fn network(conf: &Value, files: &NodeFiles) -> Option<DefinedNetwork> {
     let (ipam, kind) = ipam_of(conf)?;
     let slice_size = ipam.text_or_empty("node_slice_size").unwrap_or_default();
@@ -215,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_and_wrong_is_returned_with_its_reason() {
+    fn an_invalid_network_of_ours_is_returned_with_its_reason() {
         let config = r#"{"cniVersion":"0.3.1","type":"macvlan",
             "ipam":{"type":"whereabouts","range":"10.0.0.0/24","node_slice_size":"large"}}"#;
         let read = read("nad", config, &[]);
@@ -265,7 +274,7 @@ mod tests {
         let one = |name: &str, version: &str| {
             format!(r#"{{"name":"{name}","cniVersion":{version},"plugins":[{ours},{{}}]}}"#)
         };
-        // What is not ours is left out before anything is copied.
+        // Other plugins are left out before anything is copied.
         let others = list(&long, r#""1.0.0""#, "{}");
         assert!(
             confs("nad", conf::document(&others).unwrap())
@@ -306,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_known_is_reported() {
+    fn an_unknown_configuration_is_reported() {
         for unknown in ["", "  ", "{"] {
             assert!(read("nad", unknown, &[]).unknown.is_some());
         }

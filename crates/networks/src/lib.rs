@@ -1,8 +1,8 @@
-//! What the networks of a cluster are configured to: whereabouts' `ipam` object, the NetworkAttachmentDefinitions that
-//! carry it, and the administrator's RangePolicy.
+//! How the networks of a cluster are configured: whereabouts' `ipam` object, the NetworkAttachmentDefinitions that
+//! contain it, and the administrator's RangePolicy.
 //!
-//! The pods front serves these networks, and the controller assigns slices of their ranges: both read them here, so that
-//! neither depends on the other. No pool is read or written here.
+//! The pods front serves these networks, and the controller assigns slices of their ranges: both read them here, so
+//! that neither depends on the other. No pool is read or written here.
 //!
 //! | file | part |
 //! |---|---|
@@ -25,5 +25,5 @@ pub mod range_policy;
 
 pub use config::{ConfigError, PodNetwork, RangeConfig, StaticAddress};
 
-/// The `ipam.type`s of these networks: Berth's own, and the one that it takes over.
+/// The `ipam.type`s of these networks: Berth's own, and whereabouts'.
 pub const PLUGINS: &[&str] = &["berth", "whereabouts"];

@@ -1,8 +1,9 @@
-//! Which namespaces may use which ranges: the administrator's RangePolicy. Without one, every namespace may use every range.
+//! Which namespaces may use which ranges: the administrator's RangePolicy. Without one, every namespace may use every
+//! range.
 //!
-//! A daemon follows the object by a watch, so that an ADD needs no read. What no rule allows gets no address; a release is
-//! never refused. Until the object was read for the first time, an ADD waits for it for a second and is then served: a node
-//! whose API server is away keeps working.
+//! A daemon follows the object by a watch, so that an ADD needs no read. What no rule allows gets no address; a release
+//! is never refused. Until the object was read for the first time, an ADD waits for it for a second and is then served:
+//! a node whose API server is away keeps working.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,13 +24,13 @@ use crate::config::PodNetwork;
 
 /// How long an ADD waits for the first read.
 const FIRST_READ: Duration = Duration::from_secs(1);
-/// How often the object is searched in a cluster without the kind, or without the right to read it.
+/// How often a cluster without the kind, or without the right to read it, is checked for the object.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What is allowed.
+/// The rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// None: everything.
+    /// `None`: everything is allowed.
     rules: Option<Vec<Rule>>,
 }
 
@@ -100,9 +101,9 @@ impl Policy {
 pub struct Policies {
     api: Api<RangePolicy>,
     timeout: Duration,
-    /// None before it was read for the first time.
+    /// `None` until it was read for the first time.
     known: watch::Sender<Option<Arc<Policy>>>,
-    /// Whether an ADD has waited for the first read and did not get it.
+    /// Whether an ADD has waited for the first read without a result.
     waited: AtomicBool,
 }
 
@@ -153,7 +154,8 @@ impl Policies {
         self.known.subscribe()
     }
 
-    /// Reads it once, for a process that serves one call. Without the kind or the right to read it, everything is allowed.
+    /// Reads it once, for a process that serves one call. Without the kind or the right to read it, everything is
+    /// allowed.
     pub async fn read(&self) -> Result<Arc<Policy>, String> {
         let read = match tokio::time::timeout(self.timeout, self.api.get_opt(RANGE_POLICY)).await {
             Ok(Ok(found)) => found.map(|found| Policy::of(&found.spec)),
@@ -184,7 +186,8 @@ impl Policies {
         pause.mul_f64(rand::rng().random_range(0.5..1.5))
     }
 
-    /// Whether there is such a kind that may be listed: a watch of what may not be read would fail again and again, loudly.
+    /// Whether the kind exists and may be listed: a watch that is not allowed would fail again and again, with log
+    /// lines.
     async fn read_list(&self) -> Result<bool, ()> {
         let named = kube::api::ListParams::default().fields(&named()).limit(1);
         match tokio::time::timeout(self.timeout, self.api.list(&named)).await {

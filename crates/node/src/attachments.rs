@@ -1,11 +1,11 @@
 //! The journal of attachments: which outside effects of its allocations this node has to carry out, one row per item.
 //!
-//! A target is what the effects are on, such as a NIC of this VM and its range. A row says who holds the item, whether it
-//! is attached or has to be detached, and the call that is under way.
+//! A target is what the effects are on, such as a NIC of this VM and its range. A row says who holds the item, whether
+//! it is attached or has to be detached, and the call that is under way.
 //!
-//! Guarantees: an entry is durable before the call that it announces (I9); a detach survives the process, and with it the
-//! holder that the pool's release names (I6). Nothing is kept in memory but what a process released itself: a plugin that
-//! runs without the agent writes the same file. Reads are by key; writes that wait share one transaction.
+//! Guarantees: an entry is durable before the call that it announces (I9); a detach survives the process, and with it
+//! the holder that the pool's release names (I6). Nothing is kept in memory except what a process released itself: a
+//! plugin that runs without the agent writes the same file. Reads are by key; waiting writes share one transaction.
 
 mod rows;
 
@@ -23,10 +23,10 @@ use rusqlite::Connection;
 
 use rows::Key;
 
-/// Where an item is, as the journal says.
+/// The recorded state of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its holder is known; nothing was done yet.
+    /// Its holder is recorded; nothing was done yet.
     Held,
     Present,
     /// It has to be detached and released.
@@ -42,7 +42,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A call for it is under way, or was when the process ended.
+    /// Whether a call for it is under way, or was when the process ended.
     pub fn is_open(&self) -> bool {
         self.intent.is_some()
     }
@@ -119,7 +119,7 @@ impl Attachments {
     }
 }
 
-/// What a target's items are: kept as text, by which they are told apart.
+/// The items of a target, stored as text.
 pub trait Item: Ord + Clone + Display + FromStr + Send + Sync + 'static {}
 
 impl<I: Ord + Clone + Display + FromStr + Send + Sync + 'static> Item for I {}
@@ -129,7 +129,7 @@ impl<I: Ord + Clone + Display + FromStr + Send + Sync + 'static> Item for I {}
 pub struct TargetJournal<I> {
     table: Attachments,
     target: String,
-    /// Holders whose item was released: their row goes with the next `Forget`, a later holder's stays.
+    /// Holders whose item was released: their row is deleted with the next `Forget`, a later holder's stays.
     released: Mutex<BTreeMap<String, Record>>,
     items: PhantomData<fn() -> I>,
 }
@@ -144,7 +144,7 @@ impl<I: Item> TargetJournal<I> {
         Ok(self.read(key).await?.into_values().next())
     }
 
-    /// The rows of holders with this subject, whatever their part.
+    /// The rows of all holders with this subject, for every part.
     pub async fn rows_of(&self, subject: &str) -> Result<BTreeMap<I, Row>, LedgerError> {
         let key = Key::Subject(self.target.clone(), subject.to_owned());
         self.read(key).await
@@ -155,7 +155,7 @@ impl<I: Item> TargetJournal<I> {
         self.table.hold(&self.target, item, holder).await
     }
 
-    /// Drops the rows of items that are another node's now; what is attached is not touched.
+    /// Drops the rows of items that are now another node's; what is attached stays attached.
     pub async fn drop_rows(&self, items: &[I]) -> Result<(), Arc<LedgerError>> {
         let target = self.target.clone();
         let items: Vec<String> = items.iter().map(I::to_string).collect();
@@ -178,7 +178,7 @@ impl<I: Item> TargetJournal<I> {
             .await
     }
 
-    /// The holder has lost the item in its pool: the row goes when the reconciler forgets the item.
+    /// The holder has lost the item in its pool: the row is deleted when the reconciler forgets the item.
     pub fn note_released(&self, item: &I, holder: &Record) {
         self.released
             .lock()

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The kernel's name for the present boot, the same in every container of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The kernel's name for the present boot; empty where it has none, and then nothing is ever taken for rebooted.
+/// The kernel's name for the present boot; empty where it has none, and then no reboot is ever detected.
 pub fn current() -> String {
     fs::read_to_string(BOOT_ID)
         .map(|text| text.trim().to_owned())
@@ -24,7 +24,7 @@ pub struct BootMarker {
     file: Option<PathBuf>,
 }
 
-/// What happened since the boot was recorded.
+/// The change since the boot was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
     SameBoot,
@@ -34,7 +34,7 @@ pub enum Since {
 }
 
 impl BootMarker {
-    /// The file has to be on the machine's own disk: one that ends with a pod knows nothing of the pod before it.
+    /// The file must be on the machine's own disk: one that is deleted with a pod is lost for the next pod.
     pub fn at(file: &Path) -> BootMarker {
         BootMarker {
             current: current(),
@@ -63,7 +63,7 @@ impl BootMarker {
         }
     }
 
-    /// Records the present boot. What can't be recorded is unknown at the next start.
+    /// Records the present boot. If that fails, the boot is unknown at the next start.
     pub fn record(&self) -> io::Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
@@ -71,7 +71,7 @@ impl BootMarker {
         if self.current.is_empty() || self.since() == Since::SameBoot {
             return Ok(());
         }
-        // Under a temporary name first: half a name would be another boot.
+        // Under a temporary name first: a partial name would count as another boot.
         let mut temporary = file.clone().into_os_string();
         temporary.push(".part");
         fs::write(&temporary, format!("{}\n", self.current))?;

@@ -1,7 +1,7 @@
 //! The node's SQLite file.
 //!
-//! Guarantees: the directory is made for root alone (0700); a file that can't be read is refused and not changed (I5); the
-//! identity is recorded when the file is opened for the first time and stays. [`NodeFile::own`] is granted to one
+//! Guarantees: the directory is made for root alone (0700); a file that can't be read is refused and not changed (I5);
+//! the identity is recorded when the file is opened for the first time and stays. [`NodeFile::own`] is granted to one
 //! process at a time: the agent for its life, `berth cni` for one call of a sliced network.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_ledger::{LedgerError, SharedLedger, SqliteLedger};
+use berth_ledger::{LedgerError, SharedRecordLedger, SqliteLedger};
 use tokio::sync::OnceCell;
 
 use crate::attachments::Attachments;
@@ -19,7 +19,7 @@ use crate::journal::Journal;
 use crate::owner_lock::{AGENT, OwnerLock};
 use crate::tables;
 
-/// What distinguishes a node's file from every other one, a restored or second file of the same node among them.
+/// Identifies a node's file among all others, including a restored or second file of the same node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(String);
 
@@ -55,7 +55,7 @@ impl NodeFile {
     /// Opens or creates the file. Other processes of the node may have it open, too.
     pub async fn open(path: &Path) -> Result<NodeFile, LedgerError> {
         make_directory(path);
-        // As other processes have to find it.
+        // Absolute, because other processes must find it, too.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let ledger = SqliteLedger::open(&path)?;
         let identity = identity(&ledger, &path).await?;
@@ -69,8 +69,8 @@ impl NodeFile {
         })
     }
 
-    /// The same as its only owner. Waits at most `limit` for the process that owns it now; `owner` is how this one is named
-    /// to others that wait: `berth agent`.
+    /// Opens the file as its only owner. Waits at most `limit` for the process that owns it now; `owner` is the name
+    /// that other waiting processes show, such as `berth agent`.
     pub async fn own(path: &Path, owner: &str, limit: Duration) -> Result<NodeFile, LedgerError> {
         make_directory(path);
         let lock = OwnerLock::take(path, owner, limit).await?;
@@ -94,8 +94,8 @@ impl NodeFile {
         &self.identity
     }
 
-    /// The pools and claims of the node's own.
-    pub fn ledger(&self) -> SharedLedger {
+    /// The node's own pools and claims.
+    pub fn ledger(&self) -> SharedRecordLedger {
         Arc::new(self.ledger.clone())
     }
 
@@ -111,7 +111,7 @@ impl NodeFile {
 /// How long a process waits for calls that own the file.
 const OWN_LIMIT: Duration = Duration::from_secs(30);
 
-/// The file of a process, opened when it is needed for the first time: some calls need none.
+/// The file of a process, opened at its first use: some calls need none.
 #[derive(Debug)]
 pub struct LazyFile {
     path: PathBuf,
@@ -159,13 +159,13 @@ impl LazyFile {
         &self.path
     }
 
-    /// Whether a process of this node made it.
+    /// Whether the file exists.
     pub fn exists(&self) -> bool {
         self.path.exists()
     }
 }
 
-/// On a machine where Berth never ran there is none. What can't be made, the ledger reports.
+/// Creates the directory on a machine where Berth never ran. The ledger reports a failure.
 fn make_directory(path: &Path) {
     if let Some(dir) = path.parent() {
         let _ = DirBuilder::new().recursive(true).mode(0o700).create(dir);
@@ -175,7 +175,7 @@ fn make_directory(path: &Path) {
 async fn identity(ledger: &SqliteLedger, path: &Path) -> Result<FileId, LedgerError> {
     let file = path.display().to_string();
     let name = file.clone();
-    // Mostly there is nothing to write: a call that is served without an agent waits for no other.
+    // Usually there is nothing to write: a call that is served without an agent waits for no other.
     let known = ledger
         .query("open", move |connection| tables::read(connection, &file))
         .await?;

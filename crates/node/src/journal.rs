@@ -1,9 +1,9 @@
-//! Which addresses of the cluster's pools this node's containers hold, by network.
+//! Records which addresses of the cluster's pools this node's containers hold, by network.
 //!
-//! A pool in the cluster says which pod holds an address, not through which network or on which node. CNI GC may release
-//! only what is of its network and of this node: this journal proves that, and nothing else does (I4). It proves and does
-//! not hold: an entry that is missing is left to the sweep over the cluster's pods; a stale one leads to a record that has
-//! another holder by now, which is not released (I6). Writes are durable, and those that wait share one transaction.
+//! A pool in the cluster records which pod holds an address, but not its network or node. CNI GC may release only
+//! what is of its network and of this node: this journal proves that (I4). It is evidence and not a pool: a missing
+//! entry is left to the sweep over the cluster's pods; a stale one leads to a record that has another holder by now,
+//! which is not released (I6). Writes are durable, and waiting ones share one transaction.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use berth_core::{Address, Handle, Owner, Prefix, Record};
 use berth_ledger::{GroupWriter, LedgerError, PoolKey, SqliteFailure, SqliteLedger};
 use rusqlite::{Connection, Row, params};
 
-/// The pools of a file that an earlier version wrote: its journal, as far as it could not be read.
+/// The journal's pools in a file of an earlier version that could not be read.
 pub const OLD_POOLS: &str = crate::tables::OLD_JOURNAL;
 
 /// The journal in the node's file.
@@ -38,8 +38,8 @@ impl Journal {
         Journal { ledger, writer }
     }
 
-    /// Records what a call allocated, all of it or nothing. An older holder of one of the addresses is history: the pool
-    /// has just allocated it.
+    /// Records what a call allocated, all of it or nothing. An older holder of one of the addresses is replaced: the
+    /// pool has just allocated it.
     pub async fn add(
         &self,
         network: &str,
@@ -77,7 +77,7 @@ impl Journal {
             .await
     }
 
-    /// Drops the entry of one address, if it is that holder's.
+    /// Drops the entry of one address, if this holder has it.
     pub async fn remove_address(
         &self,
         network: &str,

@@ -1,8 +1,8 @@
-//! One call at a time for one key, in the order in which the calls came.
+//! Serves one call at a time for one key, in the order of arrival.
 //!
-//! A runtime that stopped waiting may repeat an ADD while the first one still runs: without the lock, the rollback of the
-//! first would release what the second has answered with. A DEL that did not wait for its ADD would release nothing and
-//! succeed, and the address that the ADD then allocates would stay.
+//! A runtime that stopped waiting may repeat an ADD while the first one still runs: without the lock, the rollback of
+//! the first would release the address that the second has returned. A DEL that did not wait for its ADD would
+//! release nothing and succeed, and the address that the ADD then allocates would leak.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -37,9 +37,9 @@ pub struct Held<K: Eq + Hash> {
 }
 
 impl<K: Clone + Eq + Hash> KeyedLock<K> {
-    /// Waits for those that came before. Dropping the future leaves the queue.
+    /// Waits for earlier calls. Dropping the future leaves the queue.
     pub async fn hold(&self, key: K) -> Held<K> {
-        // Made first: a call that is dropped while it waits removes its key, too.
+        // Created first, so that a call that is dropped while it waits removes its key, too.
         let mut held = Held {
             key,
             guard: None,

@@ -1,4 +1,4 @@
-//! What one machine keeps for itself, whichever front runs on it.
+//! What one machine keeps locally, for all fronts.
 //!
 //! | module | what it keeps |
 //! |---|---|

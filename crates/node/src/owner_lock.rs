@@ -1,7 +1,7 @@
-//! The one process that may allocate from the node's slices: an exclusive lock beside the database.
+//! An exclusive lock beside the database, held by the one process that may allocate from the node's slices.
 //!
-//! The kernel releases it with the process, however that ends. It is a file of its own: closing any other descriptor of
-//! the database would release SQLite's own locks.
+//! The kernel releases it when the process ends, in whatever way. It is a separate file: closing any other descriptor
+//! of the database would release SQLite's own locks.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep};
 
 /// How often a waiting process tries.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How an agent names itself. It owns the file for its life, so nobody waits for it longer than one takes to end.
+/// How an agent names itself. It owns the file for its life, so a process waits for it only as long as one takes to end.
 pub(crate) const AGENT: &str = "berth agent";
 const AGENT_ENDS: Duration = Duration::from_secs(2);
-/// What is shown of the owner's line.
+/// How much of the owner's line is shown.
 const SHOWN: u64 = 200;
 
 /// Held for as long as the process may allocate.
@@ -27,7 +27,8 @@ pub(crate) struct OwnerLock {
 }
 
 impl OwnerLock {
-    /// Waits for the lock at most `limit`. `owner` is what the error of another process that waits names: `berth agent`.
+    /// Waits for the lock at most `limit`. `owner` is the name that other waiting processes show, such as `berth
+    /// agent`.
     pub(crate) async fn take(
         database: &Path,
         owner: &str,
@@ -76,7 +77,8 @@ fn try_take(path: &PathBuf, owner: &str) -> io::Result<Attempt> {
         Err(TryLockError::WouldBlock) => return Ok(Attempt::HeldBy(holder(&file))),
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    // Removed and made again between open and lock: the lock of the old file excludes no one.
+    // The file was removed and created again between open and lock: the lock of the old file excludes no other
+    // process.
     let is_current = match std::fs::metadata(path) {
         Ok(now) => now.ino() == file.metadata()?.ino(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
@@ -91,7 +93,7 @@ fn try_take(path: &PathBuf, owner: &str) -> io::Result<Attempt> {
     Ok(Attempt::Taken(file))
 }
 
-/// Who has the lock, as far as it said so.
+/// The lock's owner, if it wrote its name.
 fn holder(file: &File) -> String {
     let mut text = String::new();
     let read = file.take(SHOWN).read_to_string(&mut text);

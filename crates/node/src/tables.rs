@@ -1,8 +1,8 @@
 //! The node's own tables in its file, beside those of the ledger.
 //!
-//! Files of earlier versions kept the journal as pools named `node/<network>`, and the identity among the claims. Both are
-//! brought over when the file is opened, every time: an agent of an earlier version may have written since. What can't be
-//! read stays where it is (I5).
+//! Files of earlier versions kept the journal as pools named `node/<network>`, and the identity among the claims.
+//! Both are migrated whenever the file is opened: an agent of an earlier version may have written since. What can't
+//! be read stays where it is (I5).
 
 use std::collections::BTreeMap;
 
@@ -46,14 +46,14 @@ const TABLES: &str = "
     CREATE INDEX IF NOT EXISTS attachments_by_handle ON attachments (handle);
     CREATE INDEX IF NOT EXISTS attachments_by_owner ON attachments (subject, part);";
 
-/// What the names of the journal's pools began with.
+/// The prefix of the names of the journal's pools.
 pub(crate) const OLD_JOURNAL: &str = "node/";
-/// The first name after all of those.
+/// The first name after that prefix.
 const AFTER_OLD_JOURNAL: &str = "node0";
-/// What the attribute began with that named the pool of an address.
+/// The prefix of the attribute that named the pool of an address.
 const OLD_POOL: &str = "pool/";
 
-/// Whether the tables are there and nothing has to be brought over.
+/// The identity, if the tables exist and nothing has to be migrated.
 pub(crate) fn read(connection: &Connection, file: &str) -> Result<Option<FileId>, SqliteFailure> {
     let exists = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN ('node_file', 'journal', 'attachments')";
     let tables: i64 = connection.query_row(exists, [], |row| row.get(0))?;
@@ -63,7 +63,7 @@ pub(crate) fn read(connection: &Connection, file: &str) -> Result<Option<FileId>
     identity(connection, file)
 }
 
-/// Makes the tables and brings over what earlier versions wrote. Runs in a write transaction.
+/// Creates the tables and migrates what earlier versions wrote. Runs in a write transaction.
 pub(crate) fn migrate(connection: &Connection, file: &str) -> Result<FileId, SqliteFailure> {
     connection.execute_batch(TABLES)?;
     let id = match identity(connection, file)? {
@@ -169,7 +169,7 @@ struct OldEntry {
 }
 
 impl OldEntry {
-    /// False if it can't be read. One that is in the table is newer.
+    /// False if it can't be read. An entry that is already in the table is newer.
     fn write(&self, connection: &Connection) -> Result<bool, SqliteFailure> {
         let Ok(mut attributes) = serde_json::from_str::<BTreeMap<String, String>>(&self.attributes)
         else {

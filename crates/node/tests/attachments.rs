@@ -1,4 +1,4 @@
-//! The journal of attachments: what it says to the next process, compared with the reference in memory.
+//! The journal of attachments: what the next process reads, compared with the reference in memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::net::Ipv4Addr;
@@ -41,20 +41,20 @@ fn end(id: u128, carried_out: bool) -> Entry<Ipv4Addr> {
 }
 
 #[tokio::test]
-async fn what_was_recorded_is_there_for_the_next_process() {
+async fn a_record_is_read_by_the_next_process() {
     let dir = tempfile::tempdir().unwrap();
     let journal = open(&dir).await;
     journal.hold(&address(2), &holder("c2")).await.unwrap();
-    let begun = intent(u128::MAX - 7, Goal::Present, &[2, 3]);
+    let started = intent(u128::MAX - 7, Goal::Present, &[2, 3]);
     journal
-        .record(&[Entry::Begin(begun.clone())])
+        .record(&[Entry::Begin(started.clone())])
         .await
         .unwrap();
     let next = open(&dir).await;
     assert!(next.row(&address(2)).await.unwrap().unwrap().is_open());
-    assert_eq!(next.load().await.unwrap().intent, Some(begun.clone()));
+    assert_eq!(next.load().await.unwrap().intent, Some(started.clone()));
     let end = Entry::End {
-        id: begun.id,
+        id: started.id,
         carried_out: true,
     };
     next.record(&[end, Entry::Absent { item: address(3) }])
@@ -69,7 +69,7 @@ async fn what_was_recorded_is_there_for_the_next_process() {
 }
 
 #[tokio::test]
-async fn it_says_what_the_reference_journal_says() {
+async fn it_matches_the_reference_journal() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, reference) = (open(&dir).await, MemoryJournal::default());
     let steps = [

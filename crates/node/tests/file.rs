@@ -9,7 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use berth_core::{Address, Change, Handle, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, SqliteLedger, Version};
+use berth_ledger::{
+    ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey, Records, SqliteLedger, Version,
+};
 use berth_node::journal::Entry;
 use berth_node::{Journal, NodeFile};
 use rusqlite::Connection;
@@ -39,7 +41,7 @@ async fn the_directory_is_made_for_root_alone() {
 }
 
 #[tokio::test]
-async fn a_file_has_one_identity_for_ever_and_no_two_files_share_one() {
+async fn a_file_keeps_its_identity_and_no_two_files_share_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = database(&dir);
     let (one, two) = tokio::join!(NodeFile::open(&path), NodeFile::open(&path));
@@ -63,7 +65,7 @@ async fn the_identity_of_an_earlier_version_s_file_is_kept() {
     drop(old);
     let file = NodeFile::open(&path).await.unwrap();
     assert_eq!(file.identity().as_str(), "00ff");
-    let known = file.ledger().claim(&key).await.unwrap();
+    let known = file.ledger().get(&key).await.unwrap();
     assert_eq!(known.unwrap().owner.subject, "00ff");
 }
 
@@ -76,7 +78,7 @@ async fn write_old(ledger: &SqliteLedger, network: &str, at: &str, record: &Reco
         record,
     };
     let base = ledger.load(&key).await.unwrap().version;
-    let version: Version = ledger.commit(&key, &base, &[claim]).await.unwrap();
+    let version: Version = ledger.commit(&key, &base, &[claim], None).await.unwrap();
     drop(version);
 }
 
@@ -109,7 +111,7 @@ async fn entries_of_an_earlier_version_s_journal_are_kept_and_unreadable_ones_le
     let left = file.ledger().load(&pools[0]).await.unwrap();
     assert!(left.pool.get(address("10.0.0.3")).is_some());
 
-    // An agent of the earlier version that still runs writes where it always did.
+    // An agent of the earlier version that still runs writes to the old place.
     write_old(&old, "blue", "10.0.0.4", &holder, "10.0.0.0-24 10.0.0.0/24").await;
     let again = NodeFile::open(&path).await.unwrap();
     assert_eq!(again.identity(), file.identity());
@@ -161,7 +163,7 @@ async fn one_process_owns_the_file_at_a_time_and_the_next_waits_for_it() {
     assert!(matches!(refused, LedgerError::Unavailable { .. }));
     let process = format!("berth agent (process {})", std::process::id());
     assert!(refused.to_string().contains(&process), "{refused}");
-    // Who only reads waits for no one.
+    // A reader does not wait for the owner.
     assert!(!NodeFile::open(&path).await.unwrap().is_owned());
 
     let clone = agent.clone();
@@ -177,7 +179,7 @@ async fn one_process_owns_the_file_at_a_time_and_the_next_waits_for_it() {
     assert!(cni.is_owned());
 }
 
-/// A process that owns the file, as far as its lock goes.
+/// A process that owns the file, by its lock alone.
 fn owner_process(path: &Path) -> Child {
     let lock = path.with_extension("lock");
     let mut child = Command::new("sh")
@@ -239,7 +241,7 @@ async fn entries_read_back_by_network_until_they_are_removed() {
     assert_eq!(journal.entries("blue").await.unwrap(), []);
 }
 
-/// A DEL that never came must not keep the next holder's ADD out of the journal.
+/// A missing DEL must not keep the next holder's ADD out of the journal.
 #[tokio::test]
 async fn the_newest_holder_of_an_address_is_the_one_recorded() {
     let dir = tempfile::tempdir().unwrap();
@@ -256,7 +258,7 @@ async fn the_newest_holder_of_an_address_is_the_one_recorded() {
     journal.add("blue", &old, &allocated[..1]).await.unwrap();
     journal.add("blue", &older, &allocated[1..]).await.unwrap();
     journal.add("blue", &new, &allocated).await.unwrap();
-    // The older holder's late removal is of no entry of the new one's.
+    // The older holder's late removal does not touch the new one's entry.
     let late = journal.remove_address("blue", allocated[0].1, &old);
     late.await.unwrap();
     let all = journal.all().await.unwrap();

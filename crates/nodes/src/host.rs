@@ -19,6 +19,8 @@ use crate::capture::Rendered;
 
 /// The longest message of the program that is passed on.
 const LONGEST: usize = 2_000;
+/// The longest time, after its limit, for a program to undo a change and say why.
+const UNDO: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Error)]
 pub enum HostError {
@@ -119,7 +121,7 @@ impl Host {
         let mut arguments = vec!["apply", "--no-commit", "--timeout", &limit];
         arguments.extend(self.kernel.then_some("--kernel"));
         arguments.push(&path);
-        if let Err(error) = self.run(&arguments).await {
+        if let Err(error) = self.run_within(&arguments, self.apply_limit()).await {
             self.roll_back().await;
             return Err(error);
         }
@@ -135,6 +137,13 @@ impl Host {
         self.run(&["commit"]).await.map(drop)
     }
 
+    /// The program ends an apply that hangs by itself, within its timeout (twice that with NetworkManager, whose checkpoint nmstate
+    /// extends), undoes it, and says so.
+    fn apply_limit(&self) -> Duration {
+        let own = if self.kernel { 1 } else { 2 };
+        self.limit * own + self.limit.min(UNDO)
+    }
+
     async fn roll_back(&self) {
         if let Err(error) = self.run(&["rollback"]).await {
             tracing::warn!(%error, "the rollback failed; the checkpoint undoes the change when its time is over");
@@ -142,6 +151,10 @@ impl Host {
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<Output, HostError> {
+        self.run_within(arguments, self.limit).await
+    }
+
+    async fn run_within(&self, arguments: &[&str], limit: Duration) -> Result<Output, HostError> {
         let program = || self.program.display().to_string();
         let command = || arguments.first().copied().unwrap_or_default().to_owned();
         let mut child = Command::new(&self.program);
@@ -149,11 +162,11 @@ impl Host {
             .args(arguments)
             .stdin(Stdio::null())
             .kill_on_drop(true);
-        let output = tokio::time::timeout(self.limit, child.output()).await;
+        let output = tokio::time::timeout(limit, child.output()).await;
         let output = output
             .map_err(|_| HostError::Hung {
                 command: command(),
-                limit: self.limit,
+                limit,
             })?
             .map_err(|error| HostError::Missing {
                 program: program(),

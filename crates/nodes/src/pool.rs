@@ -12,4 +12,5 @@ pub use condition::{Collision, Condition, Health};
 pub use growth::{Shrinks, check_growth};
 pub use range::SpecError;
 pub use space::{Place, PoolSpace};
+pub(crate) use status::shortened;
 pub use status::{Described, LSB_FIRST, Offsets, Recorded, Totals, encode};

@@ -7,8 +7,7 @@
 //! the executor reads all three again, with quorum, just before (I4). While a pool takes back what enactments claim,
 //! its condition is ReconcilingPool and it allocates nothing new. What can't be read is kept aside before anything is written (I5).
 //!
-//! Grace periods are the collector's ([`berth_collector::suspicions`]). Its policy trait does not fit: it judges pods and releases one
-//! entry at a time, while releases, adoptions and the condition of a pool are one status here, written on exactly the version that was read.
+//! Grace periods are the collector's ([`berth_collector::suspicions`]), and nothing else of it is: docs/decisions/0019-enactments-are-the-journal.md.
 
 mod collisions;
 mod events;

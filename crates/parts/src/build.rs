@@ -79,8 +79,8 @@ fn module_dir(source: &Path, module: &str) -> Result<PathBuf> {
         .context("start `go list`")?;
     let dir = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if !output.status.success() || dir.is_empty() {
-        let told = String::from_utf8_lossy(&output.stderr);
-        bail!("`go list -m {module}` names no directory: {told}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("`go list -m {module}` names no directory: {text}");
     }
     Ok(PathBuf::from(dir))
 }
@@ -102,7 +102,7 @@ pub(crate) fn run(
         .stderr(output)
         .spawn()
         .with_context(|| format!("start `{program}`: is it installed and on the PATH?"))?;
-    let mut told = started;
+    let mut reported = started;
     loop {
         if let Some(status) = child.try_wait().context("wait for the build")? {
             if !status.success() {
@@ -110,8 +110,8 @@ pub(crate) fn run(
             }
             return Ok(());
         }
-        if told.elapsed() >= TICK {
-            told = Instant::now();
+        if reported.elapsed() >= TICK {
+            reported = Instant::now();
             progress(&format!("{what}: {} s", started.elapsed().as_secs()));
         }
         std::thread::sleep(Duration::from_millis(100));

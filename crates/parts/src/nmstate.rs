@@ -64,8 +64,8 @@ pub(crate) fn ensure(cache: &Cache, mut progress: impl FnMut(&str)) -> Result<Pa
     };
     let (dir, sum) = (field("Dir"), field("Sum"));
     let Some(dir) = dir.filter(|_| output.status.success()) else {
-        let told = String::from_utf8_lossy(&output.stderr);
-        bail!("download {MODULE}@{VERSION}: {text}{told}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("download {MODULE}@{VERSION}: {text}{text}");
     };
     if sum.as_deref() != Some(SUM) {
         bail!("{MODULE}@{VERSION} has checksum {sum:?}; {SUM} is pinned");

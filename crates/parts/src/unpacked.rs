@@ -41,8 +41,8 @@ fn run(command: &mut Command) -> Result<()> {
         .output()
         .with_context(|| format!("start {command:?}"))?;
     if !output.status.success() {
-        let told = String::from_utf8_lossy(&output.stderr);
-        bail!("{command:?} failed ({}):\n{told}", output.status);
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?} failed ({}):\n{text}", output.status);
     }
     Ok(())
 }

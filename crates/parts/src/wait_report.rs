@@ -28,7 +28,7 @@ mod tests {
         let said = line(Duration::from_millis(42_900), "process 7 (node-1)");
         assert_eq!(said, "waited 42 s for the node of process 7 (node-1)");
         assert_eq!(seconds(&said), Some(42));
-        assert_eq!(seconds("waited long for the node of nobody"), None);
+        assert_eq!(seconds("waited long for the node of another process"), None);
         assert_eq!(seconds("waiting for the node of process 7 (node-1)"), None);
     }
 }

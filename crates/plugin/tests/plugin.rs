@@ -13,11 +13,11 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use berth_testkit::fed;
+use berth_testkit::{PodCall, fed};
 use serde_json::Value;
 
 const CONF: &str =
@@ -54,18 +54,11 @@ impl Node {
     }
 
     fn run(&self, verb: &str, stdin: &str, more: &[(&str, &str)]) -> Output {
-        let mut command = Command::new(&self.plugin);
+        let call = PodCall::new("whereabouts", verb, "p")
+            .of_container("c1")
+            .in_netns(Path::new("/var/run/netns/x"));
+        let mut command = call.command(&self.plugin);
         command
-            .env_clear()
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", "c1")
-            .env("CNI_NETNS", "/var/run/netns/x")
-            .env("CNI_IFNAME", "net1")
-            .env(
-                "CNI_ARGS",
-                "IgnoreUnknown=1;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns",
-            )
-            .env("CNI_PATH", "/opt/cni/bin")
             .env("BERTH_SOCKET", self.socket())
             .envs(more.iter().copied())
             .stderr(Stdio::piped());
@@ -142,7 +135,7 @@ fn the_call_reaches_the_agent_whole_and_its_answer_comes_back() {
     assert_eq!(asked["ifname"], "net1");
     assert_eq!(
         asked["args"],
-        "IgnoreUnknown=1;K8S_POD_NAME=p;K8S_POD_NAMESPACE=ns"
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p"
     );
     assert_eq!(asked["stdin"], CONF);
 }
@@ -187,16 +180,14 @@ fn without_agent_the_engine_beside_the_plugin_gets_the_same_call() {
     );
 }
 
-/// A runtime that loses patience kills the plugin: the engine must not go on and give an address after the DEL.
+/// A runtime that times out kills the plugin: the engine must not continue and allocate an address after the DEL.
 #[test]
 fn the_engine_takes_the_plugins_place_and_dies_with_it() {
     let node = Node::with_plugin_as("whereabouts");
     let engine = node.plugin.with_file_name("berth-full");
     script(&engine, "echo $$");
-    let mut command = Command::new(&node.plugin);
+    let mut command = PodCall::new("whereabouts", "ADD", "p").command(&node.plugin);
     let running = command
-        .env_clear()
-        .env("CNI_COMMAND", "ADD")
         .env("BERTH_SOCKET", node.socket())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -217,7 +208,7 @@ fn a_configuration_larger_than_a_pipe_reaches_the_engine_whole() {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
     assert_eq!(length(120_000), "120000");
-    // Of one that is too long as much as shows that it is.
+    // Of an input that is too long, only as much as shows that it is.
     assert_eq!(length(300_000), "131073");
 }
 
@@ -257,8 +248,7 @@ fn a_plugin_taken_for_the_engine_stops_at_once() {
 #[test]
 fn a_configuration_that_is_not_text_is_a_decoding_error() {
     let node = Node::with_plugin_as("berth");
-    let mut command = Command::new(&node.plugin);
-    command.env_clear().env("CNI_COMMAND", "ADD");
+    let mut command = PodCall::new("berth", "ADD", "p").command(&node.plugin);
     let output = fed(&mut command, [0xff, 0xfe]).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(json(&output)["code"], 6);

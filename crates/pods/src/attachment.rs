@@ -12,7 +12,7 @@ pub mod attribute {
     /// The CNI network's name: what CNI GC is limited to.
     pub const NETWORK: &str = "network";
     /// The node that the container runs on. A cluster's ledger keeps it where it can.
-    pub const NODE: &str = berth_ledger::kube::NODE;
+    pub const NODE: &str = berth_whereabouts::NODE;
     pub const POD_UID: &str = "pod-uid";
     /// The path of the container's network namespace: while it is there, the sandbox may run.
     pub const NETNS: &str = "netns";

@@ -4,7 +4,7 @@
 //! logged and change no answer.
 
 use berth_core::{Address, Handle, Record};
-use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{LedgerError, PoolKey, SharedRecordLedger};
 use berth_node::NodeFile;
 pub use berth_node::journal::Entry;
 use berth_slices::sliced::{is_of_plain, is_sliced, plain_name};
@@ -15,7 +15,7 @@ use crate::attachment::attribute;
 #[derive(Debug)]
 pub struct Journal {
     entries: berth_node::Journal,
-    local: SharedLedger,
+    local: SharedRecordLedger,
 }
 
 impl Journal {

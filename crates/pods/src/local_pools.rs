@@ -5,7 +5,7 @@
 //! cluster's slices and the node's journal are not among them.
 
 use berth_core::{Address, Record};
-use berth_ledger::{LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{LedgerError, PoolKey, SharedRecordLedger};
 use berth_node::journal::OLD_POOLS;
 use berth_slices::sliced;
 
@@ -17,7 +17,7 @@ use crate::layout::{Layout, PoolWants};
 use crate::store::Store;
 
 /// The pools of this machine alone.
-pub(crate) async fn pools(ledger: &SharedLedger) -> Result<Vec<PoolKey>, LedgerError> {
+pub(crate) async fn pools(ledger: &SharedRecordLedger) -> Result<Vec<PoolKey>, LedgerError> {
     let of_others = [OLD_POOLS, sliced::POOLS, sliced::HOLDINGS, sliced::NOTES];
     let mut pools = ledger.pools().await?;
     pools.retain(|pool| !of_others.iter().any(|prefix| pool.name.starts_with(prefix)));
@@ -79,14 +79,15 @@ mod tests {
     use crate::Front;
 
     struct Machine {
-        ledger: SharedLedger,
+        ledger: SharedRecordLedger,
         front: Front,
     }
 
     impl Machine {
         fn new() -> Machine {
-            let ledger: SharedLedger = Arc::new(MemoryLedger::new());
-            let store = Store::standalone(SharedLedger::clone(&ledger), DeskMetrics::default());
+            let ledger: SharedRecordLedger = Arc::new(MemoryLedger::new());
+            let store =
+                Store::standalone(SharedRecordLedger::clone(&ledger), DeskMetrics::default());
             let front = Front::new(Arc::new(Arc::new(store)), "machine");
             Machine {
                 ledger,
@@ -112,7 +113,7 @@ mod tests {
                     records.map(|(address, record)| format!("{address} {}", record.handle)),
                 );
             }
-            let reserved = self.ledger.claims(ClaimKind::Reservation).await.unwrap();
+            let reserved = self.ledger.list(ClaimKind::Reservation).await.unwrap();
             held.extend(reserved.iter().map(|(key, _)| key.to_string()));
             held.sort();
             held

@@ -11,7 +11,7 @@
 
 use berth_api::names;
 use berth_core::{Address, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, RecordLedger};
 use futures::future::join_all;
 
 use crate::attachment::attribute;
@@ -72,7 +72,7 @@ impl<'a> Reservations<'a> {
 
     /// Who has the reservation.
     pub async fn holder(&self, address: Address) -> Result<Option<Record>, LedgerError> {
-        self.store.ledger.claim(&self.key(address)).await
+        self.store.ledger.get(&self.key(address)).await
     }
 
     /// Transfers the reservation from one holder to another; false if `from` does not have it any more.
@@ -86,20 +86,20 @@ impl<'a> Reservations<'a> {
         untaken(
             self.store
                 .ledger
-                .pass(&key, from, &reservation_record(to))
+                .transfer(&key, from, &reservation_record(to))
                 .await,
         )
     }
 
     /// Whether `owner` has the reservation.
     pub async fn is_held(&self, owner: &Owner, address: Address) -> Result<bool, LedgerError> {
-        let held = self.store.ledger.claim(&self.key(address)).await?;
+        let held = self.store.ledger.get(&self.key(address)).await?;
         Ok(held.is_some_and(|held| is_ours(&held, owner)))
     }
 
     /// Whether anybody has the reservation.
     pub async fn is_taken(&self, address: Address) -> Result<bool, LedgerError> {
-        let held = self.store.ledger.claim(&self.key(address)).await?;
+        let held = self.store.ledger.get(&self.key(address)).await?;
         Ok(held.is_some())
     }
 
@@ -125,9 +125,7 @@ impl<'a> Reservations<'a> {
             }
         };
         let ledger = &self.store.ledger;
-        ledger
-            .visit_claims(ClaimKind::Reservation, &mut keep)
-            .await?;
+        ledger.visit(ClaimKind::Reservation, &mut keep).await?;
         Ok(found)
     }
 
@@ -152,7 +150,7 @@ impl<'a> Reservations<'a> {
 
 /// Creates the reservation, or takes over the one that the same owner has; false if another owner has it.
 pub(crate) async fn make(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     key: &ClaimKey,
     holder: &Record,
 ) -> Result<bool, LedgerError> {
@@ -161,9 +159,11 @@ pub(crate) async fn make(
         if untaken(ledger.create(key, &holder).await)? {
             return Ok(true);
         }
-        match ledger.claim(key).await? {
+        match ledger.get(key).await? {
             Some(found) if !is_ours(&found, &holder.owner) => return Ok(false),
-            Some(found) if untaken(ledger.pass(key, &found, &holder).await)? => return Ok(true),
+            Some(found) if untaken(ledger.transfer(key, &found, &holder).await)? => {
+                return Ok(true);
+            }
             // Ended, or transferred, between the two.
             _ => {}
         }
@@ -177,16 +177,16 @@ pub(crate) async fn make(
 /// One that does not name the holder's container is judged by the pool, which is read after the reservation: a container that
 /// took the record over is either seen there or has changed the reservation since, and then it is not ended.
 pub(crate) async fn end(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     key: &ClaimKey,
     (pool, address): (&PoolKey, Address),
     holder: &Record,
 ) -> Result<(), LedgerError> {
     for _ in 0..TRIES {
-        if untaken(ledger.remove(key, holder).await)? {
+        if untaken(ledger.delete(key, holder).await)? {
             return Ok(());
         }
-        let found = match ledger.claim(key).await? {
+        let found = match ledger.get(key).await? {
             Some(found) if is_ours(&found, &holder.owner) => found,
             _ => return Ok(()),
         };
@@ -196,7 +196,7 @@ pub(crate) async fn end(
         if now.pool.holders(address).any(transferred) {
             return Ok(());
         }
-        if untaken(ledger.remove(key, &found).await)? {
+        if untaken(ledger.delete(key, &found).await)? {
             return Ok(());
         }
     }
@@ -229,7 +229,7 @@ pub(crate) fn is_ours(held: &Record, owner: &Owner) -> bool {
 #[cfg(test)]
 mod tests {
     use berth_core::{Change, Handle};
-    use berth_ledger::MemoryLedger;
+    use berth_ledger::{Ledger, MemoryLedger, Records};
 
     use super::*;
 
@@ -261,10 +261,10 @@ mod tests {
                 let record = mk_holder("ns/p", container);
                 let claim = Change::Allocate { address, record };
                 let base = ledger.load(&pool).await.unwrap().version;
-                ledger.commit(&pool, &base, &[claim]).await.unwrap();
+                ledger.commit(&pool, &base, &[claim], None).await.unwrap();
             }
             end(&ledger, &key, (&pool, address), &holder).await.unwrap();
-            let left = ledger.claim(&key).await.unwrap();
+            let left = ledger.get(&key).await.unwrap();
             assert_eq!(left.is_some(), stays, "{reserved:?} {entry:?}");
         }
     }

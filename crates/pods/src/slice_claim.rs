@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use berth_core::{AddressRequest, Allocate, Answer, Prefix, Refusal, Request, Space};
 use berth_desk::DeskError;
-use berth_ledger::kube::UNCHECKED;
 use berth_ledger::{LedgerError, PoolKey};
 use berth_slices::{SliceError, Sliced, Slices};
+use berth_whereabouts::UNCHECKED;
 
 use crate::error::PodError;
 use crate::layout::{Layout, PoolWants};

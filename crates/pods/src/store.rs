@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use berth_cni::CniError;
 use berth_core::{Address, Answer, Handle, Record, Request};
 use berth_desk::{Desk, DeskError, DeskMetrics, DeskSettings, Desks, LeaderDesk};
-use berth_ledger::{LedgerError, PoolKey, SharedLedger, Snapshot};
+use berth_ledger::{LedgerError, PoolKey, SharedRecordLedger, Snapshot};
 use berth_slices::sliced::is_sliced;
 use berth_slices::{PlainPools, Slices};
 
@@ -34,7 +34,7 @@ impl Stores for Arc<Store> {
 /// A ledger with its desks.
 #[derive(Debug)]
 pub struct Store {
-    pub(crate) ledger: SharedLedger,
+    pub(crate) ledger: SharedRecordLedger,
     desks: Desks,
     /// Whether owners are the pods of a cluster, or containers of this machine alone.
     pub(crate) in_cluster: bool,
@@ -56,12 +56,12 @@ pub struct Store {
 
 impl Store {
     /// Pools of this machine alone: no cluster, one file.
-    pub fn standalone(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
+    pub fn standalone(ledger: SharedRecordLedger, metrics: DeskMetrics) -> Store {
         Store::new(ledger, DeskSettings::default(), metrics, false)
     }
 
     /// Pools that the nodes of a cluster share. Their copies follow the ledger's watch: other nodes write too.
-    pub fn cluster(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
+    pub fn cluster(ledger: SharedRecordLedger, metrics: DeskMetrics) -> Store {
         let settings = DeskSettings {
             watch: true,
             hold_back: true,
@@ -71,7 +71,7 @@ impl Store {
     }
 
     /// The same for a process that serves one call: following a watch would cost more than it saves.
-    pub fn cluster_once(ledger: SharedLedger, metrics: DeskMetrics) -> Store {
+    pub fn cluster_once(ledger: SharedRecordLedger, metrics: DeskMetrics) -> Store {
         let settings = DeskSettings {
             hold_back: true,
             ..DeskSettings::default()
@@ -84,7 +84,7 @@ impl Store {
     /// The same where the requests of all nodes go to the leader's desk. What that does not answer is served here, from a
     /// pool that is read at that time: a copy that follows every write of a busy pool would cost more than it saves.
     pub fn gathered(
-        ledger: SharedLedger,
+        ledger: SharedRecordLedger,
         metrics: DeskMetrics,
         leader: Arc<dyn LeaderDesk>,
     ) -> Store {
@@ -97,13 +97,13 @@ impl Store {
     }
 
     fn new(
-        ledger: SharedLedger,
+        ledger: SharedRecordLedger,
         settings: DeskSettings,
         metrics: DeskMetrics,
         in_cluster: bool,
     ) -> Store {
         Store {
-            desks: Desks::new(SharedLedger::clone(&ledger), settings, metrics),
+            desks: Desks::new(SharedRecordLedger::clone(&ledger), settings, metrics),
             ledger,
             in_cluster,
             once: false,
@@ -156,7 +156,7 @@ impl Store {
         self.slices.as_ref()
     }
 
-    pub fn ledger(&self) -> &SharedLedger {
+    pub fn ledger(&self) -> &SharedRecordLedger {
         &self.ledger
     }
 
@@ -169,8 +169,8 @@ impl Store {
         self.desks.of(pool)
     }
 
-    /// What that container holds in the pool, when nothing that was begun here for it can still change that: an ADD that was
-    /// given up may have a commit under way.
+    /// What that container holds in the pool, when nothing that was started here for it can still change that: an ADD that
+    /// was given up may have a commit under way.
     pub(crate) async fn find(
         &self,
         pool: &PoolKey,

@@ -1,4 +1,5 @@
-//! What another node does between two steps of a call: no address ever has two owners (I1), in pools that overlap neither.
+//! What another node does between two steps of a call: no address ever has two owners (I1), in pools that overlap
+//! neither.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +19,9 @@ use berth_cni::CniError;
 use berth_cni::wire::Answer;
 use berth_core::{Handle, Owner, Record};
 use berth_desk::DeskMetrics;
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, MemoryLedger, PoolKey, SharedLedger};
+use berth_ledger::{
+    ClaimKey, ClaimKind, Ledger, MemoryLedger, PoolKey, Records, SharedRecordLedger,
+};
 use berth_node::NodeFile;
 use berth_pods::journal::Journal;
 use berth_pods::{Front, PodNetwork, Store, Stores};
@@ -33,7 +36,7 @@ const RANGE: &str = "10.0.0.0/24";
 const OVERLAPPING: &str = "10.0.0.0/25";
 
 /// A node of a cluster that the ledger stands for.
-async fn mk_node(dir: &TempDir, name: &str, ledger: SharedLedger) -> Arc<Front> {
+async fn mk_node(dir: &TempDir, name: &str, ledger: SharedRecordLedger) -> Arc<Front> {
     let file = NodeFile::open(&dir.path().join(name)).await.unwrap();
     let journal = Arc::new(Journal::new(&file));
     let store = Store::cluster_once(ledger, DeskMetrics::default()).with_journal(journal);
@@ -71,9 +74,9 @@ fn pool() -> PoolKey {
     PoolKey::of_network("10.0.0.0-24", RANGE.parse().unwrap())
 }
 
-async fn reservation(ledger: &dyn Ledger, address: &str) -> Option<Record> {
+async fn reservation(ledger: &dyn Records, address: &str) -> Option<Record> {
     let key = ClaimKey::new(ClaimKind::Reservation, address);
-    ledger.claim(&key).await.unwrap()
+    ledger.get(&key).await.unwrap()
 }
 
 /// Whoever the pool of the whole range has at the address.
@@ -91,17 +94,17 @@ fn container_of(record: Option<&Record>) -> Option<&str> {
 #[tokio::test]
 async fn a_late_del_leaves_the_reservation_of_the_pods_next_container() {
     let dir = tempfile::tempdir().unwrap();
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
-    let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedLedger).await;
-    let there = mk_node(&dir, "there", SharedLedger::clone(&truth)).await;
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let interlude = Arc::new(Interlude::over(SharedRecordLedger::clone(&truth)));
+    let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedRecordLedger).await;
+    let there = mk_node(&dir, "there", SharedRecordLedger::clone(&truth)).await;
     assert_eq!(add(&here, "web-0", "old", RANGE).await, "10.0.0.1");
     let other = Arc::clone(&there);
-    interlude.before(Step::Remove, async move {
+    interlude.before(Step::Delete, async move {
         assert_eq!(add(&other, "web-0", "new", RANGE).await, "10.0.0.1");
     });
     let other = Arc::clone(&there);
-    interlude.after(Step::Remove, async move {
+    interlude.after(Step::Delete, async move {
         assert_eq!(add(&other, "db-0", "db", OVERLAPPING).await, "10.0.0.2");
     });
     succeeds(&here, "DEL", "web-0", "old").await;
@@ -118,17 +121,17 @@ async fn a_late_del_leaves_the_reservation_of_the_pods_next_container() {
 async fn gc_of_a_stale_journal_leaves_the_reservation_of_the_living_pod() {
     for writer in ["berth", "whereabouts"] {
         let dir = tempfile::tempdir().unwrap();
-        let truth: SharedLedger = Arc::new(MemoryLedger::new());
-        let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
-        let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedLedger).await;
-        let there = mk_node(&dir, "there", SharedLedger::clone(&truth)).await;
+        let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+        let interlude = Arc::new(Interlude::over(SharedRecordLedger::clone(&truth)));
+        let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedRecordLedger).await;
+        let there = mk_node(&dir, "there", SharedRecordLedger::clone(&truth)).await;
         add(&here, "web-0", "old", RANGE).await;
         assert_eq!(add(&there, "web-0", "new", RANGE).await, "10.0.0.1");
         let held = reservation(&*truth, "10.0.0.1").await.unwrap();
         if writer == "whereabouts" {
             let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
             let bare = Record::new(held.owner.clone(), Handle::default());
-            truth.remove(&key, &held).await.unwrap();
+            truth.delete(&key, &held).await.unwrap();
             truth.create(&key, &bare).await.unwrap();
         }
         succeeds(&here, "GC", "", "").await;
@@ -144,12 +147,12 @@ async fn gc_of_a_stale_journal_leaves_the_reservation_of_the_living_pod() {
 async fn a_reservation_of_another_writer_is_ended_with_its_entry() {
     for handle in ["", "before"] {
         let dir = tempfile::tempdir().unwrap();
-        let truth: SharedLedger = Arc::new(MemoryLedger::new());
-        let here = mk_node(&dir, "here", SharedLedger::clone(&truth)).await;
+        let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+        let here = mk_node(&dir, "here", SharedRecordLedger::clone(&truth)).await;
         add(&here, "web-0", "c1", RANGE).await;
         let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
         let held = reservation(&*truth, "10.0.0.1").await.unwrap();
-        truth.remove(&key, &held).await.unwrap();
+        truth.delete(&key, &held).await.unwrap();
         let foreign = Record::new(held.owner, Handle::new(handle));
         truth.create(&key, &foreign).await.unwrap();
         succeeds(&here, "DEL", "web-0", "c1").await;
@@ -180,8 +183,8 @@ impl Stores for Late {
 /// given after a DEL that succeeded, nobody frees.
 #[tokio::test]
 async fn a_del_waits_for_the_add_of_its_container() {
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let store = Store::standalone(SharedLedger::clone(&truth), DeskMetrics::default());
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let store = Store::standalone(SharedRecordLedger::clone(&truth), DeskMetrics::default());
     let stores = Arc::new(Late {
         store: Arc::new(store),
         gate: Semaphore::new(0),
@@ -206,7 +209,7 @@ async fn a_del_waits_for_the_add_of_its_container() {
     let now = truth.load(&pool()).await.unwrap();
     let held: Vec<String> = now.pool.records().map(|(at, _)| at.to_string()).collect();
     assert_eq!(held, [given]);
-    let reserved = truth.claims(ClaimKind::Reservation).await.unwrap();
+    let reserved = truth.list(ClaimKind::Reservation).await.unwrap();
     assert_eq!(reserved.len(), 1);
 }
 
@@ -214,13 +217,13 @@ async fn a_del_waits_for_the_add_of_its_container() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_repeated_too_early_gives_one_address() {
     let dir = tempfile::tempdir().unwrap();
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let here = mk_node(&dir, "here", SharedLedger::clone(&truth)).await;
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let here = mk_node(&dir, "here", SharedRecordLedger::clone(&truth)).await;
     let calls = (0..16).map(|_| add(&here, "web-0", "c1", RANGE));
     let given: BTreeSet<String> = join_all(calls).await.into_iter().collect();
     assert_eq!(given.len(), 1, "{given:?}");
     assert_eq!(truth.load(&pool()).await.unwrap().pool.len(), 1);
-    let reserved = truth.claims(ClaimKind::Reservation).await.unwrap();
+    let reserved = truth.list(ClaimKind::Reservation).await.unwrap();
     assert_eq!(reserved.len(), 1);
 }
 
@@ -228,8 +231,8 @@ async fn a_call_repeated_too_early_gives_one_address() {
 #[tokio::test]
 async fn a_reservation_names_the_container_that_the_entry_names() {
     let dir = tempfile::tempdir().unwrap();
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let here = mk_node(&dir, "here", SharedLedger::clone(&truth)).await;
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let here = mk_node(&dir, "here", SharedRecordLedger::clone(&truth)).await;
     for container in ["first", "second", "second"] {
         add(&here, "web-0", container, RANGE).await;
         let held = reservation(&*truth, "10.0.0.1").await;
@@ -241,18 +244,26 @@ async fn a_reservation_names_the_container_that_the_entry_names() {
 #[tokio::test]
 async fn an_address_whose_reservation_changes_hands_under_an_add_is_passed_over() {
     let dir = tempfile::tempdir().unwrap();
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let interlude = Arc::new(Interlude::over(SharedLedger::clone(&truth)));
-    let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedLedger).await;
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let interlude = Arc::new(Interlude::over(SharedRecordLedger::clone(&truth)));
+    let here = mk_node(&dir, "here", Arc::clone(&interlude) as SharedRecordLedger).await;
     let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
     let other = |name: &str| Record::new(Owner::new(name, "net1"), Handle::new(name));
     truth.create(&key, &other("ns/a")).await.unwrap();
-    let (ledger, name, first) = (SharedLedger::clone(&truth), key.clone(), other("ns/a"));
-    interlude.before(Step::Claim, async move {
-        ledger.remove(&name, &first).await.unwrap();
+    let (ledger, name, first) = (
+        SharedRecordLedger::clone(&truth),
+        key.clone(),
+        other("ns/a"),
+    );
+    interlude.before(Step::Get, async move {
+        ledger.delete(&name, &first).await.unwrap();
     });
-    let (ledger, name, next) = (SharedLedger::clone(&truth), key.clone(), other("ns/b"));
-    interlude.after(Step::Claim, async move {
+    let (ledger, name, next) = (
+        SharedRecordLedger::clone(&truth),
+        key.clone(),
+        other("ns/b"),
+    );
+    interlude.after(Step::Get, async move {
         ledger.create(&name, &next).await.unwrap();
     });
     assert_eq!(add(&here, "web-0", "c1", RANGE).await, "10.0.0.2");

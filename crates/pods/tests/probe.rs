@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use berth_desk::DeskMetrics;
-use berth_ledger::{ClaimKind, Ledger, MemoryLedger};
+use berth_ledger::{ClaimKind, MemoryLedger, Records};
 use berth_pods::{Front, Store};
 use berth_testkit::{Netns, PodCall};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -38,7 +38,7 @@ fn add_in(netns: &Netns, link: &str, address: Option<&str>) -> (i32, Value) {
                 Front::new(Arc::new(Arc::new(store)), "machine").with_flat_places(Vec::new());
             let answer = front.answer(&request).await;
             if answer.exit != 0 {
-                let left = ledger.claims(ClaimKind::Reservation).await.unwrap();
+                let left = ledger.list(ClaimKind::Reservation).await.unwrap();
                 assert_eq!(left, [], "a call that fails leaves nothing");
             }
             (answer.exit, serde_json::from_str(&answer.stdout).unwrap())

@@ -1,9 +1,9 @@
-//! Probes a link for addresses that another machine uses: a host with a fixed address in the range, a pod of a cluster that was
-//! restored from a backup.
+//! Probes a link for addresses that another machine uses: a host with a fixed address in the range, a pod of a cluster
+//! that was restored from a backup.
 //!
-//! Sends ARP probes and neighbour solicitations on an interface of this host. Silence is no proof, which is why a probe comes on top
-//! of the pool's record and never in its place. Interfaces of pods on the same macvlan master do not receive the master's frames; those
-//! addresses are in the pool.
+//! Sends ARP probes and neighbour solicitations on an interface of this host. Silence is no proof, which is why a probe
+//! comes on top of the pool's record and never in its place. Interfaces of pods on the same macvlan master do not
+//! receive the master's frames; those addresses are in the pool.
 #![cfg_attr(
     test,
     allow(
@@ -84,8 +84,8 @@ pub async fn in_use(link: Link, addresses: Vec<Address>) -> Result<Vec<Address>,
     Ok(users.into_keys().collect())
 }
 
-/// Probes for all of the addresses at once: who uses each that is in use. Another machine that answers for an address of this host
-/// is named; an answer from one of this host's own interfaces is none.
+/// Probes for all of the addresses at once: which machine uses each that is in use. Another machine that answers for
+/// an address of this host is reported; answers from this host's own interfaces are ignored.
 pub async fn users(
     link: Link,
     addresses: Vec<Address>,
@@ -96,7 +96,7 @@ pub async fn users(
         why,
     };
     let asked = link.clone();
-    // A thread of its own: it may move into another network namespace, which no other task must find itself in.
+    // A separate thread: it may move into another network namespace, where no other task must run.
     let thread = std::thread::Builder::new().name("probe".to_owned());
     thread
         .spawn(move || sender.send(ask(&asked, &addresses)))
@@ -172,7 +172,7 @@ fn open(interface: &NetworkInterface, link: &Link) -> Result<Ends, ProbeError> {
     }
 }
 
-/// Listens for as long as an answer may take, or until all are known to be used.
+/// Listens for as long as an answer may take, or until all addresses are known to be in use.
 fn listen(
     receiver: &mut dyn DataLinkReceiver,
     wanted: &BTreeSet<IpAddr>,

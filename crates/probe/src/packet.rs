@@ -1,4 +1,4 @@
-//! The frames of a probe, and what frames of others say. Pure.
+//! The frames of a probe, and the meaning of received frames. Pure.
 //!
 //! An ARP probe (RFC 5227) names no sender, so that no neighbour learns a wrong owner from it. A
 //! neighbour solicitation of duplicate address detection (RFC 4862) does the same in IPv6.
@@ -27,7 +27,8 @@ pub fn question(address: IpAddr, from: Mac) -> Vec<u8> {
     }
 }
 
-/// The address that a frame shows to be in use, and the hardware address that sent the frame; none if it shows nothing of the kind.
+/// The address that a frame shows to be in use, and the hardware address that sent the frame; `None` if it shows
+/// none.
 pub fn answer(frame: &[u8]) -> Option<(IpAddr, Mac)> {
     let (head, body) = frame.split_at_checked(ETHERNET)?;
     let address = match u16::from_be_bytes([head[12], head[13]]) {
@@ -136,7 +137,7 @@ mod tests {
         let mut advertisement = solicitation(target, MAC);
         advertisement[ETHERNET + IPV6] = ADVERTISEMENT;
         assert_eq!(answer(&advertisement), Some((IpAddr::V6(target), MAC)));
-        // From beyond a router, it says nothing of this link.
+        // From beyond a router, it proves nothing about this link.
         advertisement[ETHERNET + 7] = 64;
         assert_eq!(answer(&advertisement), None);
     }
@@ -160,7 +161,7 @@ mod tests {
         }
 
         #[test]
-        fn a_frame_that_was_cut_off_says_nothing(cut in 0..42usize) {
+        fn a_truncated_frame_shows_nothing(cut in 0..42usize) {
             let whole = arp_reply(Ipv4Addr::new(10, 0, 0, 5));
             prop_assert_eq!(answer(&whole[..cut]), None);
         }

@@ -77,7 +77,8 @@ async fn the_machine_that_answers_is_named() {
     assert_eq!(named("10.0.0.9"), mac);
 }
 
-/// Linux answers for an address on each of its interfaces: a second interface on the same link is no other machine.
+/// Linux answers for an address on each of its interfaces: a second interface on the same link is not another
+/// machine.
 #[tokio::test]
 async fn another_interface_of_this_host_is_no_other_machine() {
     let (host, switch) = (Netns::new().unwrap(), Netns::new().unwrap());
@@ -106,8 +107,8 @@ async fn a_link_that_can_not_be_probed_is_named() {
     assert!(matches!(failed, Err(ProbeError::NoInterface(name)) if name == "nothing"));
 }
 
-/// The agent's container has no capability; deploy/probe adds this one. A program of root's has what its bounding set
-/// leaves it.
+/// The agent's container has no capability; deploy/probe adds this one. A program run by root has what is in its
+/// bounding set.
 #[test]
 fn a_probe_needs_one_capability_and_says_which() {
     let (host, other) = (Netns::new().unwrap(), Netns::new().unwrap());
@@ -123,9 +124,9 @@ fn a_probe_needs_one_capability_and_says_which() {
             .args(["--exact", "prober", "--ignored", "--nocapture"])
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{told}");
-        told
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}");
+        text
     };
     let probed = with("-all,+net_raw");
     assert!(probed.contains("in use: [\"10.0.0.1\"]"), "{probed}");

@@ -11,7 +11,7 @@ use berth_core::Prefix;
 use berth_core::slice::Epoch;
 use berth_core::slice::assigned::Assignments;
 use berth_ledger::LedgerError;
-use berth_ledger::kube::slicepools::{Head, StoredSlicePool};
+use berth_whereabouts::slicepools::{Head, StoredSlicePool};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use tokio::time::{Instant, sleep};

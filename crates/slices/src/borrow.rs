@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::{Prefix, hash_index};
-use berth_ledger::kube::SliceObject;
+use berth_whereabouts::SliceObject;
 use rand::RngExt;
 use tokio::time::{Instant, sleep};
 

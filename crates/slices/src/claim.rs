@@ -8,7 +8,7 @@ use std::sync::Arc;
 use berth_core::Prefix;
 use berth_core::slice::elastic::{Mark, Walk};
 use berth_core::slice::{Cut, Holding as Slot, NodeName};
-use berth_ledger::kube::SliceObject;
+use berth_whereabouts::SliceObject;
 use tokio::time::Instant;
 
 use crate::error::SliceError;

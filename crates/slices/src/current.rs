@@ -25,8 +25,8 @@ impl World {
         let key = token_key(of);
         let token = format!("{:032x}", rand::rng().random::<u128>());
         let record = Record::new(Owner::new(token, ""), Handle::default());
-        match self.local.claim(&key).await? {
-            Some(known) => self.local.pass(&key, &known, &record).await?,
+        match self.local.get(&key).await? {
+            Some(known) => self.local.transfer(&key, &known, &record).await?,
             None => self.local.create(&key, &record).await?,
         }
         self.keep_token(of, &record.owner.subject).await;
@@ -36,7 +36,7 @@ impl World {
     /// The API server has confirmed what this node holds of the range: the file is current.
     pub async fn note_current(&self, of: &Sliced) -> Result<(), LedgerError> {
         let _alone = self.noting.lock().await;
-        if let Some(known) = self.local.claim(&token_key(of)).await? {
+        if let Some(known) = self.local.get(&token_key(of)).await? {
             self.keep_token(of, &known.owner.subject).await;
         }
         Ok(())
@@ -47,7 +47,7 @@ impl World {
         let Some(path) = self.token_path(of) else {
             return Ok(true);
         };
-        let ours = self.local.claim(&token_key(of)).await?;
+        let ours = self.local.get(&token_key(of)).await?;
         let ours = ours.map(|known| known.owner.subject);
         let kept = tokio::fs::read_to_string(&path).await;
         match (kept, ours) {

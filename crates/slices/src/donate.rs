@@ -7,7 +7,7 @@ use berth_core::slice::elastic::{Claimed, Offer, spare};
 use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Prefix, Record};
 use berth_ledger::LedgerError;
-use berth_ledger::kube::SliceObject;
+use berth_whereabouts::SliceObject;
 use tokio::time::Instant;
 
 use crate::error::SliceError;

@@ -7,7 +7,7 @@ use berth_core::Prefix;
 use berth_core::slice::elastic::{Claimed, Known, Standing, standing, wanted};
 use berth_core::slice::{Epoch, NodeName};
 use berth_ledger::LedgerError;
-use berth_ledger::kube::{SliceList, SliceObject};
+use berth_whereabouts::{SliceList, SliceObject};
 use tokio::time::Instant;
 
 use crate::error::SliceError;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use berth_core::Prefix;
 use berth_core::slice::assigned::Assignments;
-use berth_ledger::kube::SliceObject;
+use berth_whereabouts::SliceObject;
 
 use crate::error::SliceError;
 use crate::pool::SlicePool;

@@ -6,7 +6,7 @@
 
 use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
-use berth_ledger::{Guard, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
+use berth_ledger::{Guard, Ledger, LedgerError, PoolKey, SharedLedger, Snapshot, Version};
 
 use crate::sliced::{Mode, Sliced, untold};
 
@@ -26,7 +26,7 @@ const ELASTIC: &str = "elastic";
 
 /// The range that a pool of holdings is of, as far as it is told there; none for one that is empty.
 pub(crate) async fn range_of(
-    ledger: &SharedLedger,
+    ledger: &dyn Ledger,
     key: &PoolKey,
 ) -> Result<Option<Sliced>, LedgerError> {
     let now = ledger.load(key).await?;
@@ -240,9 +240,7 @@ impl Holdings {
     /// Changes nothing but the version, if there was no holding when it was read, and is none.
     pub async fn outdate(&self, none: &Guard) -> Result<Roll, LedgerError> {
         let since = none.version.clone();
-        let made = self
-            .ledger
-            .commit_guarded(&self.key, &since, &[], Some(none));
+        let made = self.ledger.commit(&self.key, &since, &[], Some(none));
         Ok(Roll {
             all: Vec::new(),
             version: made.await?,
@@ -308,7 +306,7 @@ impl Holdings {
                 },
             };
             let (base, changes) = (&now.version, std::slice::from_ref(&change));
-            let made = self.ledger.commit_guarded(&self.key, base, changes, guard);
+            let made = self.ledger.commit(&self.key, base, changes, guard);
             match made.await {
                 // Somebody wrote in between, and the store has both: this copy has not.
                 Ok(version) if version.is_merged() => return self.load().await,

@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Version};
+use berth_ledger::{
+    DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, PoolKey, Records,
+    SharedLedger, SharedRecordLedger, Version,
+};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
@@ -19,7 +22,7 @@ type Find = Box<dyn Fn(&PoolKey) -> Option<Arc<SlicePool>> + Send + Sync>;
 
 pub(crate) struct NodeLedger {
     local: SharedLedger,
-    cluster: SharedLedger,
+    cluster: SharedRecordLedger,
     /// The keeper of a pool of slices: says what may be given, and publishes what was.
     keeper: Find,
 }
@@ -34,7 +37,7 @@ impl fmt::Debug for NodeLedger {
 }
 
 impl NodeLedger {
-    pub fn new(local: SharedLedger, cluster: SharedLedger, keeper: Find) -> Self {
+    pub fn new(local: SharedLedger, cluster: SharedRecordLedger, keeper: Find) -> Self {
         Self {
             local,
             cluster,
@@ -44,7 +47,7 @@ impl NodeLedger {
 }
 
 #[async_trait]
-impl Layer for NodeLedger {
+impl DelegatingLedger for NodeLedger {
     fn below(&self, pool: Option<&PoolKey>) -> &dyn Ledger {
         match pool {
             Some(pool) if pool.name.starts_with(POOLS) => &*self.local,
@@ -53,7 +56,7 @@ impl Layer for NodeLedger {
     }
 
     /// Pools of slices have a guard already: this ledger's own.
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -63,7 +66,7 @@ impl Layer for NodeLedger {
         let keeper = pool.name.starts_with(POOLS).then(|| (self.keeper)(pool));
         let Some(keeper) = keeper.flatten() else {
             let below = self.below(Some(pool));
-            return below.commit_guarded(pool, base, changes, guard).await;
+            return below.commit(pool, base, changes, guard).await;
         };
         LedgerError::refuse_guard(pool, guard)?;
         let version = {
@@ -71,7 +74,7 @@ impl Layer for NodeLedger {
             let _giving = keeper.giving.read().await;
             loop {
                 let guard = keeper.check_given(changes)?;
-                let made = self.local.commit_guarded(pool, base, changes, Some(&guard));
+                let made = self.local.commit(pool, base, changes, Some(&guard));
                 match made.await {
                     Err(error) if error.is_of(&guard) => keeper.reread_held().await?,
                     made => break made,
@@ -92,6 +95,13 @@ impl Layer for NodeLedger {
             return Ok(futures::stream::pending().boxed());
         }
         self.cluster.watch_versions(pool).await
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for NodeLedger {
+    fn records_below(&self) -> &dyn Records {
+        &*self.cluster
     }
 }
 

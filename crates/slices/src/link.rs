@@ -11,7 +11,7 @@ use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
 use berth_core::Prefix;
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, Records};
 use tokio::time::Instant;
 
 use crate::confirm::is_away;
@@ -90,7 +90,7 @@ impl World {
     /// An error if the API server is away. A refusal is an answer.
     async fn ask(&self) -> Result<(), LedgerError> {
         let any = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
-        match self.cluster.claim(&any).await {
+        match self.cluster.get(&any).await {
             Err(error) if is_away(&error) => Err(error),
             _ => Ok(()),
         }

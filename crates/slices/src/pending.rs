@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use berth_core::Record;
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, Records};
 use tokio::time::Instant;
 
 use crate::world::{World, locked};
@@ -21,8 +21,8 @@ impl World {
         match self.local.create(&note, holder).await {
             // An older pod's: the address is this one's now.
             Err(LedgerError::Taken { .. }) => {
-                if let Some(old) = self.local.claim(&note).await? {
-                    self.local.remove(&note, &old).await?;
+                if let Some(old) = self.local.get(&note).await? {
+                    self.local.delete(&note, &old).await?;
                 }
                 self.local.create(&note, holder).await?;
             }
@@ -41,7 +41,7 @@ impl World {
             return Ok(());
         }
         *locked(&self.contested) = None;
-        for (note, holder) in self.local.claims(ClaimKind::Slice).await? {
+        for (note, holder) in self.local.list(ClaimKind::Slice).await? {
             let Some(name) = note.name.strip_prefix(NOTES) else {
                 continue;
             };
@@ -55,7 +55,7 @@ impl World {
                 }
                 Err(error) => return Err(error),
             }
-            self.local.remove(&note, &holder).await?;
+            self.local.delete(&note, &holder).await?;
         }
         let contested = locked(&self.contested).is_some();
         self.pending.store(contested, Ordering::Release);
@@ -65,9 +65,9 @@ impl World {
     /// Makes the reservation, or takes over the one that an older container of the same pod has.
     async fn make(&self, key: &ClaimKey, holder: &Record) -> Result<(), LedgerError> {
         match self.cluster.create(key, holder).await {
-            Err(taken @ LedgerError::Taken { .. }) => match self.cluster.claim(key).await? {
+            Err(taken @ LedgerError::Taken { .. }) => match self.cluster.get(key).await? {
                 Some(held) if held.owner == holder.owner => {
-                    self.cluster.pass(key, &held, holder).await
+                    self.cluster.transfer(key, &held, holder).await
                 }
                 _ => Err(taken),
             },

@@ -1,17 +1,17 @@
 //! The plain pool beside slices that a controller assigns: closed before the first of them is given from, opened when
-//! their tables are gone (I1). How the two keep out of each other's way: [`berth_core::slice::closed`].
+//! their tables are gone (I1). How the two keep out of each other's way: [`berth_core::slice::range_mode`].
 //!
 //! Where all have overlap checks on, an address that a slice gave is met at its reservation, and only claims without one are
-//! kept out; where slices give without, all claims are ([`berth_core::slice::ways`]). Slices that whereabouts' own
+//! kept out; where slices give without, all claims are ([`berth_core::slice::range_mode`]). Slices that whereabouts' own
 //! controller assigns close nothing, until Berth's tends their tables: nobody would take these away.
 
 use std::sync::Arc;
 
-use berth_core::slice::closed::Closed;
-use berth_core::slice::ways::Exclusion;
+use berth_core::slice::range_mode::{Closed, Exclusion};
 use berth_kube::Connection;
-use berth_ledger::kube::slicepools::SlicePools;
-use berth_ledger::{KubeLedger, LedgerError};
+use berth_ledger::LedgerError;
+use berth_whereabouts::KubeLedger;
+use berth_whereabouts::slicepools::SlicePools;
 use rand::RngExt;
 
 use crate::error::SliceError;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use berth_core::Prefix;
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::Mark;
-use berth_ledger::kube::slicepools::{StoredSlicePool, Versions};
 use berth_ledger::{Guard, LedgerError, SharedLedger, Version};
+use berth_whereabouts::slicepools::{StoredSlicePool, Versions};
 use tokio::sync::{Mutex as AsyncMutex, Notify, RwLock};
 use tokio::time::Instant;
 
@@ -93,7 +93,7 @@ struct Held {
 
 impl SlicePool {
     pub fn new(world: Arc<World>, of: Arc<Sliced>) -> Self {
-        let ledger = SharedLedger::clone(&world.local);
+        let ledger: SharedLedger = world.local.clone();
         Self {
             holdings: Holdings::new(ledger, &of),
             world,

@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use berth_core::{Address, Change, Pool, Prefix, Record};
-use berth_ledger::{KubeLedger, Ledger, LedgerError, PoolKey, Snapshot};
+use berth_ledger::{Ledger, LedgerError, PoolKey, Snapshot};
+use berth_whereabouts::KubeLedger;
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
@@ -181,7 +182,7 @@ impl SlicePool {
             match self
                 .world
                 .views
-                .commit(&key, &view.object.version, &changes)
+                .commit(&key, &view.object.version, &changes, None)
                 .await
             {
                 Ok(version) => {
@@ -284,7 +285,10 @@ impl SlicePool {
             if changes.is_empty() {
                 return Ok(());
             }
-            let emptied = self.world.views.commit(key, &object.version, &changes);
+            let emptied = self
+                .world
+                .views
+                .commit(key, &object.version, &changes, None);
             match emptied.await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.needs_reload() => {}

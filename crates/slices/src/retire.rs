@@ -18,8 +18,8 @@ use std::time::Duration;
 use berth_core::slice::NodeName;
 use berth_core::slice::elastic::{Mark, MarkState};
 use berth_core::{Change, Pool, Prefix, Record};
-use berth_ledger::kube::SliceObject;
 use berth_ledger::{Ledger, LedgerError};
+use berth_whereabouts::SliceObject;
 
 use crate::adopt::{ORIGIN, PLAIN};
 use crate::error::SliceError;
@@ -281,7 +281,7 @@ impl SlicePool {
             let committed = self
                 .world
                 .moves
-                .commit(&of.plain(), &plain.version, &changes)
+                .commit(&of.plain(), &plain.version, &changes, None)
                 .await;
             match committed {
                 Ok(_) => return Ok(()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use berth_core::slice::elastic::{MarkState, Walk};
 use berth_core::slice::{Cut, Epoch, Holding as Slot, NodeName, SliceTable};
-use berth_ledger::kube::SliceList;
+use berth_whereabouts::SliceList;
 
 use crate::error::SliceError;
 use crate::mark::wished_size;
@@ -92,7 +92,7 @@ impl Slices {
                 held.extend(snapshot.pool.records().map(|(address, _)| address));
             }
         };
-        world.cluster.visit(count).await?;
+        world.cluster.visit_each(count).await?;
         let used = held.iter().filter(|address| of.usable.contains(**address));
         Ok((used.count() as u128) < of.usable.count())
     }

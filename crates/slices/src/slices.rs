@@ -15,9 +15,9 @@ use berth_core::slice::assigned::Assignments;
 use berth_core::slice::elastic::MarkState;
 use berth_core::{Prefix, Record, Space};
 use berth_kube::Connection;
-use berth_ledger::kube::FileMark;
-use berth_ledger::kube::slicepools::SlicePools;
-use berth_ledger::{KubeLedger, LedgerError, SharedLedger};
+use berth_ledger::{LedgerError, SharedRecordLedger};
+use berth_whereabouts::slicepools::SlicePools;
+use berth_whereabouts::{FileMark, KubeLedger};
 use futures::future::join_all;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::time::{Instant, sleep, timeout};
@@ -52,7 +52,7 @@ const RETIRE_PAUSE: Duration = Duration::from_millis(100);
 pub struct Setup {
     pub connection: Connection,
     /// The node's own ledger.
-    pub local: SharedLedger,
+    pub local: SharedRecordLedger,
     /// The file that it is, and the identity of that.
     pub database: PathBuf,
     pub file: String,
@@ -72,7 +72,7 @@ pub struct Slices {
 
 struct Inner {
     world: Arc<World>,
-    ledger: SharedLedger,
+    ledger: SharedRecordLedger,
     pools: Pools,
     daemon: Option<(TaskTracker, CancellationToken)>,
     /// Whether claims are watched, and assignments.
@@ -119,8 +119,8 @@ impl Slices {
             locked(&pools).get(&key.name).cloned()
         };
         let ledger = NodeLedger::new(
-            SharedLedger::clone(&local),
-            Arc::clone(&cluster) as SharedLedger,
+            SharedRecordLedger::clone(&local),
+            Arc::clone(&cluster) as SharedRecordLedger,
             Box::new(keeper),
         );
         let world = World {
@@ -169,8 +169,8 @@ impl Slices {
     }
 
     /// Pools of slices in the node's own ledger, all others in the cluster's.
-    pub fn ledger(&self) -> SharedLedger {
-        SharedLedger::clone(&self.inner.ledger)
+    pub fn ledger(&self) -> SharedRecordLedger {
+        SharedRecordLedger::clone(&self.inner.ledger)
     }
 
     /// Brings what this node held when it last ran in line with the cluster, before anything is served; what its ledger has
@@ -179,7 +179,7 @@ impl Slices {
         let mut known = Vec::new();
         for key in self.inner.world.local.pools().await? {
             if key.name.starts_with(sliced::HOLDINGS) {
-                known.extend(range_of(&self.inner.world.local, &key).await?);
+                known.extend(range_of(&*self.inner.world.local, &key).await?);
             }
         }
         // Before many nodes have claimed much: this list costs the API server a look at every claim there is.

@@ -12,7 +12,7 @@ use berth_core::slice::NodeName;
 use berth_core::slice::elastic::{Claimed, Offer};
 use berth_core::{Address, Change, Handle, Owner, Pool, Prefix, Record};
 use berth_ledger::Guard;
-use berth_ledger::kube::SliceObject;
+use berth_whereabouts::SliceObject;
 use rand::RngExt;
 
 use crate::error::SliceError;

@@ -1,5 +1,5 @@
 //! Slices that are given from without reservations: the range says so first, where other ways to give look (I1,
-//! [`berth_core::slice::ways`]).
+//! [`berth_core::slice::range_mode`]).
 //!
 //! A holding remembers that it was said, so neither an ADD nor a restarted agent has to ask the API server again. One that
 //! was taken on while overlap checks were on is told of when a network without them gives from it for the first time.

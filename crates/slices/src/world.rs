@@ -7,9 +7,10 @@ use std::time::SystemTime;
 use berth_core::slice::NodeName;
 use berth_core::{Change, Moment, Pool, Prefix};
 use berth_kube::Connection;
-use berth_ledger::kube::slicepools::SlicePools;
-use berth_ledger::kube::{FileMark, SliceObject};
-use berth_ledger::{Guard, KubeLedger, LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{Guard, LedgerError, PoolKey, SharedRecordLedger};
+use berth_whereabouts::KubeLedger;
+use berth_whereabouts::slicepools::SlicePools;
+use berth_whereabouts::{FileMark, SliceObject};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 use tokio::time::Instant;
@@ -28,7 +29,7 @@ use crate::settings::SliceSettings;
 pub(crate) struct World {
     pub node: NodeName,
     pub boot: String,
-    pub local: SharedLedger,
+    pub local: SharedRecordLedger,
     /// What claims and published pools of it are marked with.
     pub file: FileMark,
     /// Whether this process serves more than one call.
@@ -127,7 +128,7 @@ impl World {
             if changes.is_empty() {
                 return Ok(changes);
             }
-            let made = local.commit_guarded(key, &now.version, &changes, guard);
+            let made = local.commit(key, &now.version, &changes, guard);
             match made.await {
                 Ok(_) => return Ok(changes),
                 Err(error) if guard.is_some_and(|guard| error.is_of(guard)) => return Err(error),

@@ -18,6 +18,12 @@ pub struct Address {
 }
 
 impl Project {
+    /// The reserved addresses.
+    pub fn reservations(&self) -> Vec<String> {
+        let all = self.addresses.values();
+        all.map(|reserved| reserved.address.clone()).collect()
+    }
+
     pub(crate) fn show_address(&self, address: &Address, base: &str) -> Value {
         let parent = format!("{base}/compute/v1/projects/{}", self.name);
         let wanted = format!("{}/32", address.address);

@@ -1,5 +1,5 @@
-//! Checks a request against Google's own description of its APIs (the discovery files): the method, its query, and every
-//! field of its body. What Google would ignore or refuse as unknown is found here.
+//! Checks a request against Google's own description of its APIs (the discovery files): the method, its query, and
+//! every field of its body. What Google would ignore or refuse as unknown is found here.
 
 use std::fs;
 use std::path::Path;

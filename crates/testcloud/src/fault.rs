@@ -9,7 +9,7 @@ use crate::error::ApiError;
 pub enum Fault {
     /// Refused; nothing is carried out.
     Refuse(ApiError),
-    /// Refused before the request is looked at, with a body that is not JSON.
+    /// Refused before the request is parsed, with a body that is not JSON.
     NotJson(u16),
     /// Carried out, then the connection is closed without an answer.
     LoseAnswer,

@@ -39,9 +39,9 @@ pub struct Rates {
 impl Rates {
     /// Counts one request of `group`; refuses it over the limit until the minute is over.
     pub fn admit(&mut self, group: Group, limits: &Limits, now: Instant) -> Result<(), ApiError> {
-        let (begun, count) = self.windows.entry(group).or_default();
-        if begun.is_none_or(|begun| now.duration_since(begun) >= MINUTE) {
-            (*begun, *count) = (Some(now), 0);
+        let (started, count) = self.windows.entry(group).or_default();
+        if started.is_none_or(|started| now.duration_since(started) >= MINUTE) {
+            (*started, *count) = (Some(now), 0);
         }
         if *count >= limits.requests_per_minute {
             self.refused += 1;

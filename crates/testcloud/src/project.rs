@@ -1,6 +1,7 @@
 //! The state of one project: what there is, and which operations are under way.
 //!
-//! Time comes in with every call: [`Project::settle`] completes the operations that are due. No task runs in the background.
+//! Time comes in with every call: [`Project::settle`] completes the operations that are due. No task runs in the
+//! background.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -57,6 +58,8 @@ pub struct Project {
     /// `zoneOperations.wait` answers after this long though the operation still runs.
     pub wait_time: Duration,
     pub stale: Stale,
+    /// The metadata server is GKE's own, which pods with Workload Identity see: it has fewer answers.
+    pub gke_metadata: bool,
     pub limits: Limits,
     pub(crate) instances: BTreeMap<(String, String), Instance>,
     pub(crate) subnetworks: BTreeMap<(String, String), Subnetwork>,
@@ -76,6 +79,7 @@ impl Project {
             operation_time: Duration::from_millis(50),
             wait_time: Duration::from_secs(120),
             stale: Stale::Answer,
+            gke_metadata: false,
             limits: Limits::default(),
             instances: BTreeMap::new(),
             subnetworks: BTreeMap::new(),
@@ -193,13 +197,14 @@ impl Project {
         found.ok_or_else(|| ApiError::not_found(&format!("operations/{name}")))
     }
 
-    /// The operation that a request with this id began before.
+    /// The operation that a request with this id started before.
     fn repeated(&self, request_id: Option<&str>) -> Option<Operation> {
         let name = self.requests.get(request_id?)?;
         self.operations.get(name).cloned()
     }
 
-    /// Begins the operation of a request that `plan` allows, or answers with the one that an earlier copy of the request began.
+    /// Starts the operation of a request that `plan` allows, or answers with the one that an earlier copy of the
+    /// request started.
     pub(crate) fn once(
         &mut self,
         query: &dyn Fn(&str) -> Option<String>,
@@ -213,7 +218,7 @@ impl Project {
         }
         let planned = plan(self)?;
         let fault = course.error.map(|(code, message)| (code, message, 400));
-        let begun = Begun {
+        let started = NewOperation {
             scope: planned.scope,
             kind: planned.kind,
             target: planned.target,
@@ -223,7 +228,7 @@ impl Project {
             response: planned.response,
             endless: course.endless,
         };
-        Ok(self.begin(begun, now))
+        Ok(self.start(started, now))
     }
 
     /// Whether an operation that has not ended yet will have such an effect.
@@ -235,28 +240,28 @@ impl Project {
         effects.any(wanted)
     }
 
-    /// Begins an operation.
-    fn begin(&mut self, begun: Begun, now: Instant) -> Operation {
+    /// Starts an operation.
+    fn start(&mut self, started: NewOperation, now: Instant) -> Operation {
         let serial = self.serial();
         let name = format!("operation-{serial}");
         let operation = Operation {
             name: name.clone(),
-            scope: begun.scope,
-            kind: begun.kind,
-            target: begun.target,
-            request_id: begun.request_id.clone(),
-            ends: (!begun.endless).then(|| now + self.operation_time),
-            error: begun.error,
-            effect: Some(begun.effect),
+            scope: started.scope,
+            kind: started.kind,
+            target: started.target,
+            request_id: started.request_id.clone(),
+            ends: (!started.endless).then(|| now + self.operation_time),
+            error: started.error,
+            effect: Some(started.effect),
             done: false,
-            response: begun.response,
+            response: started.response,
         };
         if let Some(Effect::Aliases { zone, instance, .. }) = &operation.effect
             && let Some(instance) = self.instances.get_mut(&(zone.clone(), instance.clone()))
         {
             instance.busy = Some(name.clone());
         }
-        if let Some(id) = begun.request_id {
+        if let Some(id) = started.request_id {
             self.requests.insert(id, name.clone());
         }
         self.operations.insert(name, operation.clone());
@@ -329,8 +334,8 @@ impl Project {
     }
 }
 
-/// An operation that is about to begin.
-struct Begun {
+/// An operation that is about to start.
+struct NewOperation {
     scope: Scope,
     kind: &'static str,
     target: String,
@@ -341,7 +346,7 @@ struct Begun {
     endless: bool,
 }
 
-/// What a request changes, once it was found to be allowed.
+/// What a request changes, once it was allowed.
 pub(crate) struct Planned {
     pub scope: Scope,
     pub kind: &'static str,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -12,6 +12,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
@@ -91,30 +92,30 @@ impl Cloud {
         let address = listener.local_addr()?;
         let who = Some((zone.to_owned(), instance.to_owned()));
         let task = tokio::spawn(accept(listener, Arc::clone(&self.shared), who));
-        locked(&self.tasks).push(task);
+        self.tasks.lock().push(task);
         Ok(address.to_string())
     }
 
     /// Reads or changes the project's state.
     pub fn project<T>(&self, work: impl FnOnce(&mut Project) -> T) -> T {
-        let mut project = locked(&self.shared.project);
+        let mut project = self.shared.project.lock();
         project.settle(Instant::now());
         work(&mut project)
     }
 
     /// Decides over every request from now on.
     pub fn faults(&self, rule: impl FnMut(&Recorded) -> Option<Fault> + Send + 'static) {
-        *locked(&self.shared.rule) = Box::new(rule);
+        *self.shared.rule.lock() = Box::new(rule);
     }
 
     /// Every request so far.
     pub fn requests(&self) -> Vec<Recorded> {
-        locked(&self.shared.requests).clone()
+        self.shared.requests.lock().clone()
     }
 
     /// Requests of one API method so far, as in `instances.get`.
     pub fn count(&self, call: &str) -> usize {
-        let requests = locked(&self.shared.requests);
+        let requests = self.shared.requests.lock();
         requests
             .iter()
             .filter(|request| request.call == call)
@@ -123,7 +124,7 @@ impl Cloud {
 
     /// No token that was issued so far is good any longer.
     pub fn revoke_tokens(&self) {
-        locked(&self.shared.tokens).revoke_all();
+        self.shared.tokens.lock().revoke_all();
     }
 
     /// What a GET of this path shows, outside the record of requests and the faults.
@@ -138,30 +139,26 @@ impl Cloud {
             at: Instant::now(),
             code: None,
         };
-        let mut state = locked(&self.shared.project);
+        let mut state = self.shared.project.lock();
         state.settle(Instant::now());
         self.shared.immediate(&mut state, &call, &record, None).ok()
     }
 
     /// A token that is good, for a test's own requests.
     pub fn token(&self) -> String {
-        locked(&self.shared.tokens).issue()
+        self.shared.tokens.lock().issue()
     }
 
     /// Accepts assertions that are signed with this key (PKCS#1 public key, DER).
     pub fn trust_key(&self, key: Vec<u8>) {
-        locked(&self.shared.tokens).trust(key);
+        self.shared.tokens.lock().trust(key);
     }
 }
 
 impl Drop for Cloud {
     fn drop(&mut self) {
-        locked(&self.tasks).iter().for_each(JoinHandle::abort);
+        self.tasks.lock().iter().for_each(JoinHandle::abort);
     }
-}
-
-fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, metadata: Option<(String, String)>) {
@@ -203,10 +200,10 @@ impl Shared {
             at: Instant::now(),
             code: None,
         };
-        let fault = (locked(&self.rule))(&record);
+        let fault = (self.rule.lock())(&record);
         let code = match fault {
             Some(Fault::Cut | Fault::LoseAnswer) => {
-                locked(&self.requests).push(record);
+                self.requests.lock().push(record);
                 return Err(io::Error::other("a fault closes the connection"));
             }
             Some(Fault::NotJson(code)) => code,
@@ -218,12 +215,11 @@ impl Shared {
             .get("Metadata-Flavor")
             .is_some_and(|flavour| flavour == "Google");
         let found = {
-            let project = locked(&self.project);
+            let project = self.project.lock();
             let instance = project.instances.get(&(zone.clone(), name.clone()));
-            let about = (project.name.as_str(), project.number);
             instance.and_then(|instance| {
-                let token = locked(&self.tokens).issue();
-                metadata::answer(instance, about, &token, &record.path)
+                let token = self.tokens.lock().issue();
+                metadata::answer(instance, &project, &token, &record.path)
             })
         };
         let (code, text) = match (code, flavour, found) {
@@ -236,7 +232,7 @@ impl Shared {
             (code, ..) => (code, "a test refuses this".to_owned()),
         };
         record.code = Some(code);
-        locked(&self.requests).push(record);
+        self.requests.lock().push(record);
         let mut answer = Response::new(Full::new(Bytes::from(text)));
         *answer.status_mut() = status(code);
         answer.headers_mut().insert(
@@ -263,11 +259,11 @@ impl Shared {
             code: None,
         };
         let place = {
-            let mut requests = locked(&self.requests);
+            let mut requests = self.requests.lock();
             requests.push(record.clone());
             requests.len() - 1
         };
-        let fault = (locked(&self.rule))(&record);
+        let fault = (self.rule.lock())(&record);
         let bearer = head
             .headers
             .get(AUTHORIZATION)
@@ -309,7 +305,7 @@ impl Shared {
     }
 
     fn note(&self, place: usize, code: u16) {
-        if let Some(record) = locked(&self.requests).get_mut(place) {
+        if let Some(record) = self.requests.lock().get_mut(place) {
             record.code = Some(code);
         }
     }
@@ -324,14 +320,14 @@ impl Shared {
     ) -> Result<Value, ApiError> {
         let (call, project) = found.ok_or_else(|| ApiError::not_found(&record.path))?;
         if call == Call::Token {
-            let token = locked(&self.tokens).exchange(text)?;
+            let token = self.tokens.lock().exchange(text)?;
             return Ok(
                 json!({ "access_token": token, "expires_in": 3599, "token_type": "Bearer" }),
             );
         }
-        locked(&self.tokens).accept(bearer)?;
+        self.tokens.lock().accept(bearer)?;
         {
-            let mut state = locked(&self.project);
+            let mut state = self.project.lock();
             let limits = state.limits.clone();
             state.rates.admit(call.group(), &limits, record.at)?;
             if project != state.name {
@@ -349,7 +345,7 @@ impl Shared {
                 self.wait(&Scope::Region(region.clone()), name).await
             }
             call => {
-                let mut state = locked(&self.project);
+                let mut state = self.project.lock();
                 state.settle(Instant::now());
                 self.immediate(&mut state, call, record, fault)
             }
@@ -359,13 +355,13 @@ impl Shared {
     /// Answers when the operation is done, or after the time that a wait may take.
     async fn wait(&self, scope: &Scope, name: &str) -> Result<Value, ApiError> {
         let (ends, latest) = {
-            let state = locked(&self.project);
+            let state = self.project.lock();
             let operation = state.operation(scope, name)?;
             (operation.ends, Instant::now() + state.wait_time)
         };
         let until = ends.map_or(latest, |ends| ends.min(latest));
         sleep_until(until.into()).await;
-        let mut state = locked(&self.project);
+        let mut state = self.project.lock();
         state.settle(Instant::now());
         let operation = state.operation(scope, name)?;
         Ok(operation.compute(&state.name, &self.base))

@@ -15,7 +15,7 @@ use crate::project::{Effect, Planned, Project};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SecondaryRange {
     pub range_name: String,
-    /// Empty where an internal range says it.
+    /// Empty where an internal range defines it.
     #[serde(default)]
     pub ip_cidr_range: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]

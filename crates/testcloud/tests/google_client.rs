@@ -1,4 +1,5 @@
-//! Google's own Go client passes its scenarios on the local cloud: what it takes for Google Cloud, Berth's client may too.
+//! Google's own Go client passes its scenarios on the local cloud: what it accepts as Google Cloud, Berth's client
+//! may accept too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::Command;
@@ -41,7 +42,7 @@ async fn googles_own_client_passes_its_scenarios() {
     ];
     let expected: Vec<String> = expected.iter().map(|name| format!("ok {name}")).collect();
     assert_eq!(passed.lines().collect::<Vec<_>>(), expected);
-    // What the server took each request for is what Google's description calls it.
+    // The server's name of each request is the one in Google's description.
     let [compute, ranges] = parts.google_apis();
     let discovery = Discovery::load(&[&compute, &ranges]).unwrap();
     for mut request in cloud.requests() {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::Cluster;
-use crate::cluster::PATIENCE;
+use crate::cluster::TIMEOUT;
 use crate::kubeconfig::{self, Credential};
 
 /// A service account with a token, as a program in the cluster would have it.
@@ -60,7 +60,7 @@ impl Account {
 }
 
 impl Cluster {
-    /// Creates a unique namespace whose name begins with `name`, and the one for claims on its pools.
+    /// Creates a unique namespace whose name starts with `name`, and the one for claims on its pools.
     pub async fn namespace(&self, name: &str) -> Result<String> {
         let name = format!("{name}-{}", self.serial());
         for name in [&name, &format!("berth-{name}")] {
@@ -85,8 +85,8 @@ impl Cluster {
     /// Returns when the controller manager has created the default service account.
     async fn default_account(&self, namespace: &str) -> Result<()> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        let started = Instant::now();
+        while started.elapsed() < TIMEOUT {
             let found = accounts.get_opt("default").await;
             if found.context("get a service account")?.is_some() {
                 return Ok(());
@@ -274,8 +274,8 @@ pub(crate) async fn granted(
         },
     }))?;
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(20) {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(20) {
         let answer = reviews
             .create(&PostParams::default(), &question)
             .await

@@ -12,7 +12,7 @@ use crate::process::{Process, guarded};
 use crate::programs::isolated;
 
 /// Long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An agent that accepts calls; killed on drop, and when the test process ends.
 #[derive(Debug)]
@@ -54,13 +54,13 @@ impl Agent {
             .arg("agent");
         more(&mut command);
         let mut process = Process::start(name, command, dir)?;
-        let begun = Instant::now();
+        let started = Instant::now();
         // A killed agent leaves its socket behind, so its existence proves nothing.
         while UnixStream::connect(&socket).is_err() {
             if let Some(status) = process.ended()? {
                 bail!("the agent ended with {status}; {}", process.tail());
             }
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!("the agent takes no calls; {}", process.tail());
             }
             std::thread::sleep(Duration::from_millis(5));

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::rbac::v1::PolicyRule;
@@ -45,8 +45,24 @@ pub struct Agents {
 
 impl Cluster {
     /// Applies the manifests of agents to a namespace, as a kustomization with that namespace would, and waits until
-    /// they are in force.
+    /// they are in force. Both sets of policies apply: those of agents, and those that ship with the controller.
     pub async fn agents(&self, namespace: &str) -> Result<Agents> {
+        let agents = self.granted_agents(namespace).await?;
+        let with = self.police(&agents, true).await?;
+        ensure!(with, "this cluster's agents are without a controller");
+        Ok(agents)
+    }
+
+    /// The same where no controller is deployed: the policies on entries and reservations do not apply. For tests of
+    /// that mode, on a cluster of their own: policies apply to the agents of all namespaces.
+    pub async fn agents_without_a_controller(&self, namespace: &str) -> Result<Agents> {
+        let agents = self.granted_agents(namespace).await?;
+        let with = self.police(&agents, false).await?;
+        ensure!(!with, "this cluster's agents are beside a controller");
+        Ok(agents)
+    }
+
+    async fn granted_agents(&self, namespace: &str) -> Result<Agents> {
         let mut rules = Vec::new();
         for document in documents(&RIGHTS)? {
             let Some(document) = moved(document, namespace) else {
@@ -73,20 +89,6 @@ impl Cluster {
             authority: self.authority.pem(),
             dir: self.dir().to_owned(),
         };
-        self.policed
-            .get_or_try_init(|| self.police(&agents))
-            .await
-            .context("the policies of deploy/agent")?;
-        Ok(agents)
-    }
-
-    /// The same with a controller deployed: its policies on agents apply too.
-    pub async fn agents_beside_a_controller(&self, namespace: &str) -> Result<Agents> {
-        let agents = self.agents(namespace).await?;
-        self.controlled
-            .get_or_try_init(|| self.set_policies(&agents, true))
-            .await
-            .context("the policies of deploy/controller")?;
         Ok(agents)
     }
 
@@ -95,13 +97,22 @@ impl Cluster {
         self.agents(namespace).await?.on(node).await
     }
 
-    /// Applies the policies and waits for them.
-    async fn police(&self, agents: &Agents) -> Result<()> {
-        let (policies, bindings) = policies(&[POLICIES])?;
-        for policy in policies.into_iter().chain(bindings) {
-            self.apply_object(policy).await?;
-        }
-        self.policed(agents, true).await
+    /// Applies the policies and waits for them; whether those that ship with the controller are among them.
+    async fn police(&self, agents: &Agents, controller: bool) -> Result<bool> {
+        let applied = self.policed.get_or_try_init(async || {
+            match controller {
+                true => self.set_policies(agents, true).await?,
+                false => {
+                    let (policies, bindings) = policies(&[POLICIES])?;
+                    for policy in policies.into_iter().chain(bindings) {
+                        self.apply_object(policy).await?;
+                    }
+                    self.policed(agents, true).await?;
+                }
+            }
+            anyhow::Ok(controller)
+        });
+        applied.await.copied().context("the policies of deploy/")
     }
 
     /// Puts all policies on agents in force, including the controller's, or removes all of them: for a benchmark that
@@ -135,8 +146,8 @@ impl Cluster {
             dry_run: true,
             ..PostParams::default()
         };
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(60) {
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(60) {
             let name = format!("probe-{}", self.serial());
             let forged: Event = serde_json::from_value(json!({
                 "metadata": { "name": name, "namespace": agents.namespace },

@@ -62,11 +62,11 @@ async fn served(
     client: &kube::Client,
     gvk: &GroupVersionKind,
 ) -> Result<(ApiResource, ApiCapabilities)> {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         match discovery::pinned_kind(client, gvk).await {
             Ok(found) => return Ok(found),
-            Err(error) if begun.elapsed() > Duration::from_secs(5) => {
+            Err(error) if started.elapsed() > Duration::from_secs(5) => {
                 return Err(error)
                     .with_context(|| format!("the API server serves no {}", gvk.api_version()))
                     .with_context(|| format!("look for kind {}", gvk.kind));
@@ -87,9 +87,9 @@ async fn established(client: &kube::Client, definition: &DynamicObject) -> Resul
             version: text(&version["name"]),
             kind: text(&spec["names"]["kind"]),
         };
-        let begun = Instant::now();
+        let started = Instant::now();
         while discovery::pinned_kind(client, &gvk).await.is_err() {
-            if begun.elapsed() > Duration::from_secs(30) {
+            if started.elapsed() > Duration::from_secs(30) {
                 bail!(
                     "{} {} is not served after 30 s",
                     gvk.api_version(),

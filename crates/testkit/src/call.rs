@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::programs::isolated;
 
 /// A slower agent counts as not answering.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A verb for one interface of a pod.
 #[derive(Clone, Debug)]
@@ -78,6 +78,22 @@ impl PodCall {
         self
     }
 
+    /// With more of them.
+    #[must_use]
+    pub fn and_args(mut self, more: &str) -> PodCall {
+        if !more.is_empty() {
+            self.environment.args = format!("{};{more}", self.environment.args);
+        }
+        self
+    }
+
+    /// With this `CNI_PATH`.
+    #[must_use]
+    pub fn in_path(mut self, path: &Path) -> PodCall {
+        self.environment.path = path.display().to_string();
+        self
+    }
+
     /// Of no container, as GC and STATUS are.
     #[must_use]
     pub fn of_no_container(mut self) -> PodCall {
@@ -111,13 +127,19 @@ impl PodCall {
 
     /// The same, sent over an agent's socket.
     pub fn ask(&self, socket: &Path, ipam: &Value) -> Result<Answer> {
-        Ok(http::call(socket, &self.request(ipam), PATIENCE)?)
+        Ok(http::call(socket, &self.request(ipam), TIMEOUT)?)
     }
 
     /// A program with only what a runtime puts into its environment, isolated from the machine's files.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let environment = &self.environment;
         let mut command = isolated(Command::new(program));
+        self.put_into(&mut command);
+        command
+    }
+
+    /// Adds what a runtime puts into a program's environment.
+    pub fn put_into(&self, command: &mut Command) {
+        let environment = &self.environment;
         command
             .env("CNI_COMMAND", &environment.command)
             .env("CNI_CONTAINERID", &environment.container_id)
@@ -125,7 +147,6 @@ impl PodCall {
             .env("CNI_IFNAME", &environment.ifname)
             .env("CNI_ARGS", &environment.args)
             .env("CNI_PATH", &environment.path);
-        command
     }
 }
 

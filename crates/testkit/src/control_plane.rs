@@ -107,7 +107,8 @@ pub(crate) fn address(number: u8) -> String {
     format!("10.210.0.{number}")
 }
 
-/// What a controller manager makes tokens with. Each of its controllers has rights of its own; the manager's own are few.
+/// What a controller manager makes tokens with. Each of its controllers has rights of its own; the manager's own are
+/// few.
 fn signs(cluster: &Cluster, command: &mut Command) {
     let (token_key, authority) = cluster.signing_files();
     command

@@ -1,6 +1,7 @@
 //! Kubeconfig files: JSON, which is YAML too.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 use base64::Engine;
@@ -48,7 +49,12 @@ pub(crate) fn write(
         }],
         "current-context": "berth",
     });
-    secret(path, &config.to_string())
+    // Tests ask for the same account at once: each reads a whole file.
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let next = path.with_extension(format!("kubeconfig.{number}"));
+    secret(&next, &config.to_string())?;
+    std::fs::rename(&next, path).with_context(|| format!("write {}", path.display()))
 }
 
 /// A client for the kubeconfig, on the current runtime.

@@ -50,7 +50,7 @@ async fn wait(path: &Path, say: &mut impl Write) -> Result<File> {
         .write(true)
         .open(path)
         .with_context(|| format!("open {}", path.display()))?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut other = None;
     loop {
         match file.try_lock() {
@@ -72,7 +72,7 @@ async fn wait(path: &Path, say: &mut impl Write) -> Result<File> {
         sleep(POLL).await;
     }
     if let Some(holder) = other {
-        writeln!(say, "{}", wait_report::line(begun.elapsed(), &holder))?;
+        writeln!(say, "{}", wait_report::line(started.elapsed(), &holder))?;
     }
     file.set_len(0)
         .and_then(|()| file.rewind())

@@ -44,7 +44,7 @@ impl NamespaceHolder {
         if let Some(out) = child.stdout.take() {
             BufReader::new(out)
                 .read_line(&mut word)
-                .context("hear from unshare")?;
+                .context("read from unshare")?;
         }
         if word.trim() != "held" {
             let _ = child.wait();

@@ -11,7 +11,7 @@ pub fn fed(command: &mut Command, input: impl AsRef<[u8]>) -> io::Result<Output>
     begun(command, input)?.wait_with_output()
 }
 
-/// Starts a command with this on its stdin, for a test that ends it before it is over.
+/// Starts a command with this on its stdin, for a test that ends it early.
 pub fn begun(command: &mut Command, input: impl AsRef<[u8]>) -> io::Result<Child> {
     let mut child = command
         .stdin(Stdio::piped())

@@ -15,7 +15,7 @@ use rustls::{
 };
 
 /// Long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One connection.
 #[derive(Debug)]
@@ -36,8 +36,8 @@ impl RawClient {
         bind(&socket, &SocketAddr::V4(SocketAddrV4::new(source, 0)))?;
         connect(&socket, &address)?;
         let stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         stream.set_nodelay(true)?;
         Ok(RawClient {
             stream: Stream::Plain(stream),

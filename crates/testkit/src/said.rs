@@ -2,7 +2,7 @@
 
 #![expect(
     clippy::panic,
-    reason = "a test that can't run its command has to say so at once"
+    reason = "a test that can't run its command has to fail at once"
 )]
 
 use std::fmt;
@@ -19,7 +19,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// Runs it. Panics if it can't be run: the test is wrong then, and not what it tests.
+    /// Runs it. Panics if it can't be run: the test is wrong then, and not the program.
     #[track_caller]
     pub fn of(mut command: Command) -> Said {
         match command.output() {
@@ -36,14 +36,14 @@ impl Said {
         }
     }
 
-    /// What was printed, where that is a success.
+    /// What was printed, if the command succeeded.
     #[track_caller]
     pub fn succeeded(self) -> String {
         assert_eq!(self.code, 0, "{self}");
         self.stdout
     }
 
-    /// What was complained of, where it ended with that code.
+    /// The error text, if the command ended with that code.
     #[track_caller]
     pub fn failed(self, code: i32) -> String {
         assert_eq!(self.code, code, "{self}");

@@ -39,7 +39,7 @@ for home in cni berth; do
     mkdir -p "/var/lib/$home"
     mount -t tmpfs -o mode=755 tmpfs "/var/lib/$home"
 done
-# Where everybody expects them, for manifests that say nothing else.
+# In the usual places, for manifests that set no others.
 mkdir -p /opt/cni/bin /etc/cni/net.d /run/sysctl
 mount --bind "$2/cni/bin" /opt/cni/bin
 mount --bind "$2/cni/net.d" /etc/cni/net.d

@@ -1,4 +1,4 @@
-//! The real API server and etcd: they start, refuse, survive kill -9, hold still, and end.
+//! The real API server and etcd: they start, refuse requests, survive kill -9, can be paused, and end.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
@@ -132,7 +132,7 @@ async fn kill_and_restart_keep_what_was_acknowledged() {
             maps.get(&name).await.unwrap_err();
         }
         cluster.restart(part).await.unwrap();
-        // A new client: what a connection of the old one still hopes for is not the question here.
+        // A new client: whether a connection of the old one recovers is not tested here.
         let maps: Api<ConfigMap> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
         let kept = maps.get(&name).await.unwrap();
         assert_eq!(kept.data.unwrap()["value"], "kept");

@@ -15,7 +15,8 @@ use berth_testkit::{Netns, Node, NodeOptions};
 
 const VICTIM: &str = "BERTH_TESTKIT_VICTIM";
 
-/// Everything that names one of the scratch directories on its command line, the capsules' first processes included.
+/// Every process that names one of the scratch directories on its command line, including the sandboxes' first
+/// processes.
 fn processes(traces: &[String]) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -66,7 +67,7 @@ async fn kill_9_leaves_nothing() {
         if heard.last().unwrap().starts_with("traces ") {
             break;
         }
-        // Whom the victim waits for, say.
+        // For example a process that the victim waits for.
         writeln!(std::io::stderr(), "{}", heard.last().unwrap()).unwrap();
     }
     let traces: Vec<String> = heard
@@ -84,7 +85,7 @@ async fn kill_9_leaves_nothing() {
     victim.kill().unwrap();
     victim.wait().unwrap();
 
-    let begun = Instant::now();
+    let started = Instant::now();
     let left = || {
         let files: Vec<_> = traces
             .iter()
@@ -95,7 +96,7 @@ async fn kill_9_leaves_nothing() {
             .then(|| format!("{files:?} {processes:#?} {cgroups}"))
     };
     while let Some(left) = left() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{left}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{left}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use berth_parts::Parts;
-use berth_testkit::{Netns, fed};
+use berth_testkit::{Netns, PodCall, fed};
 use serde_json::{Value, json};
 
 #[test]
@@ -49,11 +49,8 @@ fn a_plugin_puts_an_interface_into_a_namespace() {
         },
     });
     let mut add = host.command(parts.cni_dir().join("bridge"));
-    add.env("CNI_COMMAND", "ADD")
-        .env("CNI_CONTAINERID", "pod-1")
-        .env("CNI_NETNS", pod.path())
-        .env("CNI_IFNAME", "net1")
-        .env("CNI_PATH", parts.cni_dir());
+    let call = PodCall::new("bridge", "ADD", "pod-1").in_netns(pod.path());
+    call.in_path(&parts.cni_dir()).put_into(&mut add);
     let output = fed(&mut add, config.to_string()).unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");

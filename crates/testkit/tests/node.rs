@@ -1,4 +1,4 @@
-//! A whole node: a pod with a second network runs, survives a restart of containerd, and goes.
+//! A whole node: a pod with a second network runs, survives a restart of containerd, and is deleted.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use berth_testkit::{Node, NodeOptions};
@@ -36,7 +36,7 @@ async fn pod(node: &Node, namespace: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn a_pod_gets_a_second_network_and_gives_it_back() {
+async fn a_pod_gets_a_second_network_and_releases_it() {
     let node = Node::start(NodeOptions::default()).await.unwrap();
     let namespace = node.cluster().namespace("pods").await.unwrap();
     network(&node, &namespace).await;
@@ -63,8 +63,8 @@ async fn a_pod_gets_a_second_network_and_gives_it_back() {
     node.kill_kubelet().unwrap();
     node.restart_kubelet().await.unwrap();
 
-    // Another node of the same cluster, on the same wire: host-local knows nothing of it and gives the same address
-    // again, which is why there is Berth.
+    // Another node of the same cluster, on the same wire: host-local does not know of it and allocates the same
+    // address again, which is why Berth exists.
     let second = node.join(NodeOptions::default()).await.unwrap();
     let ping = second
         .command("busybox")

@@ -1,6 +1,5 @@
-//! One structured line per operation, under the target `audit`: what, on which VM, for whom, by
-//! which node, how it ended and how long it took. Guarantees exactly one line per operation,
-//! whatever happens; holds no user data and no keys.
+//! Writes one structured line per operation, under the target `audit`: what, on which VM, for which pod, by which
+//! node, the outcome and the duration. Guarantees exactly one line per operation; it holds no user data and no keys.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -52,7 +51,7 @@ pub(crate) struct Audit {
     allocation: String,
     pod: String,
     ip: String,
-    begun: Instant,
+    started: Instant,
     ended: bool,
 }
 
@@ -65,7 +64,7 @@ impl Audit {
             allocation: String::new(),
             pod: String::new(),
             ip: String::new(),
-            begun: Instant::now(),
+            started: Instant::now(),
             ended: false,
         }
     }
@@ -82,14 +81,14 @@ impl Audit {
         self
     }
 
-    /// What is known of the VM and who has it.
+    /// Adds the VM and its owner.
     pub(crate) fn of(self, allocation: &Allocation) -> Self {
         self.allocation(&allocation.allocation_id)
             .pod(&allocation.pod_namespace, &allocation.pod_name)
             .ip(allocation.ip)
     }
 
-    /// The pool, where it is known only later.
+    /// Sets the pool, where it is known only later.
     pub(crate) fn pool(mut self, pool: &str) -> Self {
         self.pool = pool.into();
         self
@@ -110,7 +109,7 @@ impl Audit {
 
     fn write(&mut self, ok: bool, outcome: &str) {
         self.ended = true;
-        let millis = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let millis = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
             target: "audit",
             operation = self.act.name(),

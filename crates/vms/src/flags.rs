@@ -1,5 +1,5 @@
-//! The settings of the VM pools as flags: made from the same table as the environment and the file, so that
-//! the three never differ.
+//! The settings of the VM pools as flags. They are generated from the same table as the environment and the file, so
+//! that the three never differ.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ impl FromArgMatches for VmFlags {
 }
 
 impl VmFlags {
-    /// The VM pools, if the command line, the environment or a file names any.
+    /// The VM pools, if the command line, the environment or a file configures any.
     pub fn setup(
         mut self,
         node: Option<&str>,

@@ -9,10 +9,10 @@ use berth_front::{Front, Host, Readiness, Serving, StartError};
 
 use crate::{Fleet, Setup, http, start};
 
-/// Where the VM pools are on the socket.
+/// The path of the VM pools on the socket.
 const PATH: &str = "/v1/vms";
 
-/// A probe waits no longer.
+/// The longest that a readiness probe waits.
 const READY_LIMIT: Duration = Duration::from_secs(3);
 
 #[async_trait]
@@ -36,7 +36,7 @@ impl Serving for ServingVms {
         Router::new().nest(PATH, http::router(self.0.clone()))
     }
 
-    /// Not ready while the pools are not open yet, or a state is gone or can't be read.
+    /// Not ready while the pools are not open yet, or a state is missing or can't be read.
     async fn ready(&self) -> Readiness {
         let why = match tokio::time::timeout(READY_LIMIT, self.0.ready()).await {
             Ok(Ok(())) => return Readiness::Ready,

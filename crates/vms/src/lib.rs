@@ -1,7 +1,8 @@
-//! The VM front: pools of pre-created VMs, which VM a pod gets, and what must happen to a VM before another
-//! pod may have it. Guarantees: a VM has one owner (I1), is free again only after a proof that it
-//! rebooted (I4), and every action on it is recorded before it begins (I9). Does not create
-//! or destroy VMs.
+//! The VM front: pools of pre-created VMs, the allocation of VMs to pods, and the cleanup of a VM before another pod
+//! gets it.
+//!
+//! Guarantees: a VM has one owner (I1), is free again only after proof that it rebooted (I4), and every action on it
+//! is recorded before it starts (I9). Does not create or destroy VMs.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod audit;

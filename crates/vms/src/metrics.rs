@@ -8,10 +8,10 @@
 //! | `berth_vm_deallocations_total{pool,outcome}` | success, failure |
 //! | `berth_vm_allocation_seconds` | from the request to the VM that is ready |
 //! | `berth_vm_cleanups_total{pool,outcome}` | success, failure |
-//! | `berth_vm_passed_over_total{pool}` | VMs that failed their check when they were to be allocated |
-//! | `berth_vm_conflicts_total{pool}` | writes that met another writer |
+//! | `berth_vm_passed_over_total{pool}` | VMs that failed their check during an allocation |
+//! | `berth_vm_conflicts_total{pool}` | writes that conflicted with another writer |
 //! | `berth_vm_foreign_writes_total{pool}` | writes of the state by another program |
-//! | `berth_vm_restored_total{pool}` | allocations of this node that another program erased and that were put back |
+//! | `berth_vm_restored_total{pool}` | allocations of this node that another program erased and Berth restored |
 //! | `berth_vm_unparsed_total{pool}` | entries of the state that can't be parsed, and VMs held because of them |
 
 use std::sync::atomic::AtomicU64;
@@ -53,7 +53,7 @@ pub struct VmMetrics {
     utilization: Family<PoolLabel, Ratio>,
     allocations: Family<OutcomeLabel, Counter>,
     deallocations: Family<OutcomeLabel, Counter>,
-    /// Of all pools: one for each would be eighteen series more a pool.
+    /// For all pools: one histogram for each pool would add eighteen series a pool.
     seconds: Histogram,
     cleanups: Family<OutcomeLabel, Counter>,
     passed_over: Family<PoolLabel, Counter>,
@@ -199,12 +199,12 @@ impl PoolMeters {
         self.all.passed_over.get_or_create(&self.label()).inc();
     }
 
-    /// The ledger counts them; `so_far` is its number.
+    /// Counted by the ledger; `so_far` is its number.
     pub(crate) fn conflicts(&self, so_far: u64) {
         self.raise(&self.all.conflicts, so_far);
     }
 
-    /// The same.
+    /// Counted by the ledger, too.
     pub(crate) fn foreign(&self, so_far: ForeignWrites, unparsed: u64) {
         self.raise(&self.all.foreign_writes, so_far.writes);
         self.raise(&self.all.restored, so_far.restored);

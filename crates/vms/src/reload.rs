@@ -1,9 +1,8 @@
-//! Reloads pools while Berth runs: after an edit of the settings file, or of the ConfigMap that
-//! lists pools.
+//! Reloads pools while Berth runs: after an edit of the settings file, or of the ConfigMap that lists pools.
 //!
-//! Guarantees that an edit that can't be used changes nothing and is shown; that the two sources
-//! never disagree about a VM (one VM in two pools is refused as a whole); and that a source that
-//! vanishes does not empty a pool: only an edit that says so does.
+//! Guarantees that an edit that can't be used changes nothing and is shown; that the two sources never disagree about
+//! a VM (an edit with one VM in two pools is refused as a whole); and that a source that disappears does not empty a
+//! pool: only an explicit edit does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::settings::{PoolSettings, Settings, SettingsError, check_apart, pool_from_configmap};
 use crate::{Fleet, PoolError};
 
-/// Between two reads of the settings file. A mounted ConfigMap takes a minute to change anyway.
+/// The interval in which the settings file is read. A mounted ConfigMap takes a minute to change anyway.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Reads the settings again, as they were read at the start.
@@ -41,7 +40,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// All pools, if both lists together make sense.
+    /// All pools, if both lists together are valid.
     fn all(&self) -> Result<Vec<PoolSettings>, String> {
         let all = [self.settings.as_slice(), &self.configmap].concat();
         check_apart(&all)?;
@@ -76,8 +75,8 @@ impl Sizes {
         Some((Api::namespaced(client, &self.settings.namespace), name))
     }
 
-    /// The first opening: every pool that is listed anywhere now. A ConfigMap that is missing, or whose list can't be used,
-    /// holds up no other pool; one that can't be read does: its pools' VMs would not be recovered.
+    /// The first opening: every pool that is listed now. A ConfigMap that is missing, or whose list can't be used,
+    /// delays no other pool; one that can't be read does: its pools' VMs would not be recovered.
     pub(crate) async fn open(&self) -> Result<(), PoolError> {
         let mut next = Lists {
             settings: self.settings.pools.clone(),
@@ -111,7 +110,7 @@ impl Sizes {
         opened
     }
 
-    /// The pools of the ConfigMap, or what is wrong with it.
+    /// The pools of the ConfigMap, or its error.
     fn listed(&self, name: &str, object: ConfigMap) -> Result<Vec<PoolSettings>, String> {
         let listed = object.data.unwrap_or_default();
         let pools: Result<Vec<Vec<PoolSettings>>, String> = listed
@@ -124,7 +123,7 @@ impl Sizes {
         }
     }
 
-    /// Puts one list in place of its former self, if both together make sense.
+    /// Replaces one list, if both together are valid.
     async fn change(&self, change: impl FnOnce(&mut Lists)) {
         let all = {
             let mut lists = self.lists.lock();
@@ -153,7 +152,7 @@ impl Sizes {
             .await
             .is_some()
         {
-            // A file that is away is being replaced.
+            // A missing file is being replaced.
             let Ok(now) = tokio::fs::read(&path).await else {
                 continue;
             };

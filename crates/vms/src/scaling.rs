@@ -1,9 +1,8 @@
-//! Reports pools that run low or have too many free VMs: an event on the ConfigMap, a line in the log, and a call of
-//! a URL.
+//! Reports pools that run low or have too many free VMs: an event on the ConfigMap, a log line, and a call of a URL.
 //!
-//! Guarantees: one report per pool and cooldown, over all agents of the pool (the time of the last one is an annotation
-//! of its ConfigMap, written before the call); a URL that does not answer changes nothing but a line in the log.
-//! Does not add or remove VMs.
+//! Guarantees: one report per pool and cooldown, over all agents of the pool (the time of the last one is an
+//! annotation of its ConfigMap, written before the call); a URL that does not answer changes nothing except a log
+//! line. Does not add or remove VMs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,7 +32,7 @@ use crate::settings::{Hook, Scaling};
 /// When a pool was last reported.
 const REPORTED: &str = "vms.berth.dev/scale-reported-at";
 
-/// What a pool needs.
+/// What is reported about a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Signal {
@@ -64,7 +63,8 @@ pub struct Report {
     pub at: String,
     pub total: usize,
     pub available: usize,
-    /// Of the available ones those that are passed over, because they do not answer, say: they do not count as free.
+    /// Of the available VMs, those that are passed over, for example because they do not answer: they do not count as
+    /// free.
     pub passed_over: usize,
     pub in_use: usize,
     pub quarantined: usize,
@@ -73,7 +73,7 @@ pub struct Report {
     pub high_water: Option<f64>,
 }
 
-/// The report that a pool's numbers ask for, if any.
+/// The report that a pool's numbers require, if any.
 fn report(scaling: &Scaling, status: &Status, node: &str, now: Timestamp) -> Option<Report> {
     let faulty = [
         &status.silent,
@@ -112,7 +112,7 @@ fn seconds(now: Timestamp) -> String {
     now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Whether the last report is long enough ago. A time that can't be read, or lies far ahead, does not count.
+/// Whether the last report is old enough. A time that can't be parsed, or lies far in the future, is ignored.
 fn is_due(last: Option<&str>, now: Timestamp, cooldown: Duration) -> bool {
     let Some(last) = last.and_then(|last| last.parse::<Timestamp>().ok()) else {
         return true;
@@ -122,7 +122,7 @@ fn is_due(last: Option<&str>, now: Timestamp, cooldown: Duration) -> bool {
     passed >= cooldown || passed < -cooldown
 }
 
-/// Reports pools to those who can add or remove VMs.
+/// Reports pools to an operator or program that can add or remove VMs.
 #[derive(Debug)]
 pub(crate) struct Scaler {
     scaling: Scaling,
@@ -166,7 +166,7 @@ impl Scaler {
             "{text}"
         );
         let (hook, store, key) = (self.scaling.hook.clone(), store.clone(), key.clone());
-        // Neither an API server that is slow nor a URL that hangs holds up the pools.
+        // Neither a slow API server nor a URL that hangs delays the pools.
         tokio::spawn(async move {
             record_event(&store, &key, &report, &text).await;
             if let Some(hook) = hook
@@ -263,7 +263,7 @@ fn tls(provider: CryptoProvider, roots: RootCertStore) -> Result<ClientConfig, S
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The certificates of a PEM file, as it is now.
+/// The certificates of a PEM file, in its current form.
 async fn roots(file: &Path) -> Result<RootCertStore, String> {
     let failed = |why: String| format!("vm-scale-hook-ca-file {}: {why}", file.display());
     let pem = tokio::fs::read(file)
@@ -282,7 +282,7 @@ async fn roots(file: &Path) -> Result<RootCertStore, String> {
     }
 }
 
-/// One POST, with the token as it is now.
+/// One POST, with the token that is in the file now.
 async fn call(hook: &Hook, report: &Report) -> Result<(), String> {
     let body = serde_json::to_vec(report).map_err(|error| error.to_string())?;
     let mut request = Request::builder()

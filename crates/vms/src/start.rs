@@ -1,8 +1,8 @@
-//! From settings to a fleet that serves.
+//! Starts the fleet from its settings.
 //!
-//! Guarantees: what is wrong with the settings shows before anything is served; a state that can't be
-//! reached is waited for, not replaced, and delays no other front; the state is repaired, and VMs that this node
-//! had before a reboot are taken back, before the first new one is allocated.
+//! Guarantees: errors of the settings show before anything is served; a state that can't be reached is waited for,
+//! not replaced, and delays no other front; the state is repaired, and VMs that this node had before a reboot are
+//! deallocated, before the first new one is allocated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use crate::settings::{LedgerChoice, Readiness, RecoverAtStart, Settings};
 use crate::vm::{SshVms, VmError};
 use crate::{Fleet, Recovery, Store, VmMetrics};
 
-/// The longest pause between two tries to reach the state at start.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest pause between two attempts to read the state at start.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
 pub enum StartError {
@@ -37,7 +37,7 @@ pub enum StartError {
     Tcp(#[from] TcpError),
 }
 
-/// What the front is started with.
+/// The parameters of the front.
 #[derive(Clone)]
 pub struct Setup {
     pub settings: Settings,
@@ -45,7 +45,7 @@ pub struct Setup {
     pub reload: Reload,
     /// The boot of the node in which its VMs were last reconciled.
     pub boot: BootMarker,
-    /// The way to the API server. Its namespace is not used: the settings have their own.
+    /// The connection to the API server. Its namespace is not used: the settings have their own.
     pub cluster: Connect,
 }
 
@@ -58,8 +58,8 @@ impl std::fmt::Debug for Setup {
     }
 }
 
-/// Starts the front, which ends with `end`. Returns before the state was reached: until then every
-/// request is answered with [`PoolError::Starting`].
+/// Starts the front, which ends with `end`. Returns before the state was read: until then every request is answered
+/// with [`PoolError::Starting`].
 pub async fn start(
     setup: Setup,
     desk_metrics: DeskMetrics,
@@ -117,7 +117,7 @@ pub async fn start(
     Ok(fleet)
 }
 
-/// Opens the pools, then follows the settings and keeps the fleet until `end`.
+/// Opens the pools, then follows the settings and runs the fleet until `end`.
 async fn live(
     fleet: Fleet,
     sizes: Sizes,
@@ -131,7 +131,7 @@ async fn live(
     if opened.is_none() {
         return;
     }
-    // Not before the VMs of the former boot were recorded as taken back.
+    // Only after the VMs of the former boot were recorded as deallocated.
     fleet.note_boot(&boot);
     fleet.reopen();
     tokio::spawn(sizes.clone().follow_file(reload, end.clone()));
@@ -139,8 +139,8 @@ async fn live(
     fleet.run(boot, end).await;
 }
 
-/// Reads which pools there are, then opens and recovers them: tried until it succeeds. Whatever is wrong may be put
-/// right from outside, and is shown meanwhile.
+/// Reads which pools there are, then opens and recovers them; tries until it succeeds. The problem may be repaired
+/// from outside, and is shown meanwhile.
 async fn open(fleet: &Fleet, sizes: &Sizes) {
     let mut pause = Duration::from_millis(200);
     loop {
@@ -152,12 +152,12 @@ async fn open(fleet: &Fleet, sizes: &Sizes) {
             }
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PATIENCE);
+        pause = (pause * 2).min(MAX_BACKOFF);
     }
 }
 
-/// A restart of Berth is no restart of the pods: their VMs are taken back only if the node was rebooted, or the settings
-/// say that the pods die with this process.
+/// A restart of Berth is not a restart of the pods: their VMs are deallocated only if the node was rebooted, or if
+/// the settings say that the pods die with this process.
 const fn recovery(at_start: RecoverAtStart, since: Since) -> Recovery {
     match (at_start, since) {
         (RecoverAtStart::Always, _) | (RecoverAtStart::Boot, Since::Rebooted) => {

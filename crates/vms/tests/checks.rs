@@ -1,5 +1,5 @@
-//! What happens while a VM is being checked: repeats, deallocations, processes that die. On a ledger in memory that several
-//! fleets share, as processes share a ConfigMap.
+//! What happens while a VM is being checked: repeats, deallocations, processes that die. On a ledger in memory that
+//! several fleets share, as processes share a ConfigMap.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod script;
@@ -24,7 +24,7 @@ impl Bench {
         }
     }
 
-    /// A process, as far as the state can tell.
+    /// A process, from the state's point of view.
     async fn process(&self, env: &[(&str, &str)]) -> Fleet {
         let settings = settings(env);
         let store = Store::Local(Arc::clone(&self.ledger));
@@ -50,7 +50,7 @@ fn allocate(fleet: &Fleet, id: &str) -> Outcome {
     tokio::spawn(async move { fleet.allocate(None, applicant).await })
 }
 
-/// Waits until the ID's VM is being checked, and says which it is.
+/// Waits until the ID's VM is being checked, and returns it.
 async fn being_checked(fleet: &Fleet, id: &str) -> String {
     for _ in 0..2000 {
         if let Ok(allocation) = fleet.by_id(None, id).await {
@@ -77,7 +77,7 @@ const TWO: (&str, &str) = ("VM_POOL_IPS", "10.0.0.1,10.0.0.2");
 const ONE: (&str, &str) = ("VM_POOL_IPS", "10.0.0.1");
 const OTHER: (&str, &str) = ("NODE_NAME", "other");
 
-/// Every repeat, of this process and of another, gets the VM that the first request gets in the end: not the one that is
+/// Every repeat, of this process and of another, gets the VM that the first request finally gets: not the one that is
 /// about to fail its check.
 #[tokio::test]
 async fn berth_15_5_a_repeat_waits_for_the_check_that_is_under_way() {
@@ -125,9 +125,9 @@ async fn berth_15_5_a_repeat_waits_for_the_check_that_is_under_way() {
     }
 }
 
-/// Whoever deallocates, this process or another, and whether the check would have succeeded or not.
+/// Deallocated by this process or another, whether the check would have succeeded or not.
 #[tokio::test]
-async fn berth_15_6_a_deallocation_ends_the_check_and_nobody_is_answered() {
+async fn berth_15_6_a_deallocation_ends_the_check_and_no_request_gets_the_vm() {
     for (elsewhere, works) in [(false, true), (false, false), (true, true), (true, false)] {
         let bench = Bench::new();
         let (fleet, other) = (
@@ -182,7 +182,8 @@ async fn a_deallocation_by_force_ends_the_check_too() {
     assert_eq!(bench.vms.reboots("10.0.0.1"), 0);
 }
 
-/// A process that was killed in a check: the next one releases the VM, and the first, should it live after all, does nothing.
+/// A process that was killed in a check: the next one releases the VM, and the first, should it still run, does
+/// nothing.
 #[tokio::test]
 async fn a_check_that_was_cut_off_is_undone_at_the_next_start() {
     let bench = Bench::new();
@@ -193,7 +194,7 @@ async fn a_check_that_was_cut_off_is_undone_at_the_next_start() {
     let first = allocate(&dead, "a");
     being_checked(&dead, "a").await;
     let reborn = bench.process(&[TWO]).await;
-    // A recovery that somebody asks for while checks are under way leaves them alone.
+    // A recovery on request while checks are under way leaves them alone.
     let asked = reborn.recover(None, true).await.unwrap().remove(0);
     assert_eq!((asked.undone, asked.taken_back), (0, 0));
     let recovered = reborn
@@ -212,8 +213,8 @@ async fn a_check_that_was_cut_off_is_undone_at_the_next_start() {
     assert_eq!(reborn.by_id(None, "a").await.unwrap(), again);
 }
 
-/// A node that died in a check and never comes back: whoever asks for the ID later undoes it, and so does every other
-/// node when the check's time is over.
+/// A node that died in a check and never comes back: a later request for the ID undoes it, and so does every other
+/// node when the check has expired.
 #[tokio::test]
 async fn a_check_whose_time_is_over_is_undone_by_others() {
     for asks in [true, false] {
@@ -247,8 +248,8 @@ async fn a_check_whose_time_is_over_is_undone_by_others() {
     }
 }
 
-/// Three VMs that accept and then say nothing: the answer comes when the allocation's own time is over, not after the sum of
-/// theirs, and nothing is kept.
+/// Three VMs that accept a connection and then hang: the answer comes when the allocation's own time is over, not
+/// after the sum of theirs, and nothing stays allocated.
 #[tokio::test]
 async fn berth_15_11_hung_vms_do_not_hold_up_an_allocation() {
     let bench = Bench::new();
@@ -281,7 +282,7 @@ async fn berth_15_11_a_vm_that_is_not_ready_is_reported_as_what_it_is() {
     let bench = Bench::new();
     let fleet = bench.process(&[("VM_POOL_IPS", "10.0.0.1-10.0.0.4")]).await;
     bench.vms.change_host_key("10.0.0.1");
-    bench.vms.give_user_data("10.0.0.2");
+    bench.vms.write_user_data("10.0.0.2");
     bench.vms.refuse_logins("10.0.0.3");
     bench.vms.kill("10.0.0.4");
     let error = allocate(&fleet, "a")
@@ -289,13 +290,13 @@ async fn berth_15_11_a_vm_that_is_not_ready_is_reported_as_what_it_is() {
         .unwrap()
         .unwrap_err()
         .to_string();
-    for told in [
+    for text in [
         "1 VMs do not answer (10.0.0.4)",
         "1 VMs show a host key that is not allowed (10.0.0.1)",
         "1 VMs refuse the login (10.0.0.3)",
         "1 VMs still have user data of another pod (10.0.0.2)",
     ] {
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(text), "{error}");
     }
     let status = fleet.status(None).await.unwrap().remove(0);
     let ip = |text: &str| -> std::net::IpAddr { text.parse().unwrap() };

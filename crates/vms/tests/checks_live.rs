@@ -1,5 +1,5 @@
-//! What happens while a VM is being checked, on ConfigMaps of a real API server and with real SSH servers as VMs; with one
-//! ConfigMap and with three. `checks.rs` has every order of failures, on a ledger in memory.
+//! What happens while a VM is being checked, on ConfigMaps of a real API server and with real SSH servers as VMs; with
+//! one ConfigMap and with three. `checks.rs` has every order of failures, on a ledger in memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod place;

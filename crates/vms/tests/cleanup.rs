@@ -1,4 +1,4 @@
-//! What counts as a reboot, from the pool's side, with real SSH servers as VMs.
+//! What the pool counts as a reboot, with real SSH servers as VMs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod script;
@@ -40,7 +40,7 @@ async fn allocate(fleet: &Fleet, id: &str) -> Allocation {
     fleet.allocate(None, applicant).await.unwrap()
 }
 
-/// A pod used the VM, and gave it back.
+/// A pod used the VM and released it.
 async fn use_once(fleet: &Fleet) {
     allocate(fleet, "a").await;
     fleet.put_user_data(None, "a", b"of a pod").await.unwrap();
@@ -48,9 +48,9 @@ async fn use_once(fleet: &Fleet) {
     assert_eq!(returned, Returned::Quarantined);
 }
 
-/// The VM did not reboot, and its network was away: its pod still runs there.
+/// The VM did not reboot, and its network was down: its pod still runs there.
 #[tokio::test]
-async fn berth_15_8_a_network_that_was_away_hands_no_vm_on() {
+async fn berth_15_8_a_network_outage_frees_no_vm() {
     let lab = Lab::new();
     let vm = lab
         .start(81, OnReboot::Blip(Duration::from_millis(1500)))
@@ -70,7 +70,7 @@ async fn berth_15_8_a_network_that_was_away_hands_no_vm_on() {
     assert_eq!(vm.boots(), 1);
 }
 
-/// Only where the settings say that `cidata` outlives a reboot; and then nothing of the pod is left there.
+/// Only where the settings say that `cidata` survives a reboot; and then nothing of the pod is left there.
 #[tokio::test]
 async fn berth_15_8_where_cidata_outlives_a_reboot_it_is_emptied() {
     let lab = Lab::new();

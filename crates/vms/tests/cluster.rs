@@ -1,4 +1,4 @@
-//! The front on a real API server with real SSH servers as VMs: recovery, sizes that change, a server that goes away.
+//! The front on a real API server with real SSH servers as VMs: recovery, changes of size, a server that is down.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod place;
@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::{Address, Rendezvous};
 use berth_testkit::{Cluster, Part};
 use berth_vms::PoolError;
 use berth_vms::vm::{SshVms, Vms};
@@ -18,8 +19,7 @@ use test_vm::{Lab, OnReboot};
 
 const REBOOTS: OnReboot = OnReboot::DownFor(Duration::from_millis(800));
 
-/// The reason why everything here exists: a node comes back, and its VMs must not go to other
-/// pods before they were wiped.
+/// The main case: a node comes back, and its VMs must not be allocated to other pods before they were wiped.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_comes_back_cleans_its_vms_and_keeps_the_dead_one() {
     let (place, lab) = (Place::new().await, Lab::new());
@@ -51,7 +51,7 @@ async fn a_node_that_comes_back_cleans_its_vms_and_keeps_the_dead_one() {
         b"#cloud-config\nsecret: 1\n"
     );
     drop(before);
-    // The node dies, and with it, while nobody looks, one of its VMs.
+    // The node dies, and with it, unnoticed, one of its VMs.
     machines.remove(&third).unwrap().die().await;
 
     let reborn = place.fleet(&settings, vms).await;
@@ -75,7 +75,7 @@ async fn a_node_that_comes_back_cleans_its_vms_and_keeps_the_dead_one() {
         (2, 2)
     );
 
-    // The dead one stays where it is and says why, in the state that everybody can read.
+    // The dead one stays quarantined with the reason, in the shared state.
     let left = &place.document().await.allocated["third"];
     assert_eq!(left.ip, third.to_string());
     let why = left.others["cleanupError"].as_str().unwrap();
@@ -93,7 +93,31 @@ async fn a_node_that_comes_back_cleans_its_vms_and_keeps_the_dead_one() {
     assert_eq!(machines[&third].boots(), 2);
 }
 
-/// Two processes, one ConfigMap, one dead VM: both get VMs that live.
+/// Two processes that read one ConfigMap choose alike.
+#[tokio::test]
+async fn rendezvous_allocates_the_first_choice_from_a_configmap() {
+    let place = Place::new().await;
+    let env = [
+        ("VM_POOL_IPS", "10.0.0.1-10.0.0.9"),
+        ("VM_ORDER", "rendezvous"),
+    ];
+    let vms = Arc::<ScriptedVms>::default();
+    let one = place.fleet(&settings(&env), vms.clone()).await;
+    let two = place.fleet(&settings(&env), vms).await;
+    let mut free: Vec<Address> = (1..=9)
+        .map(|n| format!("10.0.0.{n}").parse().unwrap())
+        .collect();
+    for (n, fleet) in [&one, &two].iter().cycle().take(9).enumerate() {
+        let id = format!("pod-{n}-8b317899");
+        let first = Rendezvous::new(&id).choose(free.iter().copied());
+        let first = first.unwrap();
+        let given = fleet.allocate(None, applicant(&id)).await.unwrap();
+        assert_eq!(given.ip.to_string(), first.to_string(), "{id}");
+        free.retain(|vm| *vm != first);
+    }
+}
+
+/// Two processes, one ConfigMap, one dead VM: both get VMs that work.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_share_a_pool_with_a_dead_vm() {
     let (place, lab) = (Place::new().await, Lab::new());
@@ -129,7 +153,7 @@ async fn a_server_that_is_away_resets_nothing() {
     let fleet = place
         .fleet(&settings(&env), Arc::<ScriptedVms>::default())
         .await;
-    let given = fleet.allocate(None, applicant("a")).await.unwrap();
+    let allocated = fleet.allocate(None, applicant("a")).await.unwrap();
     let before = place.data().await;
 
     cluster.kill(Part::ApiServer).unwrap();
@@ -147,12 +171,12 @@ async fn a_server_that_is_away_resets_nothing() {
 
     cluster.restart(Part::ApiServer).await.unwrap();
     assert_eq!(place.data().await, before);
-    assert_eq!(fleet.by_id(None, "a").await.unwrap(), given);
+    assert_eq!(fleet.by_id(None, "a").await.unwrap(), allocated);
     late.resize(&settings(&env).pools).await.unwrap();
     assert_eq!(counts(&late).await, (2, 1, 0));
 }
 
-/// An edit that does not get through is not forgotten: the fleet is not ready until it is done, and does it later.
+/// An edit that fails is not lost: the fleet is not ready until it was applied, which happens later.
 #[tokio::test]
 async fn berth_15_11_an_edit_while_the_server_is_away_is_done_later() {
     let cluster = Cluster::start().await.unwrap();
@@ -173,7 +197,7 @@ async fn berth_15_11_an_edit_while_the_server_is_away_is_done_later() {
     let error = fleet.ready().await.unwrap_err();
     assert!(matches!(error, PoolError::Starting { .. }), "{error}");
     assert!(fleet.problem().is_some());
-    // What was open serves; what is new does not yet.
+    // Open pools serve; new ones do not yet.
     fleet.by_id(Some("default"), "a").await.unwrap_err();
     let error = fleet.allocate(Some("gpu"), applicant("a")).await;
     let error = error.unwrap_err();

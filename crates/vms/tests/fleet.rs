@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::{Address, Rendezvous};
 use berth_ledger::{MemoryLedger, SharedLedger};
 use berth_vms::settings::{PoolSettings, Readiness, Settings};
 use berth_vms::{Allocation, Applicant, Fleet, PoolError, Quarantine, Returned, Store};
@@ -92,7 +93,7 @@ fn ip(text: &str) -> IpAddr {
 const SIX: (&str, &str) = ("VM_POOL_IPS", "192.168.3.10-192.168.3.15");
 
 #[tokio::test]
-async fn the_hash_gives_what_live_pools_give() {
+async fn the_hash_chooses_what_live_pools_choose() {
     let bench = Bench::new(&[SIX]).await;
     for (id, last) in [
         ("pod-1", 13),
@@ -111,7 +112,7 @@ async fn the_hash_gives_what_live_pools_give() {
 }
 
 #[tokio::test]
-async fn the_same_id_gets_the_same_vm_and_gives_it_back_once() {
+async fn the_same_id_gets_the_same_vm_and_releases_it_once() {
     let bench = Bench::new(&[SIX, ("VM_CLEANUP", "false")]).await;
     let first = bench.allocate("a").await.unwrap();
     let again = bench.allocate("a").await.unwrap();
@@ -160,7 +161,7 @@ async fn many_at_once_get_different_vms() {
 async fn a_dead_vm_is_passed_over() {
     let bench = Bench::new(&[SIX]).await;
     bench.vms.kill("192.168.3.13");
-    // The hash points at .13, which is dead: the next choice is among the rest.
+    // The hash selects .13, which is dead: the next choice is among the others.
     let got = bench.ip("pod-1").await;
     assert_ne!(got, "192.168.3.13");
     bench.until((5, 1, 0)).await;
@@ -195,7 +196,7 @@ async fn a_dead_vm_gets_another_chance_after_its_silence() {
 }
 
 #[tokio::test]
-async fn a_vm_given_back_is_free_only_after_its_reboot() {
+async fn a_deallocated_vm_is_free_only_after_its_reboot() {
     let bench = Bench::new(&[("VM_POOL_IPS", "10.0.0.1")]).await;
     bench.ip("a").await;
     bench.vms.hold_down("10.0.0.1");
@@ -246,7 +247,7 @@ async fn a_failed_cleanup_keeps_the_vm_shows_why_and_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_vm_that_ignores_its_reboot_is_not_given_on() {
+async fn a_vm_that_ignores_its_reboot_is_not_allocated_again() {
     let env = [
         ("VM_POOL_IPS", "10.0.0.1"),
         ("VM_CLEANUP_LIMIT", "30ms"),
@@ -260,7 +261,7 @@ async fn a_vm_that_ignores_its_reboot_is_not_given_on() {
     let shown = bench.failed_cleanup("a", 1).await;
     assert!(shown.error.unwrap().contains("was not rebooted"));
     bench.until((0, 0, 1)).await;
-    // An operator who knows better can say so.
+    // An operator who knows better can force it.
     assert_eq!(
         bench.fleet.deallocate(None, "a", true).await.unwrap(),
         Returned::Released
@@ -283,7 +284,7 @@ async fn recovery_takes_back_this_nodes_vms_and_no_others() {
     mine.ip("mine-2").await;
     let kept = other.ip("theirs").await;
 
-    // A new life of the same node.
+    // The same node, restarted.
     let reborn = Bench::on(ledger, vms.clone(), &settings(&[SIX])).await;
     let careful = reborn.fleet.recover(None, false).await.unwrap().remove(0);
     assert_eq!((careful.taken_back, careful.resumed), (0, 0));
@@ -326,8 +327,8 @@ async fn a_cleanup_that_was_cut_off_is_resumed() {
     reborn.until((1, 0, 0)).await;
 }
 
-/// A node that quarantined a VM and never comes back: a deallocation at another node cleans the VM in its place, but not as
-/// long as the first node may be at work.
+/// A node that quarantined a VM and never comes back: a deallocation at another node takes the cleanup over, but not
+/// as long as the first node may be at work.
 #[tokio::test]
 async fn berth_15_6_a_cleanup_that_its_node_abandoned_is_taken_over() {
     let ledger: SharedLedger = Arc::new(MemoryLedger::new());
@@ -408,7 +409,7 @@ async fn pools_grow_and_shrink_while_vms_are_in_use() {
     assert_eq!(
         bench.ip("d").await,
         "10.0.0.9",
-        "what left is not given again"
+        "a removed VM is not allocated again"
     );
     assert!(bench.allocate("e").await.is_err());
 }
@@ -493,6 +494,24 @@ async fn other_orders_by_setting() {
     assert_eq!(lowest.ip("b").await, "10.0.0.2");
     lowest.fleet.deallocate(None, "a", false).await.unwrap();
     assert_eq!(lowest.ip("c").await, "10.0.0.1");
+}
+
+/// The order reaches the allocation: the first choice among the free VMs, also after others were taken.
+#[tokio::test]
+async fn rendezvous_allocates_the_first_choice_among_free_vms() {
+    let range = ("VM_POOL_IPS", "10.0.0.1-10.0.0.9");
+    let env = [range, ("VM_CLEANUP", "false"), ("VM_ORDER", "rendezvous")];
+    let bench = Bench::new(&env).await;
+    let mut free: Vec<Address> = (1..=9)
+        .map(|n| format!("10.0.0.{n}").parse().unwrap())
+        .collect();
+    for n in 0..9 {
+        let id = format!("pod-{n}-8b317899");
+        let first = Rendezvous::new(&id).choose(free.iter().copied());
+        let first = first.unwrap();
+        assert_eq!(bench.ip(&id).await, first.to_string(), "{id}");
+        free.retain(|vm| *vm != first);
+    }
 }
 
 #[tokio::test]

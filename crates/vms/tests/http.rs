@@ -82,23 +82,23 @@ async fn the_life_of_an_allocation() {
     let server = Server::new(&[TWO]).await;
     let wish =
         json!({"allocationID": "test-allocation-1", "podName": "nginx", "podNamespace": "default"});
-    let (status, given) = server.call("POST", "/allocations", &wish.to_string()).await;
-    assert_eq!(status, 200, "{given}");
-    assert_eq!(given["ip"], "192.168.1.10");
-    assert_eq!(given["nodeName"], "worker");
-    assert_eq!(given["pool"], "default");
+    let (status, allocated) = server.call("POST", "/allocations", &wish.to_string()).await;
+    assert_eq!(status, 200, "{allocated}");
+    assert_eq!(allocated["ip"], "192.168.1.10");
+    assert_eq!(allocated["nodeName"], "worker");
+    assert_eq!(allocated["pool"], "default");
     let (_, again) = server
         .call("POST", "/allocations?pool=default", &wish.to_string())
         .await;
-    assert_eq!(again, given);
+    assert_eq!(again, allocated);
     let (_, by_id) = server
         .call("GET", "/allocations/test-allocation-1", "")
         .await;
-    assert_eq!(by_id, given);
+    assert_eq!(by_id, allocated);
     let (_, by_ip) = server.call("GET", "/ips/192.168.1.10", "").await;
-    assert_eq!(by_ip, given);
+    assert_eq!(by_ip, allocated);
     let (_, list) = server.call("GET", "/allocations?node=worker", "").await;
-    assert_eq!(list, json!({ "allocations": [given] }));
+    assert_eq!(list, json!({ "allocations": [allocated] }));
     let (_, none) = server.call("GET", "/allocations?node=other", "").await;
     assert_eq!(none, json!({ "allocations": [] }));
     let (_, state) = server.call("GET", "/status", "").await;
@@ -138,7 +138,7 @@ async fn the_life_of_an_allocation() {
 }
 
 #[tokio::test]
-async fn failures_say_what_and_whether_to_come_back() {
+async fn failures_say_what_failed_and_whether_to_retry() {
     let server = Server::new(&[("VM_POOL_IPS", "10.0.0.1")]).await;
     let wish = |id: &str| json!({ "allocationID": id }).to_string();
     server.call("POST", "/allocations", &wish("a")).await;
@@ -221,7 +221,7 @@ async fn failures_say_what_and_whether_to_come_back() {
     assert_eq!(listed["quarantine"]["by"], "worker");
 }
 
-/// Through the listener that is shipped, which refuses some requests itself.
+/// Through the real listener, which refuses some requests itself.
 #[tokio::test]
 async fn berth_15_11_every_refusal_is_json() {
     let server = Server::new(&[TWO]).await;
@@ -269,7 +269,7 @@ async fn berth_15_11_every_refusal_is_json() {
     end.cancel();
 }
 
-/// What the listener itself refuses: a body that does not arrive, and bodies that hold too much together.
+/// The listener's own refusals: a body that does not arrive, and bodies that are too large together.
 #[tokio::test]
 async fn berth_15_11_what_the_listener_refuses_is_json_too() {
     let server = Server::new(&[TWO]).await;
@@ -361,7 +361,7 @@ async fn on_tcp_nothing_is_served_without_the_token() {
         status("authorization: Bearer first-0123456789\r\n").await,
         200
     );
-    // Replaced in its file: the old one is worth nothing from the next request on.
+    // Replaced in its file: the old one is refused from the next request on.
     std::fs::write(&token_file, "second-0123456789\n").unwrap();
     assert_eq!(
         status("authorization: Bearer first-0123456789\r\n").await,

@@ -1,5 +1,5 @@
 //! One pool over several ConfigMaps, on a real API server: allocations spill over and are found again, also after a
-//! change of the number of ConfigMaps; agents that disagree about it stay shut.
+//! change of the number of ConfigMaps; agents that disagree about the number refuse requests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod place;
@@ -26,30 +26,30 @@ fn spread(count: &str) -> Settings {
 }
 
 #[tokio::test]
-async fn an_id_that_spilled_over_keeps_its_vm_and_gives_it_back() {
+async fn an_id_that_spilled_over_keeps_its_vm_and_releases_it() {
     let (place, vms) = (Place::new().await, Arc::<ScriptedVms>::default());
     let one = place.fleet(&spread("3"), vms.clone()).await;
     let two = place.fleet(&spread("3"), vms.clone()).await;
-    let mut given: Vec<(String, IpAddr)> = Vec::new();
+    let mut allocated: Vec<(String, IpAddr)> = Vec::new();
     for n in 0..VMS {
         let (id, fleet) = (format!("pod-{n}"), if n % 2 == 0 { &one } else { &two });
         let allocation = fleet.allocate(None, applicant(&id)).await.unwrap();
         assert_eq!(allocation.pool, "default");
-        given.push((id, allocation.ip));
+        allocated.push((id, allocation.ip));
     }
-    let ips: BTreeSet<IpAddr> = given.iter().map(|(_, ip)| *ip).collect();
+    let ips: BTreeSet<IpAddr> = allocated.iter().map(|(_, ip)| *ip).collect();
     assert_eq!(ips.len(), VMS, "none twice, and all of them");
     let error = two.allocate(None, applicant("more")).await.unwrap_err();
     assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
     assert_eq!(counts(&two).await, (0, VMS, 0));
 
-    // Room everywhere: nobody moves because of it. A third process knows nothing from before.
-    for (id, _) in given.iter().step_by(3) {
+    // Room everywhere: no ID moves because of it. A third process has no memory of the others.
+    for (id, _) in allocated.iter().step_by(3) {
         let returned = one.deallocate(None, id, true).await.unwrap();
         assert_eq!(returned, Returned::Released);
     }
     let three = place.fleet(&spread("3"), vms).await;
-    for (n, (id, ip)) in given.iter().enumerate().filter(|(n, _)| n % 3 != 0) {
+    for (n, (id, ip)) in allocated.iter().enumerate().filter(|(n, _)| n % 3 != 0) {
         let again = three.allocate(None, applicant(id)).await.unwrap();
         assert_eq!((n, again.ip), (n, *ip), "the same ID gets the same VM");
         assert_eq!(two.by_id(Some("default"), id).await.unwrap().ip, *ip);
@@ -57,8 +57,8 @@ async fn an_id_that_spilled_over_keeps_its_vm_and_gives_it_back() {
     }
     assert_eq!(counts(&three).await, (10, 20, 0));
 
-    // Given back with a cleanup, from wherever it is; user data goes to its VM.
-    let (id, ip) = &given[1];
+    // Deallocated with a cleanup, in any ConfigMap; user data goes to its VM.
+    let (id, ip) = &allocated[1];
     three
         .put_user_data(None, id, b"#cloud-config\n")
         .await
@@ -76,19 +76,19 @@ async fn an_id_that_spilled_over_keeps_its_vm_and_gives_it_back() {
 }
 
 #[tokio::test]
-async fn a_live_pool_is_spread_and_agents_that_disagree_stay_shut() {
+async fn a_live_pool_is_spread_and_agents_that_disagree_refuse_requests() {
     let (place, vms) = (Place::new().await, Arc::<ScriptedVms>::default());
     let before = place.fleet(&spread("1"), vms.clone()).await;
-    let mut given = Vec::new();
+    let mut allocated = Vec::new();
     for n in 0..10 {
         let id = format!("pod-{n}");
-        given.push((before.allocate(None, applicant(&id)).await.unwrap(), id));
+        allocated.push((before.allocate(None, applicant(&id)).await.unwrap(), id));
     }
     drop(before);
     let after = place.fleet(&spread("3"), vms.clone()).await;
     assert_eq!(counts(&after).await, (20, 10, 0));
     let mut ips = BTreeSet::new();
-    for (allocation, id) in &given {
+    for (allocation, id) in &allocated {
         let again = after.allocate(None, applicant(id)).await.unwrap();
         assert_eq!(again.ip, allocation.ip, "{id} keeps its VM");
         ips.insert(again.ip);
@@ -111,14 +111,14 @@ async fn a_live_pool_is_spread_and_agents_that_disagree_stay_shut() {
         let error = shut.allocate(None, applicant("late")).await.unwrap_err();
         assert!(matches!(error, PoolError::Starting { .. }), "{error}");
     }
-    // All stopped, the annotation removed: another number.
+    // All stopped, the annotation removed: another number is accepted.
     let annotations = serde_json::json!({ "vms.berth.dev/configmap-count": null });
     let patch = serde_json::json!({ "metadata": { "annotations": annotations } });
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     place.sheet.api.patch(STATE, &params, &patch).await.unwrap();
     let four = place.fleet(&spread("4"), vms).await;
     assert_eq!(counts(&four).await, (0, VMS, 0));
-    for (allocation, id) in &given {
+    for (allocation, id) in &allocated {
         let again = four.allocate(None, applicant(id)).await.unwrap();
         assert_eq!(again.ip, allocation.ip, "{id} keeps its VM");
     }
@@ -141,7 +141,7 @@ async fn berth_15_12_a_configmap_that_breaks_is_repaired_by_the_next_allocation(
     let (place, vms) = (Place::new().await, Arc::<ScriptedVms>::default());
     let fleet = spilled(&place, &vms, &[]).await;
     for (broken, id) in [(STATE, "second"), ("byom-ip-pool-state-shard-1", "third")] {
-        let given = fleet.allocate(None, applicant(id)).await.unwrap();
+        let allocated = fleet.allocate(None, applicant(id)).await.unwrap();
         let patch = serde_json::json!({ "data": { "allocation-state": "{\"allocatedIPs\": {" } });
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         place
@@ -154,14 +154,14 @@ async fn berth_15_12_a_configmap_that_breaks_is_repaired_by_the_next_allocation(
             .allocate(None, applicant(&format!("after-{id}")))
             .await;
         let fresh = fresh.unwrap_or_else(|error| panic!("{broken}: {error}"));
-        assert_ne!(fresh.ip, given.ip);
+        assert_ne!(fresh.ip, allocated.ip);
         let again = fleet.allocate(None, applicant(id)).await.unwrap();
-        assert_eq!(again.ip, given.ip, "{broken}");
+        assert_eq!(again.ip, allocated.ip, "{broken}");
     }
 }
 
-/// VMs that accept and say nothing, in two of three ConfigMaps: the third still has its turn. In all of them: the request
-/// has one deadline, not one for each.
+/// VMs that accept a connection and hang, in two of three ConfigMaps: the third is still tried. In all of them: the
+/// request has one deadline, not one for each.
 #[tokio::test]
 async fn berth_15_11_hung_vms_of_one_configmap_leave_time_for_the_others() {
     let (place, vms) = (Place::new().await, Arc::<ScriptedVms>::default());
@@ -176,13 +176,13 @@ async fn berth_15_11_hung_vms_of_one_configmap_leave_time_for_the_others() {
     hang(0);
     hang(1);
     for id in ["a", "b"] {
-        let given = fleet.allocate(None, applicant(id)).await.unwrap();
-        assert!(shards[2].ips.contains(&given.ip), "{given:?}");
+        let allocated = fleet.allocate(None, applicant(id)).await.unwrap();
+        assert!(shards[2].ips.contains(&allocated.ip), "{allocated:?}");
         let again = fleet.allocate(None, applicant(id)).await.unwrap();
-        assert_eq!(again.ip, given.ip);
+        assert_eq!(again.ip, allocated.ip);
     }
     hang(2);
-    let begun = Instant::now();
+    let started = Instant::now();
     let error = fleet.allocate(None, applicant("c")).await.unwrap_err();
     assert!(
         matches!(
@@ -191,11 +191,11 @@ async fn berth_15_11_hung_vms_of_one_configmap_leave_time_for_the_others() {
         ),
         "{error}"
     );
-    assert!(begun.elapsed() < limit * 2, "{:?}", begun.elapsed());
+    assert!(started.elapsed() < limit * 2, "{:?}", started.elapsed());
     until(&fleet, (27, 3, 0)).await;
 }
 
-/// A deallocation while the VM is being checked, in whichever ConfigMap.
+/// A deallocation while the VM is being checked, in any ConfigMap.
 #[tokio::test]
 async fn berth_15_6_a_deallocation_ends_a_check_in_any_configmap() {
     let (place, vms) = (Place::new().await, Arc::<ScriptedVms>::default());
@@ -234,13 +234,15 @@ async fn berth_15_6_a_deallocation_ends_a_check_in_any_configmap() {
 async fn berth_15_10_restarts_and_foreign_writes_count_in_every_configmap() {
     let (place, vms) = (Place::new().await, Arc::<ScriptedVms>::default());
     let fleet = spilled(&place, &vms, &[]).await;
-    let mut given = Vec::new();
+    let mut allocated = Vec::new();
     for n in 0..6 {
         let id = format!("pod-{n}");
-        given.push(fleet.allocate(None, applicant(&id)).await.unwrap());
+        allocated.push(fleet.allocate(None, applicant(&id)).await.unwrap());
     }
     let shards = spread("3").pools;
-    let erased = given.iter().find(|one| !shards[0].ips.contains(&one.ip));
+    let erased = allocated
+        .iter()
+        .find(|one| !shards[0].ips.contains(&one.ip));
     let erased = erased.expect("all IDs have the same home");
     let place_of = |ip: &IpAddr| shards.iter().find(|shard| shard.ips.contains(ip));
     let configmap = &place_of(&erased.ip).unwrap().configmap;

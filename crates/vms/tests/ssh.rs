@@ -51,7 +51,7 @@ async fn an_unknown_host_key_is_refused_before_the_login() {
 }
 
 #[tokio::test]
-async fn no_list_accepts_nothing_unless_told() {
+async fn no_list_accepts_nothing_by_default() {
     let lab = Lab::new();
     let vm = lab.start(4, REBOOTS).await;
     let with = |host_keys| {
@@ -67,7 +67,7 @@ async fn no_list_accepts_nothing_unless_told() {
 }
 
 #[tokio::test]
-async fn a_refused_login_and_a_missing_key_are_told_apart() {
+async fn a_refused_login_and_a_missing_key_are_different_errors() {
     let lab = Lab::new();
     let vm = lab.start(5, REBOOTS).await;
     let pem = mk_key().to_openssh(Default::default()).unwrap();
@@ -123,7 +123,7 @@ async fn an_upload_cut_short_leaves_the_old_user_data() {
     let vm = lab
         .start(9, OnReboot::DownFor(Duration::from_millis(50)))
         .await;
-    // A VM without power sends no farewell: only the limit ends the conversation.
+    // A VM without power closes no connection: only the limit ends the session.
     let vms = SshVms::new(berth_vms::vm::Access {
         timeout: Duration::from_secs(2),
         ..lab.access()
@@ -150,7 +150,7 @@ async fn user_data_without_its_directory_names_the_path() {
 }
 
 #[tokio::test]
-async fn a_reboot_is_asked_for_and_seen() {
+async fn a_reboot_is_requested_and_observed() {
     let lab = Lab::new();
     let vm = lab.start(11, REBOOTS).await;
     let vms = SshVms::new(lab.access());

@@ -1,5 +1,5 @@
-//! States that others wrote, by hand or by another program, on a real API server: read as they are meant, repaired, and never
-//! the reason why a VM that is in use is given to another pod.
+//! States that others wrote, by hand or by another program, on a real API server: read as intended, repaired, and
+//! never the reason why a VM in use is allocated to another pod.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod place;
@@ -14,7 +14,7 @@ use place::{Place, applicant, counts, until};
 use script::{ScriptedVms, settings};
 
 #[tokio::test]
-async fn states_that_others_wrote_by_hand() {
+async fn states_that_were_written_by_hand() {
     // allocated, available -> after recovery: available, in use, doubled, unparsed.
     let old = r#"{"allocationID":"old-1","ip":"192.168.1.10","nodeName":"other","podName":"old","allocatedAt":"2026-04-23T09:56:00Z"}"#;
     let pool = "192.168.1.10,192.168.1.11,192.168.1.12";
@@ -54,7 +54,7 @@ async fn states_that_others_wrote_by_hand() {
                 r#"{{"allocatedIPs":{{"old-1":{old},"twin":{{"allocationID":"twin","ip":"192.168.1.10"}},
                 "lost":{{"allocationID":"lost","ip":"-"}}}},"availableIPs":["192.168.1.10","192.168.1.12"],"version":5}}"#
             ),
-            // What the entry without an address may mean is held: .11 is mentioned nowhere.
+            // What the entry without an address may stand for is held: .11 is mentioned nowhere.
             (vec!["192.168.1.12"], 3, 1, 0),
         ),
         // Addresses and names as Go reads them too.
@@ -65,7 +65,7 @@ async fn states_that_others_wrote_by_hand() {
                 .into(),
             (vec!["10.9.0.3", "10.9.0.4"], 1, 0, 0),
         ),
-        // An empty document, and a ConfigMap that somebody made by hand.
+        // An empty document, and a ConfigMap that was created by hand.
         (
             pool,
             "{}".into(),
@@ -132,7 +132,7 @@ async fn the_table_of_the_recovery_rules() {
         .await;
     let status = fleet.status(None).await.unwrap().remove(0);
     assert_eq!((status.available, status.in_use, status.total), (2, 2, 4));
-    // An address that is no member is not free again when it is given back.
+    // An address that is no member is not free again when it is deallocated.
     fleet.deallocate(None, "b", false).await.unwrap();
     assert_eq!(
         place.document().await.available,
@@ -167,7 +167,7 @@ async fn an_unreadable_state_is_set_aside_and_frees_nothing_unproven() {
             .to_string(),
         "10.0.0.2"
     );
-    // What nobody knows about is freed as everything else is: given back, rebooted, seen up.
+    // An unknown VM is freed like every other one: deallocated, rebooted, seen up.
     fleet
         .deallocate(None, "unreadable-10.0.0.3", false)
         .await
@@ -176,7 +176,8 @@ async fn an_unreadable_state_is_set_aside_and_frees_nothing_unproven() {
     assert_eq!(vms.reboots("10.0.0.3"), 1);
 }
 
-/// Upstream's write: a stale copy under a fresh version. It erases this node's allocation and drops the fields of a quarantine.
+/// Upstream's write: a stale copy under a fresh version. It erases this node's allocation and drops the fields of a
+/// quarantine.
 #[tokio::test]
 async fn berth_15_10_what_another_program_erases_stays_held_and_is_restored() {
     let place = Place::new().await;
@@ -191,7 +192,7 @@ async fn berth_15_10_what_another_program_erases_stays_held_and_is_restored() {
     let before = place.document().await;
 
     place.overwrite(&stale).await;
-    // The address is lowest, free in the state, and not given.
+    // The address is the lowest and free in the state, but it is not allocated.
     let next = fleet.allocate(None, applicant("next")).await.unwrap();
     assert_eq!(next.ip.to_string(), "10.0.0.3");
     let error = fleet.allocate(None, applicant("more")).await.unwrap_err();
@@ -202,7 +203,7 @@ async fn berth_15_10_what_another_program_erases_stays_held_and_is_restored() {
     assert!(after.version > before.version, "it grows again");
     assert_eq!(fleet.by_id(None, "mine").await.unwrap(), mine);
 
-    // The same while nobody allocates: a look now and then restores it.
+    // The same without allocations: the periodic read restores it.
     place.overwrite(&stale).await;
     fleet.maintain().await.unwrap();
     assert_eq!(place.document().await.allocated.len(), 3);
@@ -214,7 +215,7 @@ async fn berth_15_10_what_another_program_erases_stays_held_and_is_restored() {
         "two, then three"
     );
 
-    // Only the fields: a VM that is not clean must not look as if it were in use.
+    // Only the fields: a VM that is not clean must not seem to be in use.
     let mut stripped = place.document().await;
     for entry in stripped.allocated.values_mut() {
         entry.others.clear();
@@ -259,7 +260,7 @@ async fn berth_15_12_a_state_that_breaks_under_a_running_agent_is_repaired_by_th
     );
     place.overwrite(&broken).await;
     let error = fleet.allocate(None, applicant("a")).await.unwrap_err();
-    // What the text lists as free is this node's own, and of the rest it says nothing.
+    // The free VMs of the text are this node's own, and it lists no others.
     assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
     let document = place.document().await;
     assert_eq!(document.allocated["mine"].ip, mine.ip.to_string());
@@ -292,7 +293,7 @@ async fn berth_15_12_a_state_that_breaks_under_a_running_agent_is_repaired_by_th
 
 /// IDs that no new allocation could have.
 #[tokio::test]
-async fn berth_15_11_odd_ids_of_old_can_be_deallocated() {
+async fn berth_15_11_old_ids_that_are_invalid_now_can_be_deallocated() {
     let place = Place::new().await;
     let odd = [
         "x".repeat(500),
@@ -375,7 +376,7 @@ async fn a_full_state_is_refused_before_it_is_written() {
     assert_eq!(place.data().await["filler"], before["filler"]);
 }
 
-/// An allocation leaves room for its own return.
+/// An allocation leaves room for its own quarantine.
 #[tokio::test]
 async fn berth_15_11_a_full_state_can_still_quarantine_what_it_holds() {
     let place = Place::new().await;
@@ -386,28 +387,28 @@ async fn berth_15_11_a_full_state_can_still_quarantine_what_it_holds() {
     let used: usize = place.data().await.values().map(String::len).sum();
     let filler = "x".repeat(1024 * 1024 - used - 12_000);
     place.fill(filler).await;
-    let mut given = Vec::new();
+    let mut allocated = Vec::new();
     let error = loop {
-        let id = format!("pod-{:020}", given.len());
+        let id = format!("pod-{:020}", allocated.len());
         match fleet.allocate(None, applicant(&id)).await {
-            Ok(_) => given.push(id),
+            Ok(_) => allocated.push(id),
             Err(error) => break error,
         }
     };
     assert!(error.to_string().contains("limit of 1048576"), "{error}");
-    assert!(!given.is_empty());
+    assert!(!allocated.is_empty());
     for n in 1..=99 {
         vms.ignore_reboots(&format!("10.0.0.{n}"));
     }
-    // All of them at once, and none gets clean meanwhile.
-    for id in &given {
+    // All of them at once, and none becomes clean meanwhile.
+    for id in &allocated {
         let returned = fleet.deallocate(None, id, false).await.unwrap();
         assert_eq!(returned, Returned::Quarantined);
     }
-    until(&fleet, (99 - given.len(), 0, given.len())).await;
+    until(&fleet, (99 - allocated.len(), 0, allocated.len())).await;
 }
 
-/// 0 is none: whoever meets another writer is told so.
+/// 0 is none: a conflict is returned to the caller.
 #[tokio::test]
 async fn berth_15_11_without_retries_a_conflict_is_the_answer() {
     let place = Place::new().await;
@@ -424,7 +425,7 @@ async fn berth_15_11_without_retries_a_conflict_is_the_answer() {
                 .await,
         );
     }
-    // Alone, nothing fails: also after others wrote.
+    // Without a concurrent writer nothing fails: also after others wrote.
     for (n, fleet) in fleets.iter().enumerate() {
         fleet
             .allocate(None, applicant(&format!("alone-{n}")))
@@ -453,7 +454,7 @@ async fn berth_15_11_without_retries_a_conflict_is_the_answer() {
     panic!("four writers never met in 50 rounds");
 }
 
-/// A restart resumes what was begun and takes nobody's VM; a boot of which nobody knows is shown.
+/// A restart resumes what was started and takes no pod's VM; an unknown boot is shown.
 #[tokio::test]
 async fn a_restart_takes_no_vm_from_a_running_pod() {
     let place = Place::new().await;
@@ -487,19 +488,19 @@ async fn a_restart_takes_no_vm_from_a_running_pod() {
 
 /// One entry that can't be parsed in a state that can be read: it is kept aside, counted, and frees nothing.
 #[tokio::test]
-async fn berth_15_12_a_single_entry_that_is_none_is_counted_and_kept() {
+async fn berth_15_12_a_single_unreadable_entry_is_counted_and_kept() {
     let place = Place::new().await;
     let env = [("VM_POOL_IPS", "10.0.0.1-10.0.0.3")];
     let vms: Arc<ScriptedVms> = Arc::default();
     let fleet = place.fleet(&settings(&env), vms).await;
     assert_eq!(place.counted("berth_vm_unparsed_total"), 0);
-    // .2 is mentioned nowhere: it may be what the entry means.
+    // .2 is mentioned nowhere: it may be what the entry stands for.
     let strange = r#"{"allocatedIPs":{"lost":{"allocationID":"lost","ip":"ten.zero"}},
         "availableIPs":["10.0.0.1","10.0.0.3"],"version":9}"#;
     place.overwrite(strange).await;
     for id in ["a", "b"] {
-        let given = fleet.allocate(None, applicant(id)).await.unwrap();
-        assert_ne!(given.ip.to_string(), "10.0.0.2");
+        let allocated = fleet.allocate(None, applicant(id)).await.unwrap();
+        assert_ne!(allocated.ip.to_string(), "10.0.0.2");
     }
     let error = fleet.allocate(None, applicant("c")).await.unwrap_err();
     assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
@@ -532,14 +533,14 @@ async fn a_pool_of_ipv6_addresses() {
         let vms: Arc<ScriptedVms> = Arc::default();
         let fleet = place.fleet(&settings(&env), vms).await;
         assert_eq!(counts(&fleet).await, (5, 1, 0), "{count}");
-        let mut given = std::collections::BTreeSet::new();
+        let mut allocated = std::collections::BTreeSet::new();
         for n in 0..5 {
             let id = format!("pod-{n}");
             let allocation = fleet.allocate(None, applicant(&id)).await.unwrap();
             assert_eq!(fleet.by_ip(allocation.ip).await.unwrap(), allocation);
-            assert!(given.insert(allocation.ip.to_string()));
+            assert!(allocated.insert(allocation.ip.to_string()));
         }
-        assert!(!given.contains("fd00::2"), "it is in use");
+        assert!(!allocated.contains("fd00::2"), "it is in use");
         let error = fleet.allocate(None, applicant("more")).await.unwrap_err();
         assert!(matches!(error, PoolError::Exhausted { .. }), "{error}");
         for n in 0..5 {

@@ -1,4 +1,4 @@
-//! The VM API on TCP against strangers: what they get without the token, and what they cost.
+//! The VM API on TCP and clients without the token: what they get, and what they cost.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod script;
@@ -74,7 +74,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn who_guesses_tokens_is_slowed_down_and_locks_nobody_out() {
+async fn guessing_tokens_is_slowed_down_and_locks_no_client_out() {
     let site = Site::new().await;
     let mut refused = Vec::new();
     for n in 0..30 {
@@ -97,21 +97,21 @@ async fn the_body_of_a_refused_request_is_not_waited_for() {
         .say("POST /v1/vms/allocations HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\nhalf")
         .await;
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
-    // Not what a body that was waited for is answered with.
+    // Not the error for a body that was waited for.
     assert!(!answer.contains("408"), "{answer}");
 }
 
 #[tokio::test]
 async fn a_body_that_does_not_end_is_cut_off() {
     let site = Site::new().await;
-    let began = Instant::now();
+    let started = Instant::now();
     let half = format!(
         "POST /v1/vms/allocations HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n\
          content-type: application/json\r\ncontent-length: 100\r\n\r\n{{\"allocationID\""
     );
     let answer = site.say(&half).await;
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
-    assert!(began.elapsed() < LIMIT);
+    assert!(started.elapsed() < LIMIT);
     assert_eq!(site.status(TOKEN).await, "200");
 }
 

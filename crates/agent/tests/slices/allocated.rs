@@ -1,4 +1,4 @@
-//! What pods were given, by whichever way: nobody what another has (I1).
+//! The addresses that pods got, in every mode: no address is allocated twice (I1).
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ impl Given {
     pub fn note(&mut self, ips: &[String], pod: &str) {
         for ip in ips {
             let twice = self.0.insert(bare(ip), pod.to_owned());
-            assert_eq!(twice, None, "{ip} is given to {pod} too");
+            assert_eq!(twice, None, "{ip} is allocated to {pod} too");
         }
     }
 
@@ -35,9 +35,9 @@ impl Given {
         self.note(&ips.unwrap(), pod);
     }
 
-    /// The first pod of a network: others have to make room for it, or a controller to assign its slices.
+    /// The first pod of a network: other modes have to make room, or a controller has to assign slices.
     pub async fn first(&mut self, machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) {
-        let ips = until("slices are given from", async || {
+        let ips = until("slices are allocated from", async || {
             let given = machine.try_add_in(world.namespace(), pod, ipam).await;
             given.map_err(|refused| format!("{refused:?}"))
         })
@@ -45,7 +45,7 @@ impl Given {
         self.note(&ips, pod);
     }
 
-    /// So many pods, or fewer when the node has no more.
+    /// So many pods, or fewer if the node has no more addresses.
     pub async fn fill(&mut self, machine: &Machine, world: &World<'_>, name: &str, ipam: &Value) {
         for n in 0..64 {
             let pod = format!("{name}-{n}");
@@ -58,7 +58,8 @@ impl Given {
             }
         }
     }
-    /// One node claims slices of a /25 by itself, five and more, so that some lie in what is assigned to another one after that.
+    /// One node claims slices of a /25 by itself, five and more, so that some lie in what is assigned to another node
+    /// after that.
     pub async fn claim_and_assign(
         &mut self,
         world: &World<'_>,

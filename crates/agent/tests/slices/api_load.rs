@@ -1,5 +1,5 @@
-//! Nodes and an API server that has too much to do: whoever needs a slice waits as it is told, and what nobody waits for
-//! stands back.
+//! Nodes and an overloaded API server: a node that needs a slice honours Retry-After, and background work is
+//! deferred.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ fn small(range: &str) -> Value {
     fast_cut(range, "/30")
 }
 
-/// Of a slice of four addresses, each of these pods but the last may get one: some of them need a second slice.
+/// Of a slice of four addresses, each of these pods except the last may get one: some of them need a second slice.
 const PODS: [&str; 4] = ["p0", "p1", "p2", "p3"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_waits_for_a_second_slice_while_the_api_server_says_later() {
+async fn a_pod_waits_for_a_second_slice_while_the_api_server_is_overloaded() {
     let site = Site::shared().await;
     let ipam = small("10.23.0.0/24");
     let node = Bare::idle(&site, "told-later", quick()).await;
@@ -62,7 +62,7 @@ async fn a_pod_waits_for_a_second_slice_while_the_api_server_says_later() {
     }
 }
 
-/// Kubelet calls again, and the pod's other networks may do without it.
+/// Kubelet retries, and the pod's other networks may not need it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_does_not_wait_for_a_second_slice_while_the_api_server_is_away() {
     let site = Site::shared().await;
@@ -94,7 +94,7 @@ async fn a_pod_does_not_wait_for_a_second_slice_while_the_api_server_is_away() {
     }
 }
 
-/// Settings that look at a range only when something calls for it.
+/// Settings that read a range only on request.
 fn seldom(publish_within: Duration) -> berth_slices::SliceSettings {
     berth_slices::SliceSettings {
         look: Duration::from_secs(600),
@@ -103,7 +103,7 @@ fn seldom(publish_within: Duration) -> berth_slices::SliceSettings {
     }
 }
 
-/// A node that feels claims of a second: ten minutes would be long enough to stand back by itself.
+/// A node whose claims take a second: ten minutes would be long enough to defer its publications.
 async fn slowed(site: &Site, name: &str, publish_within: Duration) -> Bare {
     let node = Bare::start(site, name, seldom(publish_within)).await;
     node.relay.rule(|asked| match is_claim(asked) {
@@ -113,7 +113,7 @@ async fn slowed(site: &Site, name: &str, publish_within: Duration) -> Bare {
     node
 }
 
-/// When the pool of a slice of that node was made.
+/// When the pool of a slice of that node was created.
 fn published_at(node: &Bare) -> Option<Instant> {
     let made = node.made("/ippools").into_iter();
     let mut views = made.filter(|(asked, _)| {
@@ -124,7 +124,7 @@ fn published_at(node: &Bare) -> Option<Instant> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publication_stands_back_while_claims_are_slow_and_no_longer_than_the_limit() {
+async fn a_publication_is_deferred_while_claims_are_slow_up_to_the_limit() {
     let site = Site::shared().await;
     let ipam = fast("10.25.0.0/24");
     let limit = Duration::from_secs(4);
@@ -134,31 +134,31 @@ async fn a_publication_stands_back_while_claims_are_slow_and_no_longer_than_the_
         given.insert(node.add(pod, &ipam).await, format!("ns/{pod}"));
     }
     let answered = node.made(CLAIMS)[0].0.at + Duration::from_secs(1);
-    // Without the limit it would be after a thousand claims: more than a quarter of an hour.
+    // Without the limit it would follow after a thousand claims: more than a quarter of an hour.
     site.shows("published", &given).await;
     let stood_back = published_at(&node).unwrap() - answered;
-    // Nodes are apart from each other by a quarter.
+    // Nodes differ from each other by a quarter.
     assert!(stood_back >= limit.mul_f64(0.75), "{stood_back:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publication_that_stands_back_is_made_before_the_end() {
+async fn a_deferred_publication_is_made_before_the_end() {
     let site = Site::shared().await;
     let ipam = fast("10.26.0.0/24");
     let node = slowed(&site, "ends", Duration::from_secs(600)).await;
     let given = BTreeMap::from([(node.add("p", &ipam).await, "ns/p".to_owned())]);
-    // Not to be waited for, but to be seen if it is made.
+    // Not to wait for it, but to notice if it is made.
     tokio::time::sleep(quick().gather * 10).await;
     assert_eq!(published_at(&node), None);
     node.stop().await;
     assert_eq!(site.published().await, given);
 }
 
-/// The API server refuses writes of pools and says for how long: the node asks again after that, with one request.
+/// The API server refuses writes of pools with a Retry-After: the node retries after that, with one request.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_24_a_publication_waits_as_long_as_retry_after_says() {
     let site = Site::shared().await;
-    // Two slices in use, so that a pass has a second one to go on with.
+    // Two slices in use, so that a pass has a second one to continue with.
     let ipam = small("10.27.0.0/24");
     let settings = berth_slices::SliceSettings {
         look: Duration::from_secs(600),

@@ -1,4 +1,4 @@
-//! Slices that a controller has assigned: here by hand, in the form that whereabouts' own writes.
+//! Slices that a controller has assigned: here by hand, in the format of whereabouts' own controller.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ fn entry(pod: &str) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_assigned_slice_is_given_from_and_published() {
+async fn an_assigned_slice_is_allocated_from_and_published() {
     let site = Site::shared().await;
     let slices = [
         ("node-1", "10.0.0.64/26"),
@@ -33,7 +33,7 @@ async fn an_assigned_slice_is_given_from_and_published() {
     let machine = Machine::start(&site, "node-1").await;
     let ipam = json!({ "range": "10.0.0.0/24", "network_name": "blue", "node_slice_size": "/26",
         "range_start": "10.0.0.65", "exclude": ["10.0.0.66/32"], "enable_overlapping_ranges": false });
-    // The mask is the range's. .67 was whereabouts', and stays its pod's.
+    // The mask is the range's. .67 was allocated by whereabouts, and stays its pod's.
     assert_eq!(machine.add("a", &ipam).await, "10.0.0.65/24");
     assert_eq!(machine.add("b", &ipam).await, "10.0.0.68/24");
     assert_eq!(machine.add("a", &ipam).await, "10.0.0.65/24");
@@ -58,9 +58,9 @@ async fn an_assigned_slice_is_given_from_and_published() {
     assert_eq!(machine.add("c", &ipam).await, "10.0.0.65/24");
 }
 
-/// The table had no row of the node, and the plugin panicked at the first ADD. Here it is told what it waits for.
+/// The table had no row of the node, and the plugin panicked at the first ADD. Here the error states what is missing.
 #[tokio::test(flavor = "multi_thread")]
-async fn whereabouts_518_a_node_without_a_slice_is_told_so_until_it_has_one() {
+async fn whereabouts_518_a_node_without_a_slice_refuses_until_it_has_one() {
     let site = Site::shared().await;
     site.assign("net", "10.1.0.0/24", "/30", &[("other", "10.1.0.0/30")])
         .await;
@@ -109,7 +109,7 @@ async fn a_new_epoch_ends_the_slice_and_pods_keep_what_they_have() {
         .await
         .unwrap();
     let mut n = 0;
-    until("the old slice is not given from", async || {
+    until("the old slice is not allocated from", async || {
         n += 1;
         let given = machine.add(&format!("p{n}"), &ipam).await;
         (given == "10.2.0.64/24").then_some(()).ok_or(given)
@@ -119,13 +119,13 @@ async fn a_new_epoch_ends_the_slice_and_pods_keep_what_they_have() {
     let given = machine.add("last", &ipam).await;
     assert_eq!(
         given, "10.2.0.65/24",
-        "what the old slice's pods free is not given again"
+        "what the old slice's pods free is not allocated again"
     );
 }
 
-/// The controller takes the slice back, looks once more, and finds the node there after all.
+/// The controller recalls the slice, reads once more, and finds that the node exists after all.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
+async fn a_recalled_slice_is_not_allocated_from_until_the_controller_keeps_it() {
     let site = Site::shared().await;
     site.assign(
         "net",
@@ -135,7 +135,7 @@ async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
     )
     .await;
     let mut settings = quick();
-    // Nothing but the watch tells of it in time.
+    // Only the watch reports it in time.
     settings.look = Duration::from_secs(600);
     settings.assign_wait = Duration::from_millis(200);
     let machine = Machine::start_with(&site, "recalled", settings).await;
@@ -152,8 +152,8 @@ async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
     };
     let epochs = r#"{"10.12.0.0/26":1}"#;
     annotate(json!(r#"["10.12.0.0/26"]"#), epochs).await;
-    gives_nothing(&machine, &ipam).await;
-    until("the node's readers are told", async || {
+    allocates_nothing(&machine, &ipam).await;
+    until("the node has an event", async || {
         let events = site.node_events("recalled").await;
         let lost = |(reason, message): &(String, String)| {
             reason == "SliceLost"
@@ -168,7 +168,7 @@ async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
     })
     .await;
     annotate(json!(null), epochs).await;
-    let given = until("given again", async || {
+    let given = until("allocated again", async || {
         machine
             .try_add("b", &ipam)
             .await
@@ -178,8 +178,8 @@ async fn a_recalled_slice_is_not_given_from_until_the_controller_keeps_it() {
     assert_ne!(given, ["10.12.0.1/24"]);
 }
 
-/// The same request, the same answer (I3), though its slice is not given from: neither while it is recalled, nor when the
-/// node has none at all, nor after a restart without the API server.
+/// The same request, the same answer (I3), although its slice is not allocated from: neither while it is recalled,
+/// nor when the node has none at all, nor after a restart without the API server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_gets_its_address_again_when_its_nodes_only_slice_is_lost() {
     let cluster = Cluster::start().await.unwrap();
@@ -187,7 +187,7 @@ async fn a_container_gets_its_address_again_when_its_nodes_only_slice_is_lost() 
     let slices = [("node-1", "10.17.0.0/26")];
     site.assign("net", "10.17.0.0/24", "/26", &slices).await;
     let mut settings = quick();
-    // Far more than what a repeat may take.
+    // Far more than a repeat may take.
     settings.assign_wait = Duration::from_secs(20);
     let mut machine = Machine::start_with(&site, "node-1", settings).await;
     let ipam = json!({ "range": "10.17.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
@@ -200,7 +200,7 @@ async fn a_container_gets_its_address_again_when_its_nodes_only_slice_is_lost() 
         pools.patch("net", &params, &patch).await.unwrap();
     };
     let lost = async |n: usize| {
-        until("the loss is told", async || {
+        until("the loss is reported", async || {
             let events = site.node_events("node-1").await;
             let lost = events.iter().filter(|(reason, _)| reason == "SliceLost");
             (lost.count() >= n)
@@ -214,10 +214,10 @@ async fn a_container_gets_its_address_again_when_its_nodes_only_slice_is_lost() 
     } } }))
     .await;
     lost(1).await;
-    let began = Instant::now();
+    let started = Instant::now();
     assert_eq!(machine.add("a", &ipam).await, "10.17.0.1/24");
     assert_eq!(machine.add("b", &ipam).await, "10.17.0.2/24");
-    assert!(began.elapsed() < Duration::from_secs(15), "{began:?}");
+    assert!(started.elapsed() < Duration::from_secs(15), "{started:?}");
     write(
         json!({ "metadata": { "annotations": { "berth.dev/recalled": null } },
         "status": { "allocations": [{ "nodeName": "other", "sliceRange": "10.17.0.0/26" }] } }),
@@ -229,7 +229,7 @@ async fn a_container_gets_its_address_again_when_its_nodes_only_slice_is_lost() 
     cluster.pause(Part::ApiServer).unwrap();
     machine.run().await;
     assert_eq!(machine.add("a", &ipam).await, "10.17.0.1/24");
-    // Who has given its address back, and who is new, has to wait for a slice.
+    // A pod that has released its address, and a new one, must wait for a slice.
     for pod in ["b", "new"] {
         let (code, why) = machine.try_add(pod, &ipam).await.unwrap_err();
         assert_eq!(code, 11, "{why}");
@@ -238,7 +238,7 @@ async fn a_container_gets_its_address_again_when_its_nodes_only_slice_is_lost() 
 
 /// Of a range with more slices than one object lists.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slice_on_a_further_page_is_found_and_taken_back_from_there() {
+async fn a_slice_on_a_further_page_is_found_and_reclaimed_from_there() {
     let site = Site::shared().await;
     site.assign("net", "10.0.0.0/8", "/24", &[("other", "10.0.0.0/24")])
         .await;
@@ -261,11 +261,11 @@ async fn a_slice_on_a_further_page_is_found_and_taken_back_from_there() {
         .patch("net--p1", &PatchParams::default(), &recalled)
         .await
         .unwrap();
-    gives_nothing(&machine, &ipam).await;
+    allocates_nothing(&machine, &ipam).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_node_object_nothing_is_given() {
+async fn without_a_node_object_nothing_is_allocated() {
     let site = Site::shared().await;
     site.assign(
         "net",
@@ -312,7 +312,7 @@ async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
     .await;
     assert_eq!(machine.get("/readyz").await.0, 200);
     cluster.pause(Part::ApiServer).unwrap();
-    // It serves: it is ready, and says what it can't do.
+    // It serves: it is ready, and reports what it can't do.
     until("ready, degraded", async || {
         let (status, said) = machine.get("/readyz").await;
         let told = said.contains("degraded") && said.contains("1 ranges");
@@ -329,11 +329,11 @@ async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
     let (code, why) = machine.try_add("checked", &checked).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
     assert!(why.contains("overlap"), "{why}");
-    // Where a controller has proved that there is no overlap, and the network wishes so, the reservation follows.
+    // If a controller has proved that there is no overlap, and the network allows it, the reservation follows.
     let later = json!({ "range": "10.3.0.0/24", "node_slice_size": "/26", "reserve_later": true });
     let given = machine.add("later", &later).await;
     machine.del("p19", &later).await;
-    // An agent that is restarted in the meantime serves from what this boot left.
+    // An agent that is restarted meanwhile serves from what was recorded in this boot.
     machine.stop().await;
     machine.run().await;
     assert_eq!(machine.add("p3", &ipam).await, "10.3.0.5/24");
@@ -356,10 +356,10 @@ async fn without_the_api_server_adds_and_dels_go_on_and_are_published_later() {
     .await;
 }
 
-/// Waits until the node's agent refuses new pods, and says that they may come back (11).
-async fn gives_nothing(machine: &Machine, ipam: &serde_json::Value) {
+/// Waits until the node's agent refuses new pods with error 11 (try again later).
+async fn allocates_nothing(machine: &Machine, ipam: &serde_json::Value) {
     let mut n = 0;
-    until("nothing is given", async || {
+    until("nothing is allocated", async || {
         n += 1;
         match machine.try_add(&format!("p{n}"), ipam).await {
             Err((11, _)) => Ok(()),

@@ -1,4 +1,4 @@
-//! Back to the plain pool from slices of which parts were lent, while their nodes are there and after they are gone.
+//! Back to the plain pool from slices of which parts were lent, while their nodes exist and after they are gone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::cni_call::{bare, fast_cut};
 use crate::test_node::{Machine, Site, quick, until};
 use crate::without_agent::{Bare, claim, sliced};
 
-/// Nothing is looked at unless something calls for it.
+/// Nothing is read unless something requests it.
 fn seldom() -> SliceSettings {
     SliceSettings {
         look: Duration::from_secs(600),
@@ -24,8 +24,8 @@ fn plain(whole: &str) -> Value {
     json!({ "range": whole, "enable_overlapping_ranges": false })
 }
 
-/// A controller leaves the claim of a node that is gone as nobody's, for a part of it was lent.
-async fn nobodys(site: &Site, whole: &str, part: &str, borrower: &str) {
+/// A controller leaves the claim of a node that is gone without a holder, because a part of it was lent.
+async fn without_holder(site: &Site, whole: &str, part: &str, borrower: &str) {
     sliced(site, whole, 28).await;
     let lent = json!([{ "range": part, "node": borrower }]);
     claim(site, whole, whole, "", 4, lent).await;
@@ -39,9 +39,9 @@ async fn shows_no_claim(site: &Site) {
     .await;
 }
 
-/// The lender keeps its claim while the borrower has its part, and hears when it has not.
+/// The lender keeps its claim while the borrower has its part, and is notified when the part is returned.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lenders_claim_goes_after_the_part_that_it_lent() {
+async fn a_lenders_claim_is_deleted_after_the_part_that_it_lent() {
     let site = Site::shared().await;
     let whole = "10.90.0.0/28";
     let lender = Machine::start_with(&site, "lender", seldom()).await;
@@ -62,20 +62,20 @@ async fn a_lenders_claim_goes_after_the_part_that_it_lent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_nodes_claim_goes_when_nobody_has_a_part_of_it() {
+async fn a_lost_nodes_claim_is_deleted_when_no_node_has_a_part_of_it() {
     let site = Site::shared().await;
     let whole = "10.91.0.0/28";
-    nobodys(&site, whole, "10.91.0.8/29", "gone-too").await;
+    without_holder(&site, whole, "10.91.0.8/29", "gone-too").await;
     let machine = Machine::start_with(&site, "alone", seldom()).await;
     machine.add("p", &plain(whole)).await;
     shows_no_claim(&site).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_nodes_claim_goes_after_the_part_that_it_lent() {
+async fn a_lost_nodes_claim_is_deleted_after_the_part_that_it_lent() {
     let site = Site::shared().await;
     let (whole, part) = ("10.92.0.0/28", "10.92.0.8/29");
-    nobodys(&site, whole, part, "lives").await;
+    without_holder(&site, whole, part, "lives").await;
     claim(&site, whole, part, "lives", 1, json!([])).await;
     let borrower = Machine::start_with(&site, "lives", seldom()).await;
     let other = Machine::start_with(&site, "asks", seldom()).await;
@@ -88,12 +88,13 @@ async fn a_lost_nodes_claim_goes_after_the_part_that_it_lent() {
     site.shows("all are in the plain pool", &given).await;
 }
 
-/// A node that was offered a part claims it while the range goes back: it finds that the offer is gone, and has nothing.
+/// A node that was offered a part claims it while the range returns to plain: it finds that the offer is gone, and
+/// holds nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_is_claimed_late_is_not_held() {
     let site = Site::shared().await;
     let (whole, part) = ("10.93.0.0/28", "10.93.0.8/29");
-    nobodys(&site, whole, part, "late-taker").await;
+    without_holder(&site, whole, part, "late-taker").await;
     let taker = Bare::idle(&site, "late-taker", seldom()).await;
     taker.relay.rule(|asked| {
         let name = asked.body["metadata"]["name"].as_str();
@@ -117,7 +118,8 @@ async fn a_part_that_is_claimed_late_is_not_held() {
     };
     let (late, given) = tokio::join!(taker.try_add("q", &ipam), on_its_way);
     match late {
-        // After the plain pool was back, the range is sliced again: by a slot that has what the plain pool gave.
+        // After the plain pool was back, the range is sliced again: by a slice that excludes what the plain pool
+        // allocated.
         Ok(address) => assert_ne!(address, bare(&given)),
         Err((code, why)) => assert_eq!(code, 11, "{why}"),
     }

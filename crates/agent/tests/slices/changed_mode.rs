@@ -1,4 +1,4 @@
-//! A network whose slices are of another kind than a moment ago, under an agent that runs.
+//! A network whose range changes its mode under a running agent.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::cni_call::without_size;
 use crate::test_node::{Machine, Site, quick, until};
 use crate::without_agent::take_claims;
 
-/// From claimed to assigned: what is assigned is watched from then on. Nobody looks by himself meanwhile.
+/// From claimed to assigned: what is assigned is watched from then on. There is no periodic read meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recall_is_heard_of_when_slices_were_claimed_before() {
+async fn a_recall_is_noticed_when_slices_were_claimed_before() {
     let site = Site::shared().await;
     let settings = SliceSettings {
         look: Duration::from_secs(3600),
@@ -35,7 +35,7 @@ async fn a_recall_is_heard_of_when_slices_were_claimed_before() {
     let tables = site.api::<NodeSlicePool>();
     let params = PatchParams::default();
     tables.patch("net", &params, &recalled).await.unwrap();
-    until("the recall is heard", async || {
+    until("the recall is noticed", async || {
         let events = site.node_events("turncoat").await;
         let mut told = events.iter().map(|(_, message)| message);
         let heard = told.any(|text| text.contains(slice) && text.contains("recalled"));

@@ -1,4 +1,4 @@
-//! What an agent is called with, and a network's configuration in it.
+//! The calls of an agent, with a network's configuration.
 
 use berth_cni::wire::Request;
 use berth_testkit::PodCall;
@@ -11,7 +11,7 @@ pub fn request(verb: &str, namespace: &str, pod: &str, container: &str, ipam: &V
         .request(ipam)
 }
 
-/// A network of slices that nodes claim by themselves, without a look at other networks.
+/// A network of slices that nodes claim by themselves, without overlap checks.
 pub fn fast(range: &str) -> Value {
     json!({ "range": range, "fast_ipam": true, "enable_overlapping_ranges": false })
 }

@@ -1,4 +1,4 @@
-//! Networks whose addresses cool down: a slice in which nothing is held and nothing cools down any more is as free as any.
+//! Networks whose addresses cool down: a slice in which nothing is held or cools down any more is free again.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn berth_15_13_a_slice_is_released_after_its_addresses_cooled_down() {
     assert_eq!(second.add("q", &ipam).await, address);
 }
 
-/// The only slice is another node's, which has nothing left in it but what has cooled down.
+/// The only slice is another node's, and everything in it has cooled down.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_13_what_cooled_down_is_lent() {
     let site = Site::shared().await;

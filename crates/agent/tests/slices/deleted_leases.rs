@@ -1,4 +1,4 @@
-//! Leases that somebody deleted while pods have addresses of their slices (I1).
+//! Leases that are deleted by hand while pods have addresses of their slices (I1).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -137,9 +137,9 @@ async fn the_namespace_of_the_leases_is_deleted_and_made_again() {
     }
 }
 
-/// Nobody looks by itself: the controller sees that a Lease is deleted, and calls its node.
+/// No periodic read: the controller notices that a Lease is deleted, and notifies its node.
 #[tokio::test(flavor = "multi_thread")]
-async fn berth_15_16_the_controller_calls_the_nodes_whose_leases_are_deleted() {
+async fn berth_15_16_the_controller_notifies_the_nodes_whose_leases_are_deleted() {
     let site = Site::shared().await;
     let world = World::start(&site).await;
     let ipam = fast_cut("10.158.0.0/26", "/29");
@@ -153,7 +153,7 @@ async fn berth_15_16_the_controller_calls_the_nodes_whose_leases_are_deleted() {
     }
     let holders = in_use(&site, &given).await;
     assert_eq!(holders.len(), 2, "{holders:?}");
-    // What is published protects a slice from those who claim before its node has heard of it.
+    // A published pool protects a slice from other claims before its node has noticed.
     let pods = given.all().iter();
     let pods = pods.map(|(address, pod)| (address.clone(), format!("ns/{pod}")));
     site.shows("published", &pods.collect()).await;
@@ -162,7 +162,7 @@ async fn berth_15_16_the_controller_calls_the_nodes_whose_leases_are_deleted() {
     world.stop().await;
 }
 
-/// With parts lent: the lender's claim stands again with its offers, the borrower's beside it.
+/// With parts lent: the lender's claim is restored with its offers, the borrower's beside it.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_16_leases_of_slices_and_their_parts_are_deleted() {
     let site = Site::shared().await;
@@ -194,9 +194,9 @@ async fn berth_15_16_leases_of_slices_and_their_parts_are_deleted() {
     }
 }
 
-/// There is no other slot: pods that hold addresses keep them, others get what is free.
+/// There is no other slice: pods that hold addresses keep them, others get what is free.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_only_slot_is_claimed_again() {
+async fn the_only_slice_is_claimed_again() {
     let site = Site::shared().await;
     let ipam = fast_cut("10.84.0.0/28", "/28");
     let machine = Machine::start(&site, "only-slot").await;
@@ -213,9 +213,9 @@ async fn the_only_slot_is_claimed_again() {
     assert!(events.is_empty(), "nothing was lost: {events:?}");
 }
 
-/// A fresh node claims the slot before its owner has heard that the Lease is gone.
+/// A new node claims the slice before its owner has noticed that the Lease is gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn berth_15_16_a_fresh_node_claims_before_the_owner_hears() {
+async fn berth_15_16_a_new_node_claims_before_the_owner_notices() {
     let site = Site::shared().await;
     let ipam = fast_cut("10.85.0.0/28", "/28");
     let mut settings = quick();

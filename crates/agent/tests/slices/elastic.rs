@@ -23,7 +23,7 @@ async fn three(site: &Site) -> Vec<Machine> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_claim_refill_and_give_back() {
+async fn nodes_claim_refill_and_return() {
     let site = Site::shared().await;
     let ipam = fast("10.5.0.0/24");
     let mut settings = quick();
@@ -62,7 +62,7 @@ async fn nodes_claim_refill_and_give_back() {
             machine.del(&format!("{}-{n}", machine.node), &ipam).await;
         }
     }
-    until("given back", async || {
+    until("returned", async || {
         let now = site.holders().await;
         now.is_empty().then_some(()).ok_or(format!("{now:?}"))
     })
@@ -95,7 +95,7 @@ async fn with_as_many_addresses_as_pods_every_pod_gets_one() {
         .await
         .unwrap_err();
     assert_eq!(code, 11, "{why}");
-    // What one node frees, another gets, whoever's slice it was cut from.
+    // What one node releases, another gets, whichever slice it was cut from.
     for n in (0..30).step_by(3) {
         machines[0].del(&format!("p{n}"), &ipam).await;
         given.retain(|_, pod| *pod != format!("ns/p{n}"));
@@ -143,7 +143,7 @@ async fn a_lost_ledger_is_rebuilt_from_what_is_published() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_that_is_gone_is_not_given_from() {
+async fn a_deleted_claim_is_not_allocated_from() {
     let site = Site::shared().await;
     let ipam = fast("10.8.0.0/24");
     let machine = Machine::start(&site, "node-a").await;
@@ -154,7 +154,7 @@ async fn a_claim_that_is_gone_is_not_given_from() {
         .delete(&name, &DeleteParams::default())
         .await
         .unwrap();
-    // Who takes a claim calls its node.
+    // A process that takes a claim notifies its node.
     site.create::<SliceCall>(json!({ "metadata": { "name": "node-a" }, "spec": { "call": "1" } }))
         .await;
     let mut n = 0;
@@ -173,8 +173,8 @@ async fn a_claim_that_is_gone_is_not_given_from() {
     );
 }
 
-/// A controller takes the claims of nodes that do not exist: under a name that no Node has nothing is claimed, and nothing that
-/// was claimed before taken up.
+/// A controller reclaims the claims of nodes that do not exist: under a name without a Node nothing is claimed, and
+/// no earlier claim is resumed.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_node_object_nothing_is_claimed() {
     let site = Site::shared().await;
@@ -197,8 +197,8 @@ async fn without_a_node_object_nothing_is_claimed() {
     machine.add("a", &fast_cut(left, "/28")).await;
 }
 
-/// What a controller leaves of a node that is gone while parts of its slice are others' (docs/decisions/0006-slices.md,
-/// "Loss").
+/// What a controller leaves of a node that is gone while other nodes have parts of its slice
+/// (docs/decisions/0006-slices.md, "Loss").
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_nodes_claim_is_taken_over_without_the_parts_that_are_others() {
     let site = Site::shared().await;
@@ -224,9 +224,9 @@ async fn a_lost_nodes_claim_is_taken_over_without_the_parts_that_are_others() {
     assert_eq!(code, 11, "{why}");
 }
 
-/// More addresses than could be taken out of use one by one.
+/// More addresses than could be set aside one by one.
 #[tokio::test(flavor = "multi_thread")]
-async fn large_slices_are_split_and_given_back() {
+async fn large_slices_are_split_and_returned() {
     let site = Site::shared().await;
     let mut settings = quick();
     settings.idle = Duration::from_millis(400);
@@ -258,7 +258,7 @@ async fn large_slices_are_split_and_given_back() {
         {
             machine.del(&format!("p{n}"), &ipam).await;
         }
-        until("given back", async || {
+        until("returned", async || {
             let now = site.holders().await;
             now.is_empty().then_some(()).ok_or(format!("{now:?}"))
         })
@@ -267,9 +267,9 @@ async fn large_slices_are_split_and_given_back() {
     }
 }
 
-/// A node labels the pool, a controller deletes it; taken again, the slice is published again.
+/// A node labels the pool, a controller deletes it; claimed again, the slice is published again.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_pool_of_a_slice_that_was_given_back_goes() {
+async fn the_pool_of_a_returned_slice_is_deleted() {
     let site = Site::shared().await;
     let world = World::start(&site).await;
     let mut settings = quick();

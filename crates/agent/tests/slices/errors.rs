@@ -9,13 +9,13 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// From now on every ERROR line is kept.
+/// Keeps every ERROR line from now on.
 pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Errors).unwrap());
 }
 
-/// Those that mention one of these words: other tests of this process have errors of their own.
+/// The lines that mention one of these words: other tests of this process have errors of their own.
 pub fn mentioning(words: &[&str]) -> Vec<String> {
     let lines = LINES.lock().unwrap();
     let has = |line: &&String| words.iter().any(|word| line.contains(word));

@@ -1,4 +1,4 @@
-//! A range in which nothing is left: how much is asked before that is said, and how often.
+//! An exhausted range: how many requests are made before the refusal, and how often.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,9 +22,9 @@ fn is_want(asked: &Asked) -> bool {
     asked.method == "PATCH" && asked.path.contains("/namespaces/berth-")
 }
 
-/// However many claims there are: some are asked, others by the next ADD.
+/// However many claims there are: some nodes are asked, others by the next ADD.
 #[tokio::test(flavor = "multi_thread")]
-async fn not_everybody_is_asked_by_one_add() {
+async fn one_add_asks_only_some_nodes() {
     let site = Site::shared().await;
     let whole = "10.100.0.0/25";
     sliced(&site, whole, 32).await;
@@ -54,9 +54,9 @@ async fn not_everybody_is_asked_by_one_add() {
     }
 }
 
-/// Every change wakes the keeper, which would have one more slice: it does not look for one at each.
+/// Every change wakes the maintenance task, which wants one more slice: it does not search for one at each.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_found_nothing_free_does_not_look_at_every_change() {
+async fn a_node_that_found_nothing_free_does_not_search_at_every_change() {
     let site = Site::shared().await;
     let whole = "10.101.0.0/27";
     sliced(&site, whole, 30).await;

@@ -12,7 +12,7 @@ fn assigned(range: &str) -> Value {
     json!({ "range": range, "node_slice_size": "/28", "enable_overlapping_ranges": false })
 }
 
-/// The agent has allocated and published nothing yet: the engine with another file refuses all the same.
+/// The agent has allocated but not published: the engine with another file refuses all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_15_another_file_is_refused_before_the_first_publication() {
     let site = Site::shared().await;

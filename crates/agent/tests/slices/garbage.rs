@@ -1,4 +1,5 @@
-//! Addresses of pods that are gone: their own node frees them in its ledger and publishes that; nobody else does.
+//! Addresses of pods that are gone: their own node releases them in its ledger and publishes that; no other process
+//! does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,14 +29,14 @@ async fn a_node_collects_its_own_slices_and_no_other_does() {
         let pod = serde_json::from_value(pod).unwrap();
         pods.create(&PostParams::default(), &pod).await.unwrap();
     }
-    // Published by a node that is not here: its ledger is its own, whatever its pods.
+    // Published by a node that does not run here: only that node releases them.
     site.create::<IPPool>(json!({
         "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
         "metadata": { "name": "node-2-10.4.0.64-26", "annotations": { "berth.dev/published-by": "node-2" } },
         "spec": { "range": "10.4.0.64/26", "allocations": { "5": { "id": "x", "podref": "ns/nobody", "ifname": "net1" } } },
     }))
     .await;
-    // Nobody's: an ordinary pool, which any agent sweeps.
+    // Without a node: an ordinary pool, which any agent sweeps.
     site.create::<IPPool>(json!({
         "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "kind": "IPPool",
         "metadata": { "name": "10.44.0.0-24" },

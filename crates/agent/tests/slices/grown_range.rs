@@ -1,4 +1,4 @@
-//! A range that grew: the same slice, of another range.
+//! A range that grew: the same slice is part of two ranges.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use serde_json::json;
 
 use crate::test_node::{Machine, Site, quick, until};
 
-/// Definitions are changed one after another: from the first ADD with the new range on, nothing is given by the old one, and
-/// what it gave is nobody else's, published or not.
+/// Definitions are changed one after another: from the first ADD with the new range on, nothing is allocated under
+/// the old one, and its addresses stay with their pods, published or not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slice_is_given_from_as_part_of_one_range() {
+async fn a_slice_is_allocated_from_as_part_of_one_range() {
     let site = Site::shared().await;
     let slices = [("grower", "10.90.0.0/26")];
     site.assign("net", "10.90.0.0/24", "/26", &slices).await;
@@ -38,7 +38,7 @@ async fn a_slice_is_given_from_as_part_of_one_range() {
     assert_eq!(machine.add("d", &new).await, "10.90.0.3/22");
 }
 
-/// A table tells what is taken away whatever range it is of.
+/// A table lists recalled slices for every range.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recall_counts_for_the_old_range_too() {
     let site = Site::shared().await;
@@ -57,7 +57,7 @@ async fn a_recall_counts_for_the_old_range_too() {
     let tables = site.api::<NodeSlicePool>();
     let params = PatchParams::default();
     tables.patch("net", &params, &recalled).await.unwrap();
-    until("the recall is heard", async || {
+    until("the recall is noticed", async || {
         let events = site.node_events("shrunk").await;
         let mut told = events.iter().map(|(_, message)| message);
         let heard = told.any(|text| text.contains(slice) && text.contains("recalled"));

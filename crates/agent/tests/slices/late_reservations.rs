@@ -1,10 +1,10 @@
-//! Reservations that follow an address which was given while the API server was away.
+//! Reservations that follow an address which was allocated while the API server was away.
 
 use std::time::Duration;
 
 use berth_api::whereabouts::OverlappingRangeIPReservation;
 use berth_core::{Handle, Owner, Record};
-use berth_ledger::{ClaimKind, Ledger};
+use berth_ledger::{ClaimKind, Records};
 use kube::api::DeleteParams;
 use serde_json::json;
 
@@ -14,10 +14,10 @@ use crate::without_agent::Bare;
 
 const RESERVATIONS: &str = "/overlappingrangeipreservations";
 
-/// An ADD that was refused has left its reservation on an address that another pod was given unchecked since; its DEL comes
-/// later. Until then the other's is tried now and then, and not at every look.
+/// A refused ADD has left its reservation on an address that was allocated unchecked to another pod since; its DEL
+/// comes later. Until then the other's reservation is tried now and then, and not at every pass.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
+async fn a_reservation_held_by_another_pod_is_tried_again_after_a_pause() {
     let site = Site::shared().await;
     let settings = berth_slices::SliceSettings {
         look: Duration::from_millis(100),
@@ -53,7 +53,7 @@ async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
         ours.then_some(()).ok_or(format!("{podref:?}"))
     })
     .await;
-    // The answer comes here a moment after the object is there.
+    // The answer arrives here a moment after the object exists.
     let tries = until("answered", async || {
         let tries = node.made(RESERVATIONS);
         match tries.iter().all(|(_, code)| code.is_some()) {
@@ -70,11 +70,11 @@ async fn a_reservation_that_another_has_is_tried_again_after_a_pause() {
     );
     for pair in tries.windows(2) {
         let pause = pair[1].0.at - pair[0].0.at;
-        // From the beginning of a try on, not from its answer.
+        // From the start of an attempt on, not from its answer.
         assert!(pause > Duration::from_secs(9), "{pause:?}");
     }
     until("the note goes", async || {
-        let mut notes = node.local.claims(ClaimKind::Slice).await.unwrap();
+        let mut notes = node.local.list(ClaimKind::Slice).await.unwrap();
         notes.retain(|(note, _)| note.name.contains(name));
         notes.is_empty().then_some(()).ok_or(format!("{notes:?}"))
     })

@@ -1,4 +1,4 @@
-//! Claims in a node's name that it may not hold: what a CREATE of before a crash has left.
+//! Claims in a node's name that it may not hold: left by a CREATE from before a crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use crate::cni_call::{bare, fast_cut};
 use crate::test_node::{Machine, Site, quick, until};
 use crate::without_agent::{Bare, claim};
 
-/// A CREATE that was sent before a crash arrives when the slice that the part was offered from is nobody's any more: who
-/// claims that slice has all of it.
+/// A CREATE that was sent before a crash arrives when the slice that the part was offered from has no holder any
+/// more: the node that claims that slice has all of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_of_nothing_is_not_taken_up() {
+async fn a_part_of_no_slice_is_not_adopted() {
     let site = Site::shared().await;
     let whole = "10.20.0.0/28";
     claim(&site, whole, "10.20.0.8/29", "late", 1, json!([])).await;
@@ -24,9 +24,9 @@ async fn a_part_of_nothing_is_not_taken_up() {
     assert_eq!(now, expected);
 }
 
-/// A CREATE of when the range was cut otherwise arrives late: others have slots in what it names.
+/// A CREATE from before the range was cut differently arrives late: other nodes have slices in it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_larger_than_the_cut_is_not_taken_up() {
+async fn a_claim_larger_than_the_cut_is_not_adopted() {
     let site = Site::shared().await;
     let whole = "10.23.0.0/27";
     let ipam = fast_cut(whole, "/28");
@@ -37,15 +37,18 @@ async fn a_claim_larger_than_the_cut_is_not_taken_up() {
     let mut given = BTreeSet::from([first]);
     for n in 0..15 {
         let address = bare(&machine.add(&format!("p{n}"), &ipam).await);
-        assert!(given.insert(address.clone()), "{address} is given twice");
+        assert!(
+            given.insert(address.clone()),
+            "{address} is allocated twice"
+        );
     }
     let now = site.holders().await;
     assert!(!now.contains_key(whole), "{now:?}");
 }
 
-/// It ends it; if somebody has written on it meanwhile, at the next look.
+/// The node deletes it; if another process has written it meanwhile, at the next pass.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_that_could_not_be_ended_is_looked_for_again() {
+async fn a_claim_that_could_not_be_deleted_is_tried_again() {
     let site = Site::shared().await;
     let whole = "10.36.0.0/27";
     let ipam = fast_cut(whole, "/28");

@@ -1,4 +1,5 @@
-//! A slice that is lost while an address of it is being given: after the front has looked, before the desk has committed.
+//! A slice that is lost while an address of it is being given: after the front has looked, before the desk has
+//! committed.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,7 +10,8 @@ use berth_api::claim::SliceClaim;
 use berth_core::{Address, Block, Change, Prefix, Record, Space};
 use berth_desk::DeskMetrics;
 use berth_ledger::{
-    Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Snapshot, Version,
+    DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, MemoryLedger, PoolKey,
+    Records, SharedRecordLedger, Snapshot, Version,
 };
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
@@ -38,7 +40,7 @@ enum Trap {
 /// its slice's claim is taken away, and the desk that tries again is held until the node has lost the slice.
 #[derive(Debug)]
 struct Node {
-    below: SharedLedger,
+    below: SharedRecordLedger,
     claims: Api<SliceClaim>,
     calls: Api<SliceCall>,
     name: String,
@@ -49,7 +51,7 @@ struct Node {
 }
 
 impl Node {
-    /// Whoever takes a claim calls its node.
+    /// Like every process that takes a claim, notifies its node.
     async fn take_claim(&self) {
         for claim in self.claims.list(&ListParams::default()).await.unwrap() {
             let name = claim.metadata.name.unwrap();
@@ -67,14 +69,14 @@ impl Node {
     async fn await_loss(&self) {
         let plain = berth_api::names::pool("", "", self.range);
         let holdings = PoolKey::of_network(format!("{}{plain}", sliced::HOLDINGS), self.range);
-        let began = Instant::now();
+        let started = Instant::now();
         loop {
             let now = self.below.load(&holdings).await.unwrap();
             let lost = |record: &Record| record.attribute("state") == Some("lost");
             if now.pool.records().any(|(_, record)| lost(record)) {
                 return;
             }
-            let patient = began.elapsed() < Duration::from_secs(60);
+            let patient = started.elapsed() < Duration::from_secs(60);
             assert!(patient, "the slice is not lost: {:?}", now.pool);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -82,7 +84,7 @@ impl Node {
 }
 
 #[async_trait]
-impl Layer for Node {
+impl DelegatingLedger for Node {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &*self.below
     }
@@ -102,7 +104,7 @@ impl Layer for Node {
         self.below.load(pool).await
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -126,18 +128,25 @@ impl Layer for Node {
             });
         }
         let below = &self.below;
-        below.commit_guarded(pool, base, changes, guard).await
+        below.commit(pool, base, changes, guard).await
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for Node {
+    fn records_below(&self) -> &dyn Records {
+        &*self.below
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_given() {
-    give_while_lost("racer", "10.21.0.0/24", None).await;
+async fn an_address_that_was_chosen_before_its_slice_was_lost_is_not_allocated() {
+    allocate_while_lost("racer", "10.21.0.0/24", None).await;
 }
 
-/// Neither while a network of the same range is called for that would not give that address.
+/// Nor while another network of the same range is requested that excludes that address.
 #[tokio::test(flavor = "multi_thread")]
-async fn nor_is_one_that_another_network_of_the_range_does_not_give() {
+async fn nor_is_one_that_another_network_of_the_range_excludes() {
     let range: Prefix = "10.89.0.0/24".parse().unwrap();
     let last: Address = "10.89.0.254".parse().unwrap();
     let narrow = Sliced {
@@ -151,10 +160,10 @@ async fn nor_is_one_that_another_network_of_the_range_does_not_give() {
         },
         checked: false,
     };
-    give_while_lost("racer-beside", "10.89.0.0/24", Some(narrow)).await;
+    allocate_while_lost("racer-beside", "10.89.0.0/24", Some(narrow)).await;
 }
 
-async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
+async fn allocate_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     let site = Site::shared().await;
     site.register(name).await;
     let node = Arc::new(Node {
@@ -169,7 +178,7 @@ async fn give_while_lost(name: &str, range: &str, beside: Option<Sliced>) {
     let stop = CancellationToken::new();
     let slices = Slices::new(Setup {
         connection: site.connect_as(name, 10).await.open().await.unwrap(),
-        local: Arc::clone(&node) as SharedLedger,
+        local: Arc::clone(&node) as SharedRecordLedger,
         database: "memory".into(),
         file: name.to_owned(),
         node: name.to_owned(),

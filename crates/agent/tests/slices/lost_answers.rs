@@ -19,10 +19,10 @@ fn is_of_view(asked: &Asked, node: &str) -> bool {
     name.starts_with(node)
 }
 
-/// A pod is published, the answer is lost, and the pod goes before the object can be looked at: its entry goes too, and is not
-/// held as somebody else's. So for the object's first entry, and for another one.
+/// A pod is published, the answer is lost, and the pod ends before the object can be read: its entry is removed too,
+/// and is not held as another node's. For the object's first entry, and for another one.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_published_without_an_answer_is_taken_off() {
+async fn what_was_published_without_an_answer_is_removed() {
     let site = Site::shared().await;
     let ipam = fast("10.35.0.0/24");
     let node = Bare::start(&site, "unanswered", quick()).await;
@@ -44,7 +44,7 @@ async fn what_was_published_without_an_answer_is_taken_off() {
             });
         let before = node.relay.seen().len();
         let address = node.add(goes, &ipam).await;
-        until("published, and looked for in vain", async || {
+        until("published, and read without success", async || {
             let mut seen = node.relay.seen();
             seen.drain(..before);
             seen.retain(|(asked, _)| is_of_view(asked, &node.name));
@@ -66,10 +66,10 @@ async fn what_was_published_without_an_answer_is_taken_off() {
     }
 }
 
-/// An address changes hands while nothing can be written: what the object still shows there is this node's of before, at
-/// whichever look.
+/// An address changes its pod while nothing can be written: the object's old entry is still recognised as this
+/// node's, at every read.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_could_not_be_replaced_is_not_taken_for_anothers() {
+async fn an_old_entry_that_could_not_be_replaced_is_recognised_as_own() {
     let site = Site::shared().await;
     let ipam = fast("10.36.0.0/24");
     let node = Bare::start(&site, "unchanged", quick()).await;
@@ -89,7 +89,7 @@ async fn what_could_not_be_replaced_is_not_taken_for_anothers() {
     let before = node.relay.seen().len();
     node.del("before", &ipam).await;
     assert_eq!(node.add("after", &ipam).await, address);
-    until("looked at after a write in vain", async || {
+    until("read after a failed write", async || {
         let mut seen = node.relay.seen();
         seen.drain(..before);
         seen.retain(|(asked, _)| is_of_view(asked, &node.name));

@@ -1,5 +1,5 @@
-//! Agents whose ledger was lost: what the cluster's objects and this node's pods say is held is held again before anything is
-//! asked, and goes with its pods.
+//! Agents whose ledger was lost: addresses in the cluster's objects and of this node's pods are held again before any
+//! request, and released with their pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::cni_call::{bare, fast_cut};
 use crate::test_node::{Machine, Site, quick, until};
 use crate::without_agent::{Bare, claim, sliced};
 
-/// A pod as an object; what it says of its addresses is what Multus has written there.
+/// A pod as an object; its addresses are in the annotation that Multus writes.
 pub async fn run_pod(site: &Site, name: &str, node: &str, addresses: &[&str]) {
     let status = json!([{ "name": "net", "interface": "net1", "ips": addresses }]).to_string();
     let pod = json!({ "metadata": { "name": name, "annotations": { "k8s.v1.cni.cncf.io/network-status": status } },
@@ -45,7 +45,7 @@ async fn shows(site: &Site, what: &str, expected: &BTreeMap<String, String>) {
     .await;
 }
 
-/// Two pods are given an address; the ledger is lost, and one of them goes meanwhile. Nothing is asked for but the other's end.
+/// Two pods get an address; the ledger is lost, and one of them ends meanwhile. The only request is the other's end.
 async fn comes_back(site: &Site, node: &str, ipam: &Value) {
     let mut machine = Machine::start(site, node).await;
     let mut given = BTreeMap::new();
@@ -95,9 +95,9 @@ async fn assigned_slices_are_kept_without_a_call() {
     comes_back(&site, "unknowing", &ipam).await;
 }
 
-/// Given, and not published when the ledger was lost: the pod's own word is enough.
+/// Allocated, but not published when the ledger was lost: the pod's annotation is enough.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_only_a_pod_says_that_it_has_is_not_given() {
+async fn an_address_that_only_a_pod_shows_is_not_allocated() {
     let site = Site::shared().await;
     let whole = "10.98.0.0/29";
     sliced(&site, whole, 29).await;
@@ -107,7 +107,7 @@ async fn what_only_a_pod_says_that_it_has_is_not_given() {
     let machine = Machine::start(&site, "trusting").await;
     let theirs = format!("{}/has", site.namespace);
     let mut given = BTreeMap::from([("10.98.0.3".to_owned(), theirs)]);
-    site.shows("it is published before anything is given", &given)
+    site.shows("it is published before anything is allocated", &given)
         .await;
     let ipam = fast_cut(whole, "/29");
     for n in 0..5 {
@@ -120,7 +120,7 @@ async fn what_only_a_pod_says_that_it_has_is_not_given() {
     assert_eq!(more.map_err(|(code, _)| code), Err(11));
 }
 
-/// The API server is away when the agent begins, and comes back.
+/// The API server is down when the agent starts, and comes back.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_could_not_be_read_at_the_start_is_read_later() {
     let site = Site::shared().await;
@@ -141,10 +141,10 @@ async fn what_could_not_be_read_at_the_start_is_read_later() {
     .await;
 }
 
-/// The range is on its way back to its plain pool when the agent begins without its ledger: what its pods have is in the plain
-/// pool before that gives.
+/// The range is on its way back to its plain pool when the agent starts without its ledger: its pods' addresses are
+/// in the plain pool before that allocates.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_pods_have_goes_back_to_the_plain_pool_without_a_ledger() {
+async fn pods_addresses_return_to_the_plain_pool_without_a_ledger() {
     let site = Site::shared().await;
     let whole = "10.94.0.0/29";
     let ipam = fast_cut(whole, "/29");
@@ -170,7 +170,7 @@ async fn what_pods_have_goes_back_to_the_plain_pool_without_a_ledger() {
     };
     let (_, ()) = tokio::join!(other.try_add("q0", &plain), begins);
     for pod in ["q0", "q1", "q2"] {
-        let address = until("the plain pool gives", async || {
+        let address = until("the plain pool allocates", async || {
             let got = other.try_add(pod, &plain).await;
             got.map(|got| bare(&got[0]))
                 .map_err(|refused| format!("{refused:?}"))

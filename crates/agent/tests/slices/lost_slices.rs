@@ -8,7 +8,7 @@ use crate::cni_call::{bare, fast};
 use crate::test_node::{Machine, Site, until};
 use crate::without_agent::take_claims;
 
-/// The pool of a lost slice stays until its last pod is gone; then the slice is as one that was given back.
+/// The pool of a lost slice stays until its last pod is gone; then it is like one of a returned slice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_slice_without_pods_is_forgotten() {
     let site = Site::shared().await;

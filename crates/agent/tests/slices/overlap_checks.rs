@@ -1,4 +1,4 @@
-//! Slices with overlap checks on: the reservation is the claim, for both families, with the API server and without it.
+//! Slices with overlap checks on: the reservation is the claim, for both families, with and without the API server.
 
 use std::collections::BTreeSet;
 
@@ -26,10 +26,10 @@ fn set(pairs: &[(&str, &str)]) -> BTreeSet<(String, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_families_are_reserved_and_an_address_that_another_network_has_is_passed_over() {
+async fn both_families_are_reserved_and_an_address_of_another_network_is_skipped() {
     let site = Site::shared().await;
     let machine = Machine::start(&site, "both").await;
-    // Whatever slice the node gets, its first two addresses are another network's.
+    // Whichever slice the node gets, its first two addresses are another network's.
     let ipam = json!({ "range": "10.17.0.0/28", "fast_ipam": true, "slice_size": "/28",
         "ipRanges": [{ "range": "fd00:17::/124" }] });
     for (name, pod) in [("10.17.0.1", "ns/foreign"), ("fd00-17--1", "ns/foreign")] {
@@ -63,7 +63,7 @@ async fn both_families_are_reserved_and_an_address_that_another_network_has_is_p
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn elastic_slices_without_the_api_server_say_that_the_check_can_not_be_made() {
+async fn elastic_slices_without_the_api_server_report_that_the_check_can_not_be_made() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     let proved = json!({
@@ -107,7 +107,7 @@ async fn elastic_slices_without_the_api_server_say_that_the_check_can_not_be_mad
             .ok_or(format!("{now:?}"))
     })
     .await;
-    // A proof that is withdrawn counts no more: the watch brings that.
+    // A withdrawn proof no longer counts: the watch reports that.
     maps.delete("berth-networks", &DeleteParams::default())
         .await
         .unwrap();

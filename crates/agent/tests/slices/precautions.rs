@@ -1,7 +1,8 @@
-//! Precautions that the model showed to be needed (docs/decisions/0006-slices.md, "The engine did less than the text"), each
-//! in the state in which it counts. Those of what was lost are in `hands`, that of a part of nothing in `leftovers`.
+//! Precautions that the model showed to be needed (docs/decisions/0006-slices.md, "The engine did less than the text"),
+//! each in the state in which it counts. Those of what was lost are in `hands`, that of a part of nothing in
+//! `leftovers`.
 //!
-//! The range is one slice, 10.x.0.0/27, of which 30 addresses can be given; a part of it was lent.
+//! The range is one slice, 10.x.0.0/27, with 30 usable addresses; a part of it was lent.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,7 +23,7 @@ fn lent(part: &str, node: &str) -> Value {
     json!([{ "range": part, "node": node }])
 }
 
-/// Nothing is looked at unless something calls for it.
+/// Nothing is read unless something requests it.
 fn seldom() -> SliceSettings {
     SliceSettings {
         look: Duration::from_secs(600),
@@ -31,7 +32,7 @@ fn seldom() -> SliceSettings {
     }
 }
 
-/// Gives so many pods an address: the last bytes of what they got.
+/// Allocates for so many pods; returns the last bytes of their addresses.
 async fn fill(node: &Bare, name: &str, count: u8, ipam: &Value) -> BTreeSet<u8> {
     let mut given = BTreeSet::new();
     for n in 0..count {
@@ -42,10 +43,10 @@ async fn fill(node: &Bare, name: &str, count: u8, ipam: &Value) -> BTreeSet<u8> 
     given
 }
 
-/// `EmptyFirst`: a node that has lent a part of a part takes over the slice around it. What it has lent is out of use at
-/// every moment, as what it was lent as: others give from it, and this node gives meanwhile.
+/// `EmptyFirst`: a node that has lent a part of a part takes over the slice around it. What it has lent is set aside
+/// at every moment, under the part that it was lent as: other nodes allocate from it while this node allocates.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_lent_stays_out_of_use_while_the_slice_around_it_is_taken_over() {
+async fn what_is_lent_stays_set_aside_while_the_slice_around_it_is_taken_over() {
     let site = Site::shared().await;
     let whole = "10.30.0.0/27";
     let (part, inner) = ("10.30.0.16/29", "10.30.0.20/30");
@@ -66,10 +67,10 @@ async fn what_is_lent_stays_out_of_use_while_the_slice_around_it_is_taken_over()
     assert_eq!(node.local.breaches(), [""; 0]);
 }
 
-/// The same with the slice inside: its lender, which gives from the slice around it, takes it over from a node that is lost and
-/// has lent a part of it.
+/// The same with the slice inside: its lender, which allocates from the slice around it, takes it over from a lost
+/// node that has lent a part of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_lent_stays_out_of_use_while_the_slice_it_is_of_is_taken_over() {
+async fn what_is_lent_stays_set_aside_while_its_own_slice_is_taken_over() {
     let site = Site::shared().await;
     let whole = "10.31.0.0/27";
     let (part, inner) = ("10.31.0.16/29", "10.31.0.20/30");
@@ -95,7 +96,7 @@ async fn what_is_lent_stays_out_of_use_while_the_slice_it_is_of_is_taken_over() 
     assert_eq!(node.local.breaches(), [""; 0]);
 }
 
-/// Last bytes of the addresses that are out of use as that part.
+/// Last bytes of the addresses that are set aside for that part.
 async fn last_bytes(node: &Bare, whole: &str, part: &str) -> BTreeSet<u8> {
     let rows = node
         .local
@@ -107,8 +108,9 @@ async fn last_bytes(node: &Bare, whole: &str, part: &str) -> BTreeSet<u8> {
     rows.map(|(address, _)| last(address.to_string())).collect()
 }
 
-/// `OfferAgain`: a part that was passed back is in use, and the node could not note that it holds it. Somebody asks for a
-/// part of the slice around it, in which nothing else is free: what is offered there already is not offered twice.
+/// `OfferAgain`: a part that was transferred back is in use, but the node could not record that it holds it. Another
+/// node requests a part of the slice around it, in which nothing else is free: a part that is already offered is not
+/// offered twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_came_back_and_is_not_held_yet_is_not_offered_again() {
     let site = Site::shared().await;
@@ -137,7 +139,7 @@ async fn a_part_that_came_back_and_is_not_held_yet_is_not_offered_again() {
     );
 }
 
-/// Answers a request for a part by passing it on, as its node does.
+/// Answers a request for a part by transferring it, as its node does.
 async fn pass_on(site: &Site, part: &str, taker: &str) {
     let claims = site.claim_api();
     let name = part.replace('/', "-");
@@ -150,10 +152,10 @@ async fn pass_on(site: &Site, part: &str, taker: &str) {
     amend(site, part, |claim| pass(claim, taker)).await;
 }
 
-/// `KeepShut`: an address that came back is about to be passed on: it is out of use in the slice around it, and its holding
-/// could not be removed. It is held, so it is given again.
+/// `KeepClosed`: an address that came back is about to be transferred: it is set aside in the slice around it, and
+/// its holding could not be removed. It is still held, so it is allocated again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slice_that_did_not_get_out_is_given_from_again() {
+async fn a_slice_that_could_not_be_transferred_is_allocated_from_again() {
     let site = Site::shared().await;
     let (whole, part) = ("10.33.0.0/27", "10.33.0.20/32");
     claim(&site, whole, whole, "keeper", 1, lent(part, "borrower")).await;
@@ -171,7 +173,7 @@ async fn a_slice_that_did_not_get_out_is_given_from_again() {
     assert_eq!(out, [("10.33.0.20".parse().unwrap(), part.to_owned())]);
     let all: BTreeSet<u8> = (11..31).collect();
     let mut given = fill(&node, "b", 19, &ipam(whole)).await;
-    let last = until("the last one is given", async || {
+    let last = until("the last one is allocated", async || {
         let last = node.try_add("last", &ipam(whole)).await;
         last.map_err(|refused| format!("{refused:?}"))
     })
@@ -180,10 +182,10 @@ async fn a_slice_that_did_not_get_out_is_given_from_again() {
     assert_eq!(given, all);
 }
 
-/// `OuterFirst`: a part of a part that came back was taken out of use, and the offer of it was never written. The slice
-/// around both still offers all of the part, to a node that is done with it: that says nothing about this one.
+/// `OuterFirst`: a part of a part that came back was set aside, and the offer of it was never written. The slice
+/// around both still offers all of the part, to a node that has returned it: that offer is irrelevant here.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_offer_that_was_never_made_is_looked_for_on_the_smallest_slice() {
+async fn an_offer_that_was_never_made_is_checked_on_the_smallest_slice() {
     let site = Site::shared().await;
     let (whole, part) = ("10.34.0.0/27", "10.34.0.16/29");
     claim(&site, whole, whole, "inner", 1, lent(part, "borrower")).await;

@@ -1,14 +1,14 @@
-//! A node whose agent is away, or about to come: each call is a process of its own, and all of them have one file.
+//! A node whose agent is down, or about to start: each call is a process of its own, and all of them share one file.
 
 use crate::allocated::Given;
 use crate::cni_call::fast_cut;
 use crate::test_node::{Machine, Site};
 
-/// Pods that start at once, more than one slice has room for.
+/// Pods that start at once, more than fit into one slice.
 const PODS: usize = 12;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_without_an_agent_get_addresses_at_once_and_while_one_begins() {
+async fn calls_without_an_agent_get_addresses_at_once_and_while_one_starts() {
     let site = Site::shared().await;
     let mut machine = Machine::start(&site, "processes").await;
     machine.stop().await;

@@ -1,4 +1,4 @@
-//! What one network gives of a range is not what another gives of it, nor what one of its ranges gives what the next one does.
+//! Two networks of one range, and two ranges of one network, each have their own limits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,9 +16,9 @@ fn between(ipam: &Value, first: &str, last: &str) -> Value {
     ipam
 }
 
-/// A slot is claimed for the range that needs one: of four that the first could give from, one.
+/// A slice is claimed for the range that needs one: of four that fit the first range, one.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_ranges_of_one_cidr_get_a_slot_each() {
+async fn two_ranges_of_one_cidr_get_a_slice_each() {
     let site = Site::shared().await;
     let whole = "10.81.0.0/24";
     let mut ipam = between(&fast_cut(whole, "/28"), "10.81.0.1", "10.81.0.63");
@@ -40,17 +40,17 @@ async fn two_ranges_of_one_cidr_get_a_slot_each() {
     }
     let slots = site.holders().await;
     assert_eq!(slots.len(), 2, "{slots:?}");
-    // The second one is full: no slot of the first one's makes up for that.
+    // The second one is full: no slice of the first one helps.
     let (code, why) = machine.try_add("one-too-many", &ipam).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
     let slots = site.holders().await;
     assert_eq!(slots.len(), 2, "{slots:?}");
 }
 
-/// A network with narrow limits takes over a slice of which a part is another's: a network of the same range without them gives
-/// nothing of that part either.
+/// A network with narrow limits takes over a slice of which a part is another node's: a network of the same range
+/// without limits allocates nothing of that part either.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_that_is_anothers_is_so_for_every_network_of_the_range() {
+async fn a_part_of_another_node_is_excluded_for_every_network_of_the_range() {
     let site = Site::shared().await;
     let (whole, part) = ("10.82.0.0/28", "10.82.0.8/29");
     let lent = json!([{ "range": part, "node": "other" }]);
@@ -71,9 +71,9 @@ async fn a_part_that_is_anothers_is_so_for_every_network_of_the_range() {
     assert_eq!(code, 11, "{why}");
 }
 
-/// An address that one network gives by choice is asked for by name through another one, which does not.
+/// An address that one network would allocate is requested by name through another one, which excludes it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_any_network_gives_by_choice_is_named_only_where_its_slice_is() {
+async fn a_named_address_is_allocated_only_by_the_node_with_its_slice() {
     let site = Site::shared().await;
     let whole = "10.83.0.0/24";
     let wide = fast_cut(whole, "/28");

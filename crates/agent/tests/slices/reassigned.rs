@@ -1,4 +1,4 @@
-//! Slices that come back to the node that they were cut from, and single addresses that go from hand to hand.
+//! Slices that return to the node that they were cut from, and single addresses that are transferred back and forth.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -14,15 +14,15 @@ use crate::cni_call::{bare, fast_cut};
 use crate::test_node::{Machine, Site, quick, until};
 use crate::without_agent::{amend, claim, pass};
 
-/// All claims, to be read by a person.
+/// All claims, for the message of a failure.
 async fn claims_of(site: &Site) -> String {
     let claims = site.claims().await.into_iter();
     let specs = claims.map(|one| format!("{:?}", one.spec));
     specs.collect::<Vec<_>>().join("\n")
 }
 
-/// A node has lent the first address of its slice, and the borrower has passed it on to it: the part begins where the
-/// slice begins, and both are held.
+/// A node has lent the first address of its slice, and the borrower has transferred it back: the part starts where
+/// the slice starts, and both are held.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_came_back_is_held_beside_what_it_was_cut_from() {
     let site = Site::shared().await;
@@ -52,9 +52,9 @@ async fn a_part_that_came_back_is_held_beside_what_it_was_cut_from() {
     assert_eq!(code, 11, "{why}");
 }
 
-/// The first who slices a range decides how it is cut, whatever others would have it.
+/// The first node that slices a range decides its slice size, regardless of other nodes' settings.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_range_is_cut_by_its_mark() {
+async fn a_range_is_cut_as_its_annotation_says() {
     let site = Site::shared().await;
     let ipam = |size: &str| fast_cut("10.24.0.0/26", size);
     for (node, size) in [("cut-a", "/28"), ("cut-b", "/27"), ("cut-c", "/29")] {
@@ -69,10 +69,10 @@ async fn a_range_is_cut_by_its_mark() {
     assert_eq!((now.len(), sizes), (3, BTreeSet::from(["28"])), "{now:?}");
 }
 
-/// A node had borrowed an address of a part, and lost it; then it inherits the slice that the part was cut from: the
-/// address is the borrower's of that part, like the rest of it.
+/// A node had borrowed an address of a part, and lost it; then it takes over the slice that the part was cut from:
+/// the address still belongs to the part's borrower.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_lost_is_not_given_as_of_what_is_inherited() {
+async fn a_lost_part_is_not_allocated_as_part_of_a_slice_taken_over() {
     let site = Site::shared().await;
     let whole = "10.22.0.0/28";
     let half = json!([{ "range": "10.22.0.8/29", "node": "other" }]);
@@ -107,10 +107,10 @@ async fn what_was_lost_is_not_given_as_of_what_is_inherited() {
     assert_eq!(more.map_err(|(code, _)| code), Err(11));
 }
 
-/// A node passes its slices on before it has published that their pods are gone: nothing that is gone is shown, nor held
-/// when a slice comes back.
+/// A node transfers its slices before it has published that their pods are gone: entries of ended pods are neither
+/// shown, nor held when a slice comes back.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_freed_last_is_not_held_when_its_slice_comes_back() {
+async fn addresses_released_last_are_not_held_when_their_slice_comes_back() {
     let site = Site::shared().await;
     let mut slow = quick();
     slow.gather = Duration::from_secs(5);
@@ -144,9 +144,9 @@ async fn what_was_freed_last_is_not_held_when_its_slice_comes_back() {
     }
 }
 
-/// A node passes a slice on to one that asked, and waits no more: it hears of it, and has it.
+/// A node transfers a slice to one that requested it and has stopped waiting: it is notified, and holds it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_passed_on_late_is_heard_of() {
+async fn a_late_transfer_is_noticed() {
     let site = Site::shared().await;
     let whole = "10.26.0.0/30";
     let settings = SliceSettings {
@@ -173,10 +173,10 @@ async fn what_is_passed_on_late_is_heard_of() {
     assert_eq!(bare(&machine.add("p", &ipam).await), "10.26.0.1");
 }
 
-/// Pods of three nodes come and go where there are fewer addresses than they ask for: parts are lent, passed on and
-/// borrowed back, and at no time two pods have one address.
+/// Pods of three nodes start and end where there are fewer addresses than they request: parts are lent, transferred
+/// and borrowed back, and at no time two pods have one address.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_goes_from_hand_to_hand_is_given_once() {
+async fn an_address_that_is_transferred_repeatedly_has_one_owner() {
     let site = Site::shared().await;
     let mut settings = quick();
     settings.idle = Duration::from_millis(500);
@@ -209,7 +209,7 @@ async fn an_address_that_goes_from_hand_to_hand_is_given_once() {
     join_all(workers).await;
     let times = times.into_inner().unwrap();
     assert!(times > 6, "{times} pods got an address");
-    // Nothing is lost on the way: one node gets all of them.
+    // Nothing leaks on the way: one node gets all of them.
     for n in 0..6 {
         let pod = format!("last-{n}");
         until("every address is to be had", async || {

@@ -1,4 +1,5 @@
-//! Nodes that are gone, or only said to be, and come back with what they had (I8): a real controller takes their slices.
+//! Nodes that are gone, or only reported as gone, and return with what they had (I8): a real controller reclaims
+//! their slices.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -15,7 +16,7 @@ use crate::cni_call::{bare, fast_cut};
 use crate::test_cluster::World;
 use crate::test_node::{Machine, Site, quick, until};
 
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 async fn delete_node(site: &Site, node: &str) {
     let nodes: Api<Node> = Api::all(site.client.clone());
@@ -24,7 +25,7 @@ async fn delete_node(site: &Site, node: &str) {
 
 /// An address, as soon as the node has a slice.
 async fn given(machine: &Machine, pod: &str, ipam: &Value) -> String {
-    until("an address is given", async || {
+    until("an address is allocated", async || {
         let given = machine.try_add(pod, ipam).await;
         given
             .map(|given| bare(&given[0]))
@@ -33,11 +34,11 @@ async fn given(machine: &Machine, pod: &str, ipam: &Value) -> String {
     .await
 }
 
-/// A node came back under its name between the controller's look and the cleaning, which freed what the node had taken meanwhile.
-/// Here a Node is deleted whose agent runs on, and its kubelet registers it again after the controller's look: the agent has
-/// heard of the recall by then, and goes on after it has written on its claim.
+/// A node returned under its name between the controller's read and the cleanup, which freed what the node had
+/// allocated meanwhile. Here a Node is deleted whose agent keeps running, and its kubelet registers it again after
+/// the controller's read: the agent has noticed the recall by then, and continues after it has written its claim.
 #[tokio::test(flavor = "multi_thread")]
-async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_an_agent_that_lives() {
+async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_a_running_agent() {
     let site = Site::shared().await;
     // The pause after a recall is half of it.
     let world = World::start_with(&site, Duration::from_secs(8)).await;
@@ -51,18 +52,18 @@ async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_an_agent_t
     let claim = async || claims.get_opt("10.40.0.0-28").await.unwrap();
     let version = claim().await.unwrap().metadata.resource_version.unwrap();
     let only = WatchParams::default().fields("metadata.name=10.40.0.0-28");
-    // A watch shows every state in its order: however slow this machine is, the recall is seen.
+    // A watch shows every state in order: however slow this machine is, the recall is noticed.
     let mut states = pin!(claims.watch(&only, &version).await.unwrap());
     delete_node(&site, "deleted-alive").await;
     loop {
-        let next = tokio::time::timeout(PATIENCE, states.next());
+        let next = tokio::time::timeout(TIMEOUT, states.next());
         match next.await.expect("never recalled").unwrap().unwrap() {
             WatchEvent::Added(now) | WatchEvent::Modified(now) if now.spec.recalled => break,
             WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Bookmark(_) => {}
             other => panic!("taken with no recall: {other:?}"),
         }
     }
-    until("the agent has heard of it", async || {
+    until("the agent has noticed it", async || {
         let held = machine.slices_held("10.40.0.0-28").await;
         (held == 0).then_some(()).ok_or(format!("{held}"))
     })
@@ -77,8 +78,8 @@ async fn calico_3589_6244_a_claim_is_recalled_before_it_is_taken_from_an_agent_t
     world.stop().await;
 }
 
-/// The same, and the controller has taken the claim: while its Node is not there the agent claims nothing, though it knew
-/// the Node when it began.
+/// The same, after the controller has reclaimed the claim: while its Node does not exist the agent claims nothing,
+/// although it knew the Node when it started.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_19_an_agent_whose_node_was_deleted_claims_nothing() {
     let site = Site::shared().await;
@@ -105,9 +106,9 @@ async fn berth_15_19_an_agent_whose_node_was_deleted_claims_nothing() {
     world.stop().await;
 }
 
-/// The node was lost, its claim taken back and claimed by another; it returns with its old disk.
+/// The node was lost, its claim reclaimed and claimed by another; it returns with its old disk.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_returns_with_its_old_disk_gives_nothing_of_what_it_claimed() {
+async fn a_node_that_returns_with_its_old_disk_allocates_nothing_of_what_it_claimed() {
     let site = Site::shared().await;
     let world = World::start(&site).await;
     let ipam = fast_cut("10.41.0.0/30", "/30");
@@ -127,7 +128,7 @@ async fn a_node_that_returns_with_its_old_disk_gives_nothing_of_what_it_claimed(
 
 /// The same with a slice that the controller has assigned, and assigns to another.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_returns_with_its_old_disk_gives_nothing_of_what_it_was_assigned() {
+async fn a_node_that_returns_with_its_old_disk_allocates_nothing_of_what_it_was_assigned() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     let world = World::start(&site).await;
@@ -148,8 +149,8 @@ async fn a_node_that_returns_with_its_old_disk_gives_nothing_of_what_it_was_assi
     world.stop().await;
 }
 
-/// Neither a new pod nor the one of before, made again under its name, gets an address of the lost slice, and what was
-/// before goes without harm.
+/// Neither a new pod nor the earlier one, recreated under its name, gets an address of the lost slice, and the DEL of
+/// the earlier one does no harm.
 async fn returns(site: &Site, old: &Machine, new: &Machine, ipam: &Value, first: &str) {
     for pod in ["new-pod", "web-0"] {
         let answer = old.call("ADD", pod, "container-of-now", ipam).await;

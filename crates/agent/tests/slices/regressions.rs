@@ -1,4 +1,5 @@
-//! Failures that others had with blocks of addresses, under the names of their issues; docs/regressions.md lists all of them.
+//! Failures that others had with blocks of addresses, under the names of their issues; docs/regressions.md lists all of
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +13,11 @@ use crate::cni_call::{bare, fast_cut};
 use crate::test_cluster::World;
 use crate::test_node::{Machine, Site, until};
 
-/// What the node had was compared with another view of it, which was old and had as many addresses; what was missing there was
-/// given up while pods had it, and given again. Here what is published is a view: the node's own file says who has what.
+/// A node's list of addresses was compared with another view of it, which was outdated and had as many addresses;
+/// what was missing there was released while pods had it, and allocated again. Here what is published is a view: the
+/// node's own file is the truth.
 #[tokio::test(flavor = "multi_thread")]
-async fn aws_3019_a_view_that_is_old_frees_nothing_that_is_in_use() {
+async fn aws_3019_an_outdated_view_releases_nothing_that_is_in_use() {
     let site = Site::shared().await;
     let whole = "10.110.0.0/29";
     let ipam = fast_cut(whole, "/29");
@@ -42,7 +44,7 @@ async fn aws_3019_a_view_that_is_old_frees_nothing_that_is_in_use() {
         let address = bare(&machine.add(pod, &ipam).await);
         let twice = given.insert(address.clone(), format!("ns/{pod}"));
         assert_eq!(twice, None, "{address}");
-        // An agent that begins has nothing but its file and that view.
+        // An agent that starts has nothing but its file and that view.
         machine.stop().await;
         grow_old().await;
         machine.run().await;
@@ -58,10 +60,10 @@ async fn aws_3019_a_view_that_is_old_frees_nothing_that_is_in_use() {
     .await;
 }
 
-/// The agent began anew, DEL was the first that it was asked, and it did not know the pod yet. Here a node's slices are open
-/// before its socket is, and what is freed then is published.
+/// The agent was restarted, DEL was its first call, and it did not know the pod yet. Here a node's slices are open
+/// before its socket is, and a release is published.
 #[tokio::test(flavor = "multi_thread")]
-async fn antrea_3384_an_agent_that_begins_frees_what_its_slices_gave() {
+async fn antrea_3384_an_agent_that_starts_releases_addresses_of_its_slices() {
     let site = Site::shared().await;
     let ipam = fast_cut("10.111.0.0/28", "/28");
     let mut machine = Machine::start(&site, "begins").await;
@@ -79,8 +81,8 @@ async fn antrea_3384_an_agent_that_begins_frees_what_its_slices_gave() {
     assert_eq!(machine.add("next", ipam).await, "10.111.0.1/28");
 }
 
-/// A hundred pods of eight networks on three nodes, each with a /26 of a /24 of each: half of the pods never started. Here all
-/// of them do, at once, and each has an address of every network.
+/// A hundred pods of eight networks on three nodes, each with a /26 of a /24 of each: half of the pods never started.
+/// Here all of them do, at once, and each has an address of every network.
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_558_a_hundred_pods_of_eight_sliced_networks() {
     let cluster = Cluster::start().await.unwrap();
@@ -99,14 +101,14 @@ async fn whereabouts_558_a_hundred_pods_of_eight_sliced_networks() {
     for node in ["one", "two", "three"] {
         machines.push(Machine::start(&site, node).await);
     }
-    // As the runtime does it: network after network, each until it is given.
+    // As the runtime does it: network after network, each until it succeeds.
     let starts = (0..100).map(|n| {
         let (machine, networks) = (&machines[n % 3], &networks);
         async move {
             let pod = format!("p{n}");
             let mut given = Vec::new();
             for ipam in networks {
-                let address = until("an address is given", async || {
+                let address = until("an address is allocated", async || {
                     let got = machine.try_add(&pod, ipam).await;
                     got.map_err(|refused| format!("{refused:?}"))
                 });

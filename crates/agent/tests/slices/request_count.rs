@@ -1,4 +1,4 @@
-//! What a first ADD from claimed slices asks of the API server, by that server's own count.
+//! The API requests of a first ADD from claimed slices, by the server's own count.
 
 use std::time::Duration;
 
@@ -25,9 +25,10 @@ async fn count(site: &Site, verb: &str, resource: &str) -> u64 {
         .sum()
 }
 
-/// Thousands of nodes do it at once. That slices give without reservations is said and seen in the same requests.
+/// Thousands of nodes do it at once. That slices allocate without reservations is written and read in the same
+/// requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_add_is_one_claim_and_one_look() {
+async fn a_first_add_is_one_claim_and_one_read() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     // Nothing is published or compared meanwhile.
@@ -59,7 +60,7 @@ async fn a_first_add_is_one_claim_and_one_look() {
         second.add("second", &ipam).await;
         let after = now().await;
         let made: Vec<u64> = after.iter().zip(before).map(|(n, m)| n - m).collect();
-        // The look at the plain pool, the claim.
+        // The read of the plain pool, and the claim.
         assert_eq!(made, [1, 0, 0, 1, 0], "checks: {checked}");
         let before = now().await;
         second.add("more", &ipam).await;

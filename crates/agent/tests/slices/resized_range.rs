@@ -1,5 +1,5 @@
-//! A network whose range is made wider, or narrower, while slices of the range that it had are held: the two are cut apart from
-//! each other, and a slice of one may lie over slices of the other.
+//! A network whose range becomes wider or narrower while slices of the old range are held: the two are cut
+//! independently, and a slice of one may overlap slices of the other.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn a_wider_range_waits_for_the_slices_of_the_narrower() {
     settings.look = Duration::from_millis(300);
     let before = Machine::start_with(&site, "narrow-range", settings.clone()).await;
     let after = Machine::start_with(&site, "wide-range", settings).await;
-    // Two slots of the wider range, the first of which is all of the narrower one.
+    // Two slices of the wider range, the first of which is all of the narrower one.
     let narrow = fast_cut("10.102.0.0/24", "/28");
     let wide = fast_cut("10.102.0.0/23", "/24");
     let held = bare(&before.add("p", &narrow).await);
@@ -31,7 +31,7 @@ async fn a_wider_range_waits_for_the_slices_of_the_narrower() {
     let now = site.holders().await;
     assert!(now.values().all(|node| node == "narrow-range"), "{now:?}");
     before.del("p", &narrow).await;
-    until("the slices of before are given back", async || {
+    until("the old slices are returned", async || {
         let got = after.try_add("q", &wide).await;
         got.map(|_| ()).map_err(|refused| format!("{refused:?}"))
     })
@@ -41,10 +41,10 @@ async fn a_wider_range_waits_for_the_slices_of_the_narrower() {
     assert_eq!(code, 11, "{held}: {why}");
 }
 
-/// All slots are others', whose nodes are about to mark the range: one that has claimed nothing does not, for it would look for
-/// claims of other ranges before any of its own could be seen by those.
+/// All slices are other nodes', which are about to annotate the range: a node without a claim does not, because it
+/// would check for claims of other ranges before those could see its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_finds_no_slot_to_claim_marks_nothing() {
+async fn a_node_that_finds_no_free_slice_annotates_nothing() {
     let site = Site::shared().await;
     let whole = "10.122.0.0/30";
     for n in 0..2 {
@@ -59,9 +59,9 @@ async fn who_finds_no_slot_to_claim_marks_nothing() {
     assert_eq!(site.entries("10.122.0.0-30").await, None, "it is marked");
 }
 
-/// Where every address has a reservation, that keeps them apart.
+/// If every address has a reservation, that prevents duplicates.
 #[tokio::test(flavor = "multi_thread")]
-async fn with_overlap_checks_a_wider_range_waits_for_nobody() {
+async fn with_overlap_checks_a_wider_range_does_not_wait() {
     let site = Site::shared().await;
     let before = Machine::start(&site, "narrow-checked").await;
     let after = Machine::start(&site, "wide-checked").await;

@@ -1,4 +1,4 @@
-//! Agents whose file is older than what they have allocated: a copy that was put back, by hand or with a disk (I1).
+//! Agents whose file is older than what they have allocated: a restored copy of the file or of its disk (I1).
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ async fn end(site: &Site, machine: &Machine, pod: &str, ipam: &Value) {
     site.api::<Pod>().delete(pod, &at_once).await.unwrap();
 }
 
-/// A node whose file was copied, which has run on, and which is stopped: the copy, and what is allocated.
+/// A node whose file was copied, which has continued since, and which is stopped: the copy, and what is allocated.
 async fn run_on(site: &Site, machine: &mut Machine, ipam: &Value) -> (Copied, Given) {
     let mut given = Given::default();
     for pod in BEFORE {
@@ -40,7 +40,7 @@ async fn run_on(site: &Site, machine: &mut Machine, ipam: &Value) -> (Copied, Gi
     machine.stop().await;
     let copied = machine.copy_ledger();
     machine.run().await;
-    // One goes, and another gets its address.
+    // One ends, and another gets its address.
     end(site, machine, "a", ipam).await;
     given.forget("a");
     for pod in SINCE {
@@ -57,7 +57,8 @@ fn shown(site: &Site, given: &Given) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Nothing that is allocated is allocated again, from the first moment on; and each container gets its own again (I3).
+/// Nothing that is allocated is allocated again, from the first moment on; and each container gets its own address
+/// again (I3).
 async fn allocates_nothing_again(
     site: &Site,
     machine: &mut Machine,
@@ -76,7 +77,7 @@ async fn allocates_nothing_again(
         let again = machine.add_in(&site.namespace, &pod, ipam).await;
         assert_eq!(bare(&again), address, "{pod}");
     }
-    // What the copy knew of a pod that is gone frees nothing that another has since.
+    // The copy's entry of a pod that is gone does not release an address that another pod has since.
     let late = machine.call_in(&site.namespace, "DEL", "a", ipam).await;
     assert_eq!(late.exit, 0);
     for n in 0..4 {
@@ -120,7 +121,7 @@ async fn berth_15_14_an_older_file_without_an_agent_allocates_nothing_again() {
     }
 }
 
-/// The agent ended before it could publish: the runtime's own result cache knows.
+/// The agent ended before it could publish: the runtime's own result cache has the address.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_14_what_was_not_published_is_read_from_the_result_cache() {
     let site = Site::shared().await;
@@ -142,7 +143,7 @@ async fn berth_15_14_what_was_not_published_is_read_from_the_result_cache() {
     allocates_nothing_again(&site, &mut machine, &ipam, given).await;
 }
 
-/// The same without the API server: what the node allocates then it allocates by its file, and the cache.
+/// The same without the API server: the node then allocates by its file and the cache.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_14_an_older_file_without_the_api_server() {
     let cluster = Cluster::start().await.unwrap();
@@ -191,7 +192,7 @@ async fn berth_15_14_a_file_older_than_a_loan_allocates_nothing_of_the_part() {
     lender.stop().await;
     lender.put_back(&copied);
     lender.run().await;
-    // Those pods are gone: what they had is free by the file.
+    // Those pods are gone: by the file, their addresses are free.
     for n in 4..14 {
         lender.del(&format!("p{n}"), &ipam).await;
     }
@@ -209,7 +210,7 @@ async fn berth_15_14_a_file_older_than_a_loan_allocates_nothing_of_the_part() {
     }
 }
 
-/// The same without the API server: nothing tells of the loan but what this boot of the node knows.
+/// The same without the API server: only what was recorded in this boot shows the loan.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_14_a_file_older_than_a_loan_waits_for_the_api_server() {
     let cluster = Cluster::start().await.unwrap();
@@ -246,7 +247,7 @@ async fn berth_15_14_a_file_older_than_a_loan_waits_for_the_api_server() {
     }
 }
 
-/// What a foreign program wrote while the agent was away stays though the file is current (I7).
+/// What another program wrote while the agent was down stays although the file is current (I7).
 #[tokio::test(flavor = "multi_thread")]
 async fn an_entry_of_another_program_is_held_after_a_restart() {
     let site = Site::shared().await;

@@ -1,4 +1,4 @@
-//! STATUS is a question: it changes nothing in the cluster.
+//! STATUS only reads: it changes nothing in the cluster.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn berth_15_18_status_of_an_assigned_network_writes_nothing() {
     site.assign("net", "10.154.0.0/24", "/26", &slices).await;
     let ipam = json!({ "range": "10.154.0.0/24", "node_slice_size": "/26", "enable_overlapping_ranges": false });
     creates_nothing(&site, "asked-assigned", &ipam).await;
-    // A node that has no slice is told so.
+    // A node without a slice gets that error.
     let mut settings = quick();
     settings.assign_wait = Duration::from_millis(100);
     let other = Machine::start_with(&site, "asked-in-vain", settings).await;
@@ -76,7 +76,7 @@ async fn berth_15_18_imported_entries_cost_no_requests() {
     relay.rule(|_| Fate::Pass);
     machine.behind(&relay);
     machine.collecting(Duration::from_millis(200));
-    // No sweep of all pools: that one looks at the plain pool, once for all nodes.
+    // No sweep of all pools: one sweep reads the plain pool for all nodes.
     machine.sweep_rarely();
     machine.run().await;
     for n in 0..3 {

@@ -15,16 +15,16 @@ use crate::test_cluster::World;
 use crate::test_node::{Machine, Site, until};
 use crate::without_agent::call_node;
 
-/// Grace periods, and pauses between periodic looks, that no test waits for.
+/// Grace periods, and pauses between periodic reads, that no test waits for.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Grace period and periodic looks are [`LONG`] here, so only the deletion itself can lead to the end. The one wait that is left is
-/// the pause after a recall (10 s): the bound lies below it, and far enough above the work for a machine that is busy with
-/// other tests.
+/// Grace period and periodic looks are [`LONG`] here, so only the deletion itself can lead to the end. The one wait
+/// that is left is the pause after a recall (10 s): the bound lies below it, and far enough above the work for a
+/// machine that is busy with other tests.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn berth_15_20_a_nodeslicepool_goes_at_once_when_no_pod_asks_for_its_network() {
+async fn berth_15_20_a_nodeslicepool_is_deleted_at_once_when_no_pod_requests_its_network() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     errors::watch();
@@ -47,13 +47,13 @@ async fn berth_15_20_a_nodeslicepool_goes_at_once_when_no_pod_asks_for_its_netwo
         }
         let status = table().await.unwrap().status;
         let now = serde_json::to_value(status).unwrap();
-        // A network that comes back at once is cut as it was.
+        // A network that is created again at once is cut as it was.
         assert_eq!(*rows.get_or_insert_with(|| now.clone()), now, "{round}");
-        // While a pod asks for it, it stays.
+        // While a pod requests it, it stays.
         assert_eq!(a.call_in(pod, "DEL", "pod-a", &ipam).await.exit, 0);
         world.delete_pod("pod-a").await;
         world.undefine("ends").await;
-        until("the controller says why it stays", async || {
+        until("the controller reports why it stays", async || {
             let found = table().await.ok_or("gone")?;
             let annotations = found.metadata.annotations.unwrap_or_default();
             let told = annotations.get("berth.dev/conditions").cloned();
@@ -75,7 +75,7 @@ async fn berth_15_20_a_nodeslicepool_goes_at_once_when_no_pod_asks_for_its_netwo
         world.undefine("ends").await;
         let deleted = Instant::now();
         until(
-            "no periodic look or grace period is waited for",
+            "no periodic read or grace period is waited for",
             async || {
                 let found = table().await;
                 found.is_none().then_some(()).ok_or(format!("{found:?}"))
@@ -83,8 +83,10 @@ async fn berth_15_20_a_nodeslicepool_goes_at_once_when_no_pod_asks_for_its_netwo
         )
         .await;
         let took = deleted.elapsed();
+        // For docs/figures.md.
+        eprintln!("the table was gone after {} ms", took.as_millis());
         assert!(took < AT_ONCE, "gone after {took:?}");
-        // An agent that allocates before it notices would lose a slice with a live address, and say so.
+        // An agent that allocates before it notices would lose a slice with a live address, and report it.
         for machine in [&a, &b] {
             until("the agent has noticed", async || {
                 let held = machine.slices_held("ends-10.156.0.0-24").await;
@@ -107,8 +109,8 @@ async fn berth_15_20_a_nodeslicepool_goes_at_once_when_no_pod_asks_for_its_netwo
     world.stop().await;
 }
 
-/// A pod still waits for an address of the network when its definition goes: the pool goes with the pod, not a grace
-/// period later.
+/// A pod still waits for an address of the network when its definition is deleted: the pool is deleted with the pod,
+/// not a grace period later.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_20_a_pod_that_only_waits_holds_the_pool_until_it_is_gone() {
     let cluster = Cluster::start().await.unwrap();
@@ -117,7 +119,7 @@ async fn berth_15_20_a_pod_that_only_waits_holds_the_pool_until_it_is_gone() {
     let ipam = json!({ "range": "10.157.0.0/24", "network_name": "waits", "node_slice_size": "/26",
         "enable_overlapping_ranges": false });
     site.register("waits-a").await;
-    // Of a kubelet that is well, a pod without an interface has no address.
+    // On a healthy kubelet, a pod without an interface has no address.
     world.ready("waits-a").await;
     world.define("waits", &ipam).await;
     let table = async || site.api::<NodeSlicePool>().get_opt("waits").await.unwrap();
@@ -127,7 +129,7 @@ async fn berth_15_20_a_pod_that_only_waits_holds_the_pool_until_it_is_gone() {
     .await;
     world.wait_pod("waiting", "waits-a", "waits").await;
     world.undefine("waits").await;
-    // Long enough for a controller that does not see the pod: it would delete the pool at once.
+    // Long enough for a controller that misses the pod: it would delete the pool at once.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(table().await.is_some(), "a pod asks for it");
     world.delete_pod("waiting").await;
@@ -140,7 +142,7 @@ async fn berth_15_20_a_pod_that_only_waits_holds_the_pool_until_it_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn berth_15_23_calls_to_nodes_that_are_gone_are_deleted() {
+async fn berth_15_23_notifications_of_nodes_that_are_gone_are_deleted() {
     let site = Site::shared().await;
     site.register("called-there").await;
     for node in ["called-there", "called-nowhere"] {

@@ -1,4 +1,4 @@
-//! A controller and what it looks at: definitions, and pods as objects.
+//! A controller and the objects that it reads: definitions and pods.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl<'a> World<'a> {
         World::start_resyncing(site, grace, Duration::from_secs(1)).await
     }
 
-    /// The same, with that between its periodic looks.
+    /// The same, with this pause between its periodic reads.
     pub async fn start_resyncing(site: &'a Site, grace: Duration, resync: Duration) -> World<'a> {
         let mut config = test_controller::config(site.kubeconfig.clone(), &site.namespace);
         config.slices.grace = grace;
@@ -42,7 +42,7 @@ impl<'a> World<'a> {
         &self.site.namespace
     }
 
-    /// A definition whose configuration is what the agents are called with.
+    /// A definition with the configuration of the agents' calls.
     pub async fn define(&self, name: &str, ipam: &Value) {
         let mut ipam = ipam.clone();
         ipam["type"] = json!("whereabouts");
@@ -92,7 +92,7 @@ impl<'a> World<'a> {
         pods.delete(name, &now).await.unwrap();
     }
 
-    /// A kubelet that is well.
+    /// A healthy kubelet.
     pub async fn ready(&self, node: &str) {
         let nodes: Api<Node> = Api::all(self.site.client.clone());
         let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });

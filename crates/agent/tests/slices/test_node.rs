@@ -50,7 +50,7 @@ impl Site {
         }
     }
 
-    /// The administrator's way to its pools.
+    /// The administrator's connection to its pools.
     pub fn connect(&self, seconds: u64) -> Connect {
         Connect {
             kubeconfig: Some(self.kubeconfig.clone()),
@@ -59,7 +59,7 @@ impl Site {
         }
     }
 
-    /// The way of a node's agent.
+    /// The connection of a node's agent.
     pub async fn connect_as(&self, node: &str, seconds: u64) -> Connect {
         let account = self.agents.on(node).await.unwrap();
         Connect {
@@ -103,7 +103,7 @@ impl Site {
         .await;
     }
 
-    /// The Node object that a kubelet would make; other tests' nodes of that name are it too.
+    /// The Node object that a kubelet would create; nodes of that name in other tests share it.
     pub async fn register(&self, node: &str) {
         let object = json!({ "metadata": { "name": node } });
         let object: Node = serde_json::from_value(object).unwrap();
@@ -184,13 +184,16 @@ impl Site {
     }
 }
 
-/// Waits for a condition, which says what is wrong as long as it does not hold.
+/// Waits for a condition, which returns what is wrong as long as it does not hold.
 pub async fn until<T>(what: &str, mut check: impl AsyncFnMut() -> Result<T, String>) -> T {
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         match check().await {
             Ok(done) => return done,
-            Err(why) => assert!(began.elapsed() < Duration::from_secs(180), "{what}: {why}"),
+            Err(why) => assert!(
+                started.elapsed() < Duration::from_secs(180),
+                "{what}: {why}"
+            ),
         }
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
@@ -199,7 +202,7 @@ pub async fn until<T>(what: &str, mut check: impl AsyncFnMut() -> Result<T, Stri
 /// The files of an SQLite database.
 const ENDS: [&str; 3] = ["", "-wal", "-shm"];
 
-/// What a node's ledger was.
+/// A copy of a node's ledger.
 pub struct Copied([Option<Vec<u8>>; 3]);
 
 /// A node with an agent.
@@ -213,7 +216,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// What its ledger has, to be read by a person: of a copy, for the agent has the file to itself.
+    /// The rows of its ledger, for the message of a failure: of a copy, because the agent owns the file.
     pub async fn rows(&self) -> String {
         let copy = tempfile::tempdir().unwrap();
         for suffix in ["", "-wal"] {
@@ -251,7 +254,7 @@ impl Machine {
                     pod: Duration::from_secs(600),
                     node: Duration::from_secs(600),
                 },
-                // No sweep begins within a test that does not ask for one.
+                // No sweep starts within a test that does not request one.
                 interval: Duration::from_secs(36_000),
                 ..GarbageSettings::default()
             },
@@ -276,7 +279,7 @@ impl Machine {
         machine
     }
 
-    /// What the agent answers on its socket to a plain GET: status and body.
+    /// The agent's answer on its socket to a plain GET: status and body.
     pub async fn get(&self, path: &str) -> (u16, String) {
         use std::io::{Read, Write};
         let (socket, path) = (self.socket.clone(), path.to_owned());
@@ -293,7 +296,7 @@ impl Machine {
         tokio::task::spawn_blocking(asked).await.unwrap()
     }
 
-    /// CHECK of what a pod was given; the words of the refusal.
+    /// CHECK of a pod's address; the text of the refusal.
     pub async fn check(&self, pod: &str, ipam: &Value, address: &str) -> Result<(), String> {
         let mut request = request("CHECK", "ns", pod, &format!("{pod}-container"), ipam);
         let mut conf: Value = serde_json::from_str(&request.stdin).unwrap();
@@ -308,7 +311,7 @@ impl Machine {
         self.front.garbage.interval = Duration::from_secs(1);
     }
 
-    /// Pods of this node are collected, and all pools are looked at by others.
+    /// Pods of this node are collected, and the sweep of all pools is left to others.
     pub fn sweep_rarely(&mut self) {
         self.front.garbage.interval = Duration::from_secs(3600);
     }
@@ -327,8 +330,8 @@ impl Machine {
             node: self.host.clone(),
             fronts: vec![Box::new(self.front.clone())],
         };
-        let agent = InProcess::start(|told| async {
-            serve(config, told).await.unwrap();
+        let agent = InProcess::start(|stop| async {
+            serve(config, stop).await.unwrap();
         });
         let socket = self.socket.clone();
         until("the agent starts", async || {
@@ -342,7 +345,7 @@ impl Machine {
         if let Some(agent) = self.agent.take() {
             agent.stop().await;
         }
-        // The last connection takes the journal away when it closes, whoever put one there meanwhile.
+        // The last connection removes the journal when it closes, whichever process created one meanwhile.
         for _ in 0..200 {
             if !self.file("-wal").exists() {
                 break;
@@ -351,7 +354,7 @@ impl Machine {
         }
     }
 
-    /// Takes the node's ledger away.
+    /// Deletes the node's ledger.
     pub fn lose_ledger(&self) {
         for end in ENDS {
             std::fs::remove_file(self.file(end)).ok();
@@ -378,12 +381,12 @@ impl Machine {
         }
     }
 
-    /// Where the runtime of this node keeps the results of its attachments.
+    /// Where this node's runtime keeps the results of its attachments.
     pub fn result_cache(&self) -> PathBuf {
         self._dir.path().join("results")
     }
 
-    /// Notes the result of an ADD as libcni does.
+    /// Records the result of an ADD as libcni does.
     pub fn cache_result(&self, namespace: &str, pod: &str, address: &str) {
         let container = format!("{pod}-container");
         let cached = json!({
@@ -424,7 +427,7 @@ impl Machine {
         tokio::task::spawn_blocking(called).await.unwrap().unwrap()
     }
 
-    /// The addresses that a pod gets, or the code and the words of the refusal.
+    /// The addresses that a pod gets, or the code and the text of the refusal.
     pub async fn try_add(&self, pod: &str, ipam: &Value) -> Result<Vec<String>, (u64, String)> {
         self.try_add_in("ns", pod, ipam).await
     }

@@ -1,4 +1,4 @@
-//! A live range is moved to slices and back: no pod loses its address, and whereabouts alone can go on.
+//! A live range is moved to slices and back: no pod loses its address, and whereabouts alone can continue.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ impl Given {
 
     fn note(&mut self, address: &str, pod: &str) {
         let twice = self.0.insert(address.to_owned(), format!("ns/{pod}"));
-        assert_eq!(twice, None, "{address} is given to {pod}");
+        assert_eq!(twice, None, "{address} is allocated to {pod}");
     }
 
     async fn del(&mut self, machine: &Machine, pod: &str, ipam: &Value) {
@@ -33,7 +33,7 @@ impl Given {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn there_and_back_without_a_pod_that_notices() {
+async fn there_and_back_without_an_effect_on_pods() {
     let site = Site::shared().await;
     let whereabouts = Whereabouts::new(&site, "node-w").await;
     let a = Machine::start(&site, "node-a").await;
@@ -49,12 +49,12 @@ async fn there_and_back_without_a_pod_that_notices() {
     let old = whereabouts.add("w", &plain);
     given.note(&old, "w");
 
-    // There: what the plain pool holds is nobody's to give.
+    // There: addresses of the plain pool are not allocated again.
     for n in 0..30 {
         given.add(&a, &format!("sa{n}"), &sliced).await;
         given.add(&b, &format!("sb{n}"), &sliced).await;
     }
-    // Whoever was given an address before has it still, by the new definition too.
+    // A pod that got an address before still has it, by the new definition too.
     let (p1, _) = given.0.iter().find(|(_, pod)| *pod == "ns/p1").unwrap();
     let p1 = format!("{p1}/24");
     a.check("p1", &sliced, &p1).await.unwrap();
@@ -78,7 +78,7 @@ async fn there_and_back_without_a_pod_that_notices() {
     given.add(&b, "back-b", &plain).await;
     given.del(&b, "sb3", &plain).await;
 
-    // Whereabouts alone goes on.
+    // Whereabouts alone continues.
     let fresh = whereabouts.add("w2", &plain);
     given.note(&fresh, "w2");
     whereabouts.run("DEL", "sa5", &plain);
@@ -88,7 +88,7 @@ async fn there_and_back_without_a_pod_that_notices() {
 
 /// The plain pool was empty when the range was sliced first, and is not when it is sliced again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_came_back_from_slices_is_not_given_by_slices_again() {
+async fn addresses_that_returned_from_slices_are_not_allocated_by_slices_again() {
     let site = Site::shared().await;
     let (a, b) = (
         Machine::start(&site, "again-a").await,
@@ -112,7 +112,7 @@ async fn what_came_back_from_slices_is_not_given_by_slices_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whereabouts_in_slice_mode_and_berth_take_each_others_nodes_on() {
+async fn whereabouts_in_slice_mode_and_berth_take_over_each_others_nodes() {
     let site = Site::shared().await;
     let slices = [("node-1", "10.10.0.0/26"), ("node-w", "10.10.0.64/26")];
     site.assign("blue", "10.10.0.0/24", "/26", &slices).await;
@@ -126,13 +126,13 @@ async fn whereabouts_in_slice_mode_and_berth_take_each_others_nodes_on() {
     given.note(&theirs, "w");
     given.published(&site).await;
 
-    // Berth on whereabouts' node: what it gave is held, and freed by its container's DEL.
+    // Berth on whereabouts' node: what it allocated is held, and released by its container's DEL.
     let taken_over = Machine::start(&site, "node-w").await;
     given.add(&taken_over, "b", &ipam).await;
     given.del(&taken_over, "w", &ipam).await;
     given.published(&site).await;
 
-    // Whereabouts on Berth's node, beside the agent: it sees what is published, the agent sees what it gave.
+    // Whereabouts on Berth's node, beside the agent: each reads what the other allocated.
     let beside = Whereabouts::new(&site, "node-1").await;
     let next = beside.add("c", &ipam);
     given.note(&next, "c");

@@ -1,4 +1,4 @@
-//! One object that can't be read withholds its own slice, and holds up no other (I5).
+//! One object that can't be read withholds its own slice, and delays no other (I5).
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ async fn annotate(site: &Site, lease: &str, key: &str, value: &str) {
     leases.patch(lease, &params, &patch).await.unwrap();
 }
 
-/// A Lease that says nothing of a slice any more.
+/// A Lease whose claim can't be parsed.
 async fn break_claim(site: &Site, slice: Prefix) {
     let name = slice.to_string().replace('/', "-");
     annotate(site, &name, "berth.dev/slice", "{}").await;
@@ -86,7 +86,7 @@ async fn berth_15_24_one_unreadable_lease_withholds_its_slice_alone() {
     break_claim(&site, slices[0]).await;
     machine.run().await;
     serves_the_others(&machine, &ipam, given, slices[0]).await;
-    // Another node is not held up either, and does not get it.
+    // Another node is not delayed either, and does not get it.
     let other = Machine::start(&site, "odd-lease-other").await;
     let address = bare(&other.add("other", &ipam).await);
     assert!(!slices[0].contains(address.parse().unwrap()));
@@ -109,9 +109,9 @@ async fn berth_15_24_one_unreadable_ippool_withholds_its_slice_alone() {
     serves_the_others(&machine, &ipam, given, slices[0]).await;
 }
 
-/// The controller takes back the other claims of a node that is gone.
+/// The controller reclaims the other claims of a node that is gone.
 #[tokio::test(flavor = "multi_thread")]
-async fn berth_15_24_one_unreadable_lease_of_a_lost_node_holds_up_no_other() {
+async fn berth_15_24_one_unreadable_lease_of_a_lost_node_delays_no_other() {
     let site = Site::shared().await;
     let world = World::start(&site).await;
     let ipam = fast_cut("10.88.0.0/24", "/29");
@@ -146,8 +146,8 @@ async fn berth_15_24_one_unreadable_lease_of_a_lost_node_holds_up_no_other() {
     world.stop().await;
 }
 
-/// An agent rewrites a mark and a claim on which a newer version has fields of its own: they stay, and the cluster's policies
-/// let it (I7).
+/// An agent rewrites an annotation and a claim in which a newer version has fields of its own: they stay, and the
+/// cluster's policies allow it (I7).
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_24_an_agent_keeps_the_fields_of_a_newer_version() {
     let site = Site::shared().await;
@@ -164,7 +164,7 @@ async fn berth_15_24_an_agent_keeps_the_fields_of_a_newer_version() {
     machine.add("first", &ipam).await;
     let pool = site.api::<IPPool>().get("10.91.0.0-24").await.unwrap();
     let now = pool.metadata.annotations.unwrap()["berth.dev/sliced"].clone();
-    assert_ne!(now, mark, "the network gives without reservations");
+    assert_ne!(now, mark, "the network allocates without reservations");
     assert!(now.ends_with(newer), "{now}");
     let leases: Api<Lease> = Api::namespaced(
         site.client.clone(),
@@ -178,7 +178,7 @@ async fn berth_15_24_an_agent_keeps_the_fields_of_a_newer_version() {
     };
     let planted = words().await.replace('}', &format!(",{newer}"));
     annotate(&site, &name, "berth.dev/slice", &planted).await;
-    // A start that finds a claim of its own without a file writes on it.
+    // A start that finds a claim of its own without a file writes it.
     machine.stop().await;
     machine.lose_ledger();
     let written = |lease: Lease| lease.metadata.annotations.unwrap()["berth.dev/file"].clone();

@@ -1,5 +1,5 @@
-//! Slices that gave without reservations, and another way to give that counts on them: overlap checks are switched on
-//! together with the way, or off while the network lives.
+//! Slices that allocated without reservations, and another mode that relies on them: overlap checks are switched on
+//! together with the mode, or off while the network is in use.
 
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
 use berth_testkit::{Cluster, Part};
@@ -24,7 +24,7 @@ async fn refused(machine: &Machine, world: &World<'_>, pod: &str, ipam: &Value) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plain_pool_with_checks_waits_for_slices_that_gave_without() {
+async fn a_plain_pool_with_checks_waits_for_slices_that_allocated_without() {
     let site = Site::shared().await;
     let world = World::start(&site).await;
     let a = Machine::start(&site, "unreserved-a").await;
@@ -41,7 +41,7 @@ async fn a_plain_pool_with_checks_waits_for_slices_that_gave_without() {
     for word in ["10.61.0.0/16", "NodeSlicePool sixty-one", "node_slice_size"] {
         assert!(why.contains(word), "{why}");
     }
-    // Sliced again, with checks: what was given without them is still nobody else's.
+    // Sliced again, with checks: what was allocated without them is still not allocated again.
     let checked = with_checks(&sliced, true);
     world.define("sixty-one", &checked).await;
     given.add(&a, &world, "three", &checked).await;
@@ -61,7 +61,7 @@ async fn a_plain_pool_with_checks_waits_for_slices_that_gave_without() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn assigned_slices_with_checks_wait_for_claimed_ones_that_gave_without() {
+async fn assigned_slices_with_checks_wait_for_claimed_ones_that_allocated_without() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     let world = World::start(&site).await;
@@ -81,7 +81,7 @@ async fn assigned_slices_with_checks_wait_for_claimed_ones_that_gave_without() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_claim_nothing_with_checks_where_assigned_slices_gave_without() {
+async fn nodes_claim_nothing_with_checks_where_assigned_slices_allocated_without() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     let world = World::start(&site).await;
@@ -97,7 +97,7 @@ async fn nodes_claim_nothing_with_checks_where_assigned_slices_gave_without() {
     let c = Machine::start(&site, "node-c").await;
     let why = refused(&c, &world, "late", &claimed).await;
     assert!(why.contains("NodeSlicePool sixty-three"), "{why}");
-    // Where every address has a reservation, nobody waits.
+    // If every address has a reservation, no mode waits.
     let both = json!({ "range": "10.64.0.0/25", "network_name": "sixty-four" });
     let (mut assigned, mut claimed) = (both.clone(), both);
     assigned["node_slice_size"] = json!("/26");
@@ -115,9 +115,9 @@ async fn nodes_claim_nothing_with_checks_where_assigned_slices_gave_without() {
     world.stop().await;
 }
 
-/// Checks are switched off while slices and the plain pool give beside each other, each by its reservations.
+/// Checks are switched off while slices and the plain pool allocate side by side, each by its reservations.
 #[tokio::test(flavor = "multi_thread")]
-async fn assigned_slices_give_without_checks_after_the_plain_pool_is_closed() {
+async fn assigned_slices_allocate_without_checks_after_the_plain_pool_is_closed() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     let world = World::start(&site).await;
@@ -152,9 +152,9 @@ async fn assigned_slices_give_without_checks_after_the_plain_pool_is_closed() {
     world.stop().await;
 }
 
-/// The same of slices that nodes claim: with the plain pool they can't meet, with assigned slices they can.
+/// The same for slices that nodes claim: they exclude the plain pool, but may coexist with assigned slices.
 #[tokio::test(flavor = "multi_thread")]
-async fn claimed_slices_give_without_checks_after_the_range_says_so() {
+async fn claimed_slices_allocate_without_checks_after_the_range_announces_it() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     let world = World::start(&site).await;
@@ -173,7 +173,7 @@ async fn claimed_slices_give_without_checks_after_the_range_says_so() {
     given.add(&a, &world, "checked", &claimed).await;
     assert!(!said().await.contains("unreserved"));
     cluster.kill(Part::ApiServer).unwrap();
-    // What the range does not say yet is not done.
+    // A node does nothing that the range does not announce yet.
     refused(&a, &world, "unchecked", &unchecked).await;
     cluster.restart(Part::ApiServer).await.unwrap();
     given.first(&a, &world, "unchecked", &unchecked).await;

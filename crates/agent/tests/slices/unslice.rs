@@ -1,4 +1,4 @@
-//! Networks that stop being sliced by a controller, or begin to be, while their pods live: with a real controller.
+//! Networks that stop being sliced by a controller, or start to be, while their pods run: with a real controller.
 
 use berth_api::slices::NETWORKS;
 use berth_api::whereabouts::{IPPool, NodeSlicePool};
@@ -12,7 +12,7 @@ use crate::test_cluster::World;
 use crate::test_node::{Machine, Site, quick, until};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_slices_gave_is_not_given_by_the_plain_pool() {
+async fn addresses_of_slices_are_not_allocated_by_the_plain_pool() {
     let site = Site::shared().await;
     let world = World::start(&site).await;
     let (a, b) = (
@@ -42,11 +42,11 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
     for word in ["10.18.0.0/16", "NodeSlicePool eighteen", "node_slice_size"] {
         assert!(why.contains(word), "{why}");
     }
-    // By the new definition too, what slices gave goes back to them.
+    // By the new definition too, addresses of slices are released into their slices.
     assert_eq!(b.call_in(pod, "DEL", "two", &plain).await.exit, 0);
     world.delete_pod("two").await;
     let table = async || site.api::<NodeSlicePool>().get_opt("eighteen").await;
-    until("the controller says who is in the way", async || {
+    until("the controller reports which pods prevent it", async || {
         let found = table().await.unwrap().ok_or("gone")?;
         let mut annotations = found.metadata.annotations.unwrap_or_default();
         let conditions = annotations.remove("berth.dev/conditions");
@@ -58,7 +58,7 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
     let (code, why) = b.try_add_in(pod, "four", &plain).await.unwrap_err();
     assert_eq!(code, 11, "{why}");
 
-    // The last one goes: whoever waits gets an address of the plain pool, of both ranges.
+    // The last one ends: a waiting pod gets an address of the plain pool, of both ranges.
     assert_eq!(a.call_in(pod, "DEL", "one", &plain).await.exit, 0);
     world.delete_pod("one").await;
     let mut given = Given::default();
@@ -70,7 +70,7 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
     let held = held.map(|(ip, name)| (ip.clone(), format!("{pod}/{name}")));
     site.shows("nothing but what is held is published", &held.collect())
         .await;
-    // And sliced again: what the plain pool gave is not given by slices.
+    // And sliced again: addresses of the plain pool are not allocated by slices.
     world.define("eighteen", &sliced).await;
     for n in 0..4 {
         let again = format!("again-{n}");
@@ -79,9 +79,9 @@ async fn what_slices_gave_is_not_given_by_the_plain_pool() {
     world.stop().await;
 }
 
-/// Their reservations keep the two apart: manifests that worked go on working.
+/// Their reservations keep the two apart: manifests that worked still work.
 #[tokio::test(flavor = "multi_thread")]
-async fn with_overlap_checks_the_plain_pool_gives_beside_slices() {
+async fn with_overlap_checks_the_plain_pool_allocates_beside_slices() {
     let site = Site::shared().await;
     let world = World::start(&site).await;
     let a = Machine::start(&site, "plain-a").await;
@@ -105,7 +105,7 @@ async fn with_overlap_checks_the_plain_pool_gives_beside_slices() {
 
 /// Nodes claim slices by themselves, then a controller assigns them, then nodes claim them again.
 #[tokio::test(flavor = "multi_thread")]
-async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_given_twice() {
+async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_allocated_twice() {
     let cluster = Cluster::start().await.unwrap();
     let site = Site::of(&cluster).await;
     let world = World::start(&site).await;
@@ -122,7 +122,7 @@ async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_given_twice() 
     given
         .claim_and_assign(&world, "twenty", (&a, &claimed), (&b, &assigned))
         .await;
-    // Back: a node that has no slice by assignment claims none while others have theirs.
+    // Back: a node without an assigned slice claims none while other nodes have theirs.
     world.run_pod("b", "node-b", "twenty").await;
     world.define("twenty", &claimed).await;
     let mut settings = quick();
@@ -134,8 +134,8 @@ async fn from_claimed_slices_to_assigned_ones_and_back_nothing_is_given_twice() 
     world.stop().await;
 }
 
-/// Tables that whereabouts' controller made: nobody would take them away, so they close nothing, until Berth's controller
-/// tends them.
+/// Tables that whereabouts' controller made: no process would remove them, so they close nothing until Berth's
+/// controller reconciles them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_berth_takes_over_closes_the_plain_pool() {
     let site = Site::shared().await;
@@ -146,7 +146,7 @@ async fn a_table_that_berth_takes_over_closes_the_plain_pool() {
         "enable_overlapping_ranges": false });
     let plain = without_size(&sliced);
     let given = machine.add("one", &sliced).await;
-    // What the plain pool gives beside it is its own affair, as with whereabouts alone.
+    // What the plain pool allocates beside it is not checked, as with whereabouts alone.
     let pools = site.api::<IPPool>();
     let closed = async || {
         let pool = pools.get_opt("seventy-10.70.0.0-24").await.unwrap();

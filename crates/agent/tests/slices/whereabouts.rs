@@ -1,4 +1,4 @@
-//! The real plugin of whereabouts, on a node of its own.
+//! The real plugin of whereabouts, on its own node.
 
 use berth_testkit::{Attachment, Cluster};
 use serde_json::Value;

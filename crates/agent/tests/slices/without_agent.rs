@@ -1,5 +1,5 @@
-//! A node's slices without an agent around them: on a way to the API server that a test can hold up, and on a ledger of its
-//! own that a test can watch and make fail.
+//! A node's slices without an agent around them: on a connection to the API server that a test can delay, and on a
+//! ledger that a test can observe and make fail.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,8 @@ use berth_core::{Address, Change, Prefix};
 use berth_desk::DeskMetrics;
 use berth_kube::Connect;
 use berth_ledger::{
-    Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, SharedLedger, Version,
+    DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, MemoryLedger, PoolKey,
+    Records, SharedRecordLedger, Version,
 };
 use berth_pods::{Front, Store, Stores};
 use berth_slices::SliceSettings;
@@ -26,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::cni_call::{bare, request};
 use crate::test_node::{Site, until};
 
-/// Who holds what is out of use.
+/// The part for which an address is set aside.
 const SURRENDERED: &str = "(surrendered)";
 
 /// The node's ledger.
@@ -38,20 +39,20 @@ pub struct Local {
     breaches: Mutex<Vec<String>>,
 }
 
-/// Whether a change of what is held fails.
+/// Whether a change of the holdings fails.
 #[derive(Clone, Debug, Default)]
 enum Refusal {
     #[default]
     No,
     Next,
-    /// What was out of use then.
+    /// What was set aside then.
     Made(Rows),
 }
 
-/// Addresses that are out of use, each as a part.
+/// Addresses that are set aside, each for a part.
 pub type Rows = Vec<(Address, String)>;
 
-/// What has to be out of use after every commit.
+/// What must be set aside after every commit.
 #[derive(Clone, Debug)]
 struct Watch {
     pool: PoolKey,
@@ -61,12 +62,12 @@ struct Watch {
 }
 
 impl Local {
-    /// The next change of what is held is refused.
+    /// The next change of the holdings is refused.
     pub fn refuse_holdings(&self) {
         *self.refusal.lock().unwrap() = Refusal::Next;
     }
 
-    /// What was out of use when one was.
+    /// What was set aside when one was.
     pub fn refused(&self) -> Option<Rows> {
         match &*self.refusal.lock().unwrap() {
             Refusal::Made(rows) => Some(rows.clone()),
@@ -74,7 +75,7 @@ impl Local {
         }
     }
 
-    /// From now on each address of `part` is out of use, as one of `parts`.
+    /// From now on each address of `part` must be set aside, for one of `parts`.
     pub fn watch(&self, range: &str, part: &str, parts: &[&str]) {
         *self.watch.lock().unwrap() = Some(Watch {
             pool: sliced::key("", range.parse().unwrap()),
@@ -83,7 +84,7 @@ impl Local {
         });
     }
 
-    /// How it was not.
+    /// When that was violated.
     pub fn breaches(&self) -> Vec<String> {
         self.breaches.lock().unwrap().clone()
     }
@@ -97,7 +98,7 @@ impl Local {
             .collect()
     }
 
-    /// Fails if a test has it so.
+    /// Fails if the test requests it.
     async fn before(&self, pool: &PoolKey) -> Result<(), LedgerError> {
         let refuses = matches!(*self.refusal.lock().unwrap(), Refusal::Next);
         if !refuses || !pool.name.starts_with(sliced::HOLDINGS) {
@@ -112,7 +113,7 @@ impl Local {
         })
     }
 
-    /// Looks at what has to be out of use.
+    /// Checks what must be set aside.
     async fn after(&self, pool: &PoolKey, changes: &[Change]) {
         let watch = self.watch.lock().unwrap().clone();
         let Some(Watch { part, parts, .. }) = watch.filter(|watch| watch.pool == *pool) else {
@@ -134,12 +135,12 @@ impl Local {
 }
 
 #[async_trait]
-impl Layer for Local {
+impl DelegatingLedger for Local {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &self.below
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -148,9 +149,16 @@ impl Layer for Local {
     ) -> Result<Version, LedgerError> {
         self.before(pool).await?;
         let below = &self.below;
-        let made = below.commit_guarded(pool, base, changes, guard).await?;
+        let made = below.commit(pool, base, changes, guard).await?;
         self.after(pool, changes).await;
         Ok(made)
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for Local {
+    fn records_below(&self) -> &dyn Records {
+        &self.below
     }
 }
 
@@ -165,19 +173,19 @@ pub struct Bare {
     stop: CancellationToken,
 }
 
-/// A way to the API server with the rights of a node's agent.
+/// A connection to the API server with the rights of a node's agent.
 pub async fn relay_of(site: &Site, node: &str) -> FaultProxy {
     let account = site.agents.on(node).await.unwrap();
     FaultProxy::of(&account).await.unwrap()
 }
 
 impl Bare {
-    /// One that keeps its slices.
+    /// A node that maintains its slices.
     pub async fn start(site: &Site, name: &str, settings: SliceSettings) -> Bare {
         Bare::start_behind(site, name, settings, |_| Fate::Pass).await
     }
 
-    /// The same, where that becomes of its requests from the first on.
+    /// The same, with this fate for its requests from the first on.
     pub async fn start_behind(
         site: &Site,
         name: &str,
@@ -189,7 +197,7 @@ impl Bare {
         Bare::new(site, name, settings, relay, true).await
     }
 
-    /// One that does what a call needs and nothing else.
+    /// A node that does only what a call needs.
     pub async fn idle(site: &Site, name: &str, settings: SliceSettings) -> Bare {
         let relay = relay_of(site, name).await;
         Bare::new(site, name, settings, relay, false).await
@@ -211,7 +219,7 @@ impl Bare {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let slices = Slices::new(Setup {
             connection: connect.open().await.unwrap(),
-            local: Arc::clone(&local) as SharedLedger,
+            local: Arc::clone(&local) as SharedRecordLedger,
             database: "memory".into(),
             file: name.to_owned(),
             node: name.to_owned(),
@@ -235,7 +243,7 @@ impl Bare {
         }
     }
 
-    /// The address that a pod gets, or the code and the words of the refusal.
+    /// The address that a pod gets, or the code and the text of the refusal.
     pub async fn try_add(&self, pod: &str, ipam: &Value) -> Result<String, (u64, String)> {
         let call = request("ADD", "ns", pod, &format!("{pod}-container"), ipam);
         let given = answered_addresses(&self.front.answer(&call).await)?;
@@ -252,14 +260,14 @@ impl Bare {
         assert_eq!((answer.exit, answer.stdout.as_str()), (0, ""));
     }
 
-    /// The requests that made an object of that kind in the cluster, or tried to.
+    /// The requests that created an object of that kind in the cluster, or tried to.
     pub fn made(&self, plural: &str) -> Vec<(Asked, Option<u16>)> {
         let seen = self.relay.seen().into_iter();
         let made = seen.filter(|(asked, _)| asked.method == "POST" && asked.path.ends_with(plural));
         made.collect()
     }
 
-    /// Everything is as an agent's end leaves it when this returns.
+    /// Returns when everything is as an agent's end leaves it.
     pub async fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -302,7 +310,7 @@ pub async fn sliced(site: &Site, whole: &str, size: u8) {
     .await;
 }
 
-/// Writes on a claim as another node does.
+/// Writes a claim as another node does.
 pub async fn amend(site: &Site, range: &str, change: impl FnOnce(&mut SliceClaimSpec)) {
     let claims = site.claim_api();
     let name = range.replace('/', "-");
@@ -315,7 +323,7 @@ pub async fn amend(site: &Site, range: &str, change: impl FnOnce(&mut SliceClaim
     claims.patch(&name, &params, &patch).await.unwrap();
 }
 
-/// What a node writes that passes a claim on.
+/// The claim after a transfer.
 pub fn pass(claim: &mut SliceClaimSpec, to: &str) {
     *claim = SliceClaimSpec {
         network: claim.network.clone(),
@@ -326,14 +334,14 @@ pub fn pass(claim: &mut SliceClaimSpec, to: &str) {
     };
 }
 
-/// Asks for a part of a claim as another node does, and calls its holder.
+/// Requests a part of a claim as another node does, and notifies its holder.
 pub async fn want(site: &Site, range: &str, taker: &str, holder: &str) {
     amend(site, range, |claim| claim.wants.push(taker.to_owned())).await;
     let call = json!({ "metadata": { "name": holder }, "spec": { "call": range } });
     site.create::<SliceCall>(call).await;
 }
 
-/// Calls a node, as whoever has written on a claim of its does.
+/// Notifies a node, as a process does that has written one of its claims.
 pub async fn call_node(site: &Site, node: &str) {
     let call = json!({ "apiVersion": "berth.dev/v1alpha1", "kind": "SliceCall",
         "metadata": { "name": node }, "spec": { "call": "taken" } });
@@ -345,13 +353,13 @@ pub async fn call_node(site: &Site, node: &str) {
         .unwrap();
 }
 
-/// Makes all claims another node's and calls the one that had them; returns when it has lost them.
+/// Makes all claims another node's and notifies the one that had them; returns when it has lost them.
 pub async fn take_claims(site: &Site, node: &str) {
     for range in site.holders().await.into_keys() {
         amend(site, &range, |claim| pass(claim, "another")).await;
     }
     call_node(site, node).await;
-    until("the loss is told", async || {
+    until("the loss is reported", async || {
         let events = site.node_events(node).await;
         let mut reasons = events.iter().map(|(reason, _)| reason);
         let told = reasons.any(|reason| reason == "SliceLost");
@@ -360,7 +368,7 @@ pub async fn take_claims(site: &Site, node: &str) {
     .await;
 }
 
-/// Ranges and nodes of a claim's offers, once nobody wants a part of it any more.
+/// Ranges and nodes of a claim's offers, once no node requests a part of it any more.
 pub async fn answered(site: &Site, range: &str) -> Vec<(String, String)> {
     let name = range.replace('/', "-");
     let claims = site.claim_api();

@@ -175,7 +175,7 @@ fn excludes() -> Vec<Rule> {
     let readable = "(isIP(e) || isCIDR(e))";
     let bounds = "isCIDR(self.cidr) && (!has(self.start) || isIP(self.start)) && (!has(self.end) || isIP(self.end))
         && self.exclude.all(e, isIP(e) || isCIDR(e))";
-    // Disjoint networks, or the entry ends before the start, or begins after the end.
+    // Disjoint networks, or the entry ends before the start, or starts after the end.
     let outside = format!(
         "!(cidr(self.cidr).containsIP(a) || cidr(b).containsIP(cidr(self.cidr).ip()))
         || (has(self.start) && !cidr(b).containsIP(self.start) && {before})

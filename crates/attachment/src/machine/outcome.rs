@@ -13,7 +13,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         };
         let unknown = match outcome {
             Err(Failure::Unknown(_)) => true,
-            // Refused before the target had a say in this try; an earlier one may have been accepted.
+            // Refused before the target decided about this attempt; an earlier one may have been accepted.
             Err(Failure::Busy { .. } | Failure::Full { .. } | Failure::Blocked(_)) => flight.doubt,
             _ => false,
         };
@@ -66,7 +66,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         }
     }
 
-    /// The item is what the call was to make of it.
+    /// The item is as the call should make it.
     fn done(&mut self, key: &I, goal: Goal) {
         let Some(item) = self.items.get_mut(key) else {
             return;
@@ -79,7 +79,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
             }
             (Goal::Present, Goal::Absent) => {
                 item.phase = Phase::Pending;
-                // Without an entry a crash would leave it there.
+                // Without an entry it would stay after a crash.
                 if item.recorded != Some(Goal::Absent) {
                     item.recorded = Some(Goal::Absent);
                     self.next.entries.push(Entry::Absent { item: key.clone() });
@@ -108,7 +108,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         }
     }
 
-    /// Fails one item: its attaches are answered. What the journal wants is tried again later.
+    /// Fails one item: its attaches are answered. What the journal requires is tried again later.
     pub(super) fn fail(&mut self, key: &I, error: &F) {
         let Some(item) = self.items.get_mut(key) else {
             return;
@@ -158,7 +158,7 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
             }
             None if items.len() > 1 => self.halve(Goal::Present, items, error),
             None => {
-                // What is left of the same call has no room either.
+                // The remaining items of the same call have no room either.
                 items.iter().for_each(|key| self.fail(key, error));
                 for (_, part) in std::mem::take(&mut self.parts) {
                     part.iter().for_each(|key| self.fail(key, error));

@@ -1,7 +1,8 @@
-//! gcp-ipam where an operation of Google's takes 3 s: pods that start together, end and move, counted in seconds and operations.
+//! gcp-ipam where an operation of Google's takes 3 s: pods that start together, end and move, counted in seconds and
+//! operations.
 //!
-//! The cloud is local (`berth-testcloud`), the API server real; agents are fronts in this process, and their claims meet in the
-//! leader's desk of a controller.
+//! The cloud is local (`berth-testcloud`), the API server real; agents are fronts in this process, and their claims
+//! meet in the leader's desk of a controller.
 
 mod place;
 
@@ -52,15 +53,15 @@ impl Gcp {
             pods.push(place.pods(&agent.name, "web", self.pods).await?);
             agents.push(agent);
         }
-        let begun = Instant::now();
+        let begin = Instant::now();
         let started = agents
             .iter()
             .zip(&pods)
             .map(|(agent, pods)| start(&place, agent, pods));
-        let given = try_join_all(started).await?.concat();
-        let took = begun.elapsed();
+        let allocated = try_join_all(started).await?.concat();
+        let took = begin.elapsed();
         let count = self.nodes * self.pods;
-        unique(&given, count)?;
+        unique(&allocated, count)?;
         let what = format!(
             "{} nodes x {} pods at once, 1,500 requests a minute",
             self.nodes, self.pods
@@ -82,8 +83,8 @@ async fn start(place: &Place, agent: &Agent, pods: &[String]) -> Result<Vec<Ipv4
     try_join_all(pods.iter().map(|pod| place.add(agent, pod))).await
 }
 
-fn unique(given: &[Ipv4Addr], count: usize) -> Result<()> {
-    let apart: BTreeSet<&Ipv4Addr> = given.iter().collect();
+fn unique(allocated: &[Ipv4Addr], count: usize) -> Result<()> {
+    let apart: BTreeSet<&Ipv4Addr> = allocated.iter().collect();
     ensure!(
         apart.len() == count,
         "{} addresses for {count} pods",
@@ -102,10 +103,10 @@ async fn one_node(operation: Duration) -> Result<Vec<Figure>> {
     let agent = place.agent(0, |_| {}).await?;
     let pods = place.pods(&agent.name, "web", PODS).await?;
     let calls = place.cloud.requests().len();
-    let begun = Instant::now();
-    let given = start(&place, &agent, &pods).await?;
-    let took = begun.elapsed();
-    unique(&given, PODS)?;
+    let started = Instant::now();
+    let allocated = start(&place, &agent, &pods).await?;
+    let took = started.elapsed();
+    unique(&allocated, PODS)?;
     let attached = place.cloud.count(UPDATE);
     let ended = join_all(pods.iter().map(|pod| place.del(&agent, pod))).await;
     let mut ended = ended.into_iter().collect::<Result<Vec<Duration>>>()?;
@@ -177,12 +178,12 @@ async fn warm(operation: Duration) -> Result<Vec<Figure>> {
             place.aliases(&agent.name) > PODS
         })
         .await?;
-    // Attached is what the cloud says; the agent has heard so a moment later.
+    // Attached is what the cloud reports; the agent notices a moment later.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let begun = Instant::now();
-    let given = start(&place, &agent, pods).await?;
-    let took = begun.elapsed();
-    unique(&given, PODS)?;
+    let started = Instant::now();
+    let allocated = start(&place, &agent, pods).await?;
+    let took = started.elapsed();
+    unique(&allocated, PODS)?;
     Ok(vec![seconds(
         format!("{PODS} pods on one node, warm: the last"),
         took,
@@ -194,15 +195,15 @@ async fn moves(operation: Duration) -> Result<Vec<Figure>> {
     let place = Place::new(operation).await?;
     let (a, b) = (place.agent(0, |_| {}).await?, place.agent(1, |_| {}).await?);
     let pods = place.pods(&a.name, "cart", MOVES + 1).await?;
-    let given = start(&place, &a, &pods).await?;
+    let allocated = start(&place, &a, &pods).await?;
     // The destination knows its VM.
     let known = place.pods(&b.name, "first", 1).await?;
     start(&place, &b, &known).await?;
 
-    let (pod, address) = (&pods[0], given[0]);
+    let (pod, address) = (&pods[0], allocated[0]);
     let clone = place.clone_of(pod, address, &a.name, &b.name).await?;
     let before = place.cloud.count(UPDATE);
-    let begun = Instant::now();
+    let started = Instant::now();
     let moving = place.add(&b, &clone);
     let nowhere = async {
         let (mut last, mut unreachable) = (Instant::now(), Duration::ZERO);
@@ -218,20 +219,20 @@ async fn moves(operation: Duration) -> Result<Vec<Figure>> {
         }
     };
     let (moved, unreachable) = tokio::join!(moving, nowhere);
-    let took = begun.elapsed();
+    let took = started.elapsed();
     ensure!(moved? == address, "the clone has another address");
     let operations = place.cloud.count(UPDATE) - before;
     let most = 2.0 * operation.as_secs_f64() + 0.5;
 
     let mut clones = Vec::new();
-    for (pod, address) in pods.iter().zip(&given).skip(1) {
+    for (pod, address) in pods.iter().zip(&allocated).skip(1) {
         clones.push(place.clone_of(pod, *address, &a.name, &b.name).await?);
     }
     let before = place.cloud.count(UPDATE);
-    let begun = Instant::now();
+    let started = Instant::now();
     let moved = start(&place, &b, &clones).await?;
-    let all = begun.elapsed();
-    ensure!(moved == given[1..], "a clone has another address");
+    let all = started.elapsed();
+    ensure!(moved == allocated[1..], "a clone has another address");
     let shared = place.cloud.count(UPDATE) - before;
     Ok(vec![
         seconds("a migration", took, most),

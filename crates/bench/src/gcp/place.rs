@@ -1,4 +1,5 @@
-//! Nodes of a local cloud: each has the front of an agent, all share a real API server and the leader's desk of a controller.
+//! Nodes of a local cloud: each has the front of an agent, all share a real API server and the leader's desk of a
+//! controller.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai
 const REGION: &str = "us-central1";
 const ZONE: &str = "us-central1-a";
 const AUDIENCE: &str = "desk.berth.dev";
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 pub const UPDATE: &str = "instances.updateNetworkInterface";
 pub const WAIT: &str = "zoneOperations.wait";
 
@@ -222,10 +223,10 @@ impl Place {
     }
 
     pub async fn del(&self, agent: &Agent, pod: &str) -> Result<Duration> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let answer = agent.front.answer(&self.request("DEL", pod)).await;
         ensure!(answer.exit == 0, "DEL {pod}: {}", answer.stdout);
-        Ok(begun.elapsed())
+        Ok(started.elapsed())
     }
 
     /// Pods' aliases on a VM.
@@ -245,11 +246,11 @@ impl Place {
     }
 
     pub async fn until(&self, what: &str, condition: impl Fn() -> bool) -> Result<()> {
-        let begun = Instant::now();
+        let started = Instant::now();
         while !condition() {
             ensure!(
-                begun.elapsed() < PATIENCE,
-                "not within {PATIENCE:?}: {what}"
+                started.elapsed() < TIMEOUT,
+                "not within {TIMEOUT:?}: {what}"
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -282,13 +283,13 @@ async fn lead(cluster: &Cluster, namespace: &str) -> Result<Process> {
         .args(["--namespace", namespace]);
     let mut process = Process::start("controller", command, cluster.dir())?;
     let leases: Api<Lease> = Api::namespaced(cluster.client().await?, namespace);
-    let begun = Instant::now();
+    let started = Instant::now();
     while leases.get_opt("berth-controller").await?.is_none() {
         if let Some(status) = process.ended()? {
             bail!("the controller ended with {status}; {}", process.tail());
         }
         ensure!(
-            begun.elapsed() < PATIENCE,
+            started.elapsed() < TIMEOUT,
             "the controller does not lead; {}",
             process.tail()
         );

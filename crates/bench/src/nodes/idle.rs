@@ -10,7 +10,7 @@ use super::join::POLICY_NAME;
 use super::site::{Credentials, Site};
 use crate::figure::{Figure, Target};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn memory(site: &Site) -> Result<Vec<Figure>> {
     let plain = site.credentials("idle-0").await?;
@@ -21,11 +21,11 @@ pub async fn memory(site: &Site) -> Result<Vec<Figure>> {
     let (without, with) = tokio::task::block_in_place(|| -> Result<_> {
         Ok((agent(site, &plain, false)?, agent(site, &nodes, true)?))
     })?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let enactment = format!("{}.{POLICY_NAME}", nodes.node);
     // Idle as on a node: its policy was served, and nothing is to be done.
     while site.get(ENACTMENT, &enactment).await?.is_null() {
-        if begun.elapsed() > PATIENCE {
+        if started.elapsed() > TIMEOUT {
             bail!("no enactment; {}", with.process.tail());
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -49,6 +49,7 @@ fn agent(site: &Site, credentials: &Credentials, nodes: bool) -> Result<Agent> {
         kubeconfig,
         token_file,
         host,
+        ..
     } = credentials;
     Agent::start(&site.berth, site.dir.path(), node, |command| {
         command

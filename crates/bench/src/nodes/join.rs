@@ -30,9 +30,9 @@ use crate::parallel;
 pub const POLICY_NAME: &str = "joining";
 pub const POOL_NAME: &str = "joined";
 const GROUP: &str = "join";
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Handlers that run, and what became of their nodes.
+/// Running handlers, and the outcome of their nodes.
 pub struct Joined {
     handlers: Vec<JoinHandle<()>>,
     /// Of the nodes that joined at once: from the start to the address in the enactment, and to the applied policy.
@@ -51,7 +51,10 @@ impl Drop for Joined {
 
 /// A handler with a client, a token and a connection to the leader of its own.
 async fn handler(credentials: &Credentials, metrics: &DeskMetrics) -> Result<Handler> {
-    let settings = LeaderSettings::new(&credentials.node, credentials.token_file.clone());
+    let settings = LeaderSettings {
+        source: Some(credentials.source),
+        ..LeaderSettings::new(&credentials.node, credentials.token_file.clone())
+    };
     let connect = Connect {
         kubeconfig: Some(credentials.kubeconfig.clone()),
         ..Connect::default()
@@ -73,6 +76,10 @@ fn run(handler: Handler) -> JoinHandle<()> {
     tokio::spawn(async move { handler.run(CancellationToken::new()).await })
 }
 
+fn name(number: usize) -> String {
+    format!("join-{number:03}")
+}
+
 /// The addresses of an enactment's desired state, and whether it is applied.
 fn read(object: &DynamicObject) -> (String, Vec<String>, bool) {
     let value = objects::value(object);
@@ -86,29 +93,32 @@ fn read(object: &DynamicObject) -> (String, Vec<String>, bool) {
     (node.to_owned(), addresses.collect(), is_available)
 }
 
-/// All nodes are there and their handlers start at the same moment.
+/// All handlers run and have their watches open; then their Nodes are created at the same moment.
 pub async fn at_once(site: &Site, nodes: usize) -> Result<Joined> {
     site.pool(POOL_NAME, 71).await?;
     site.policy(POLICY_NAME, GROUP, POOL_NAME).await?;
     site.until_available(POOL_NAME).await?;
     let metrics = DeskMetrics::default();
     let handlers = parallel::each("accounts are made", nodes, 8, async |number| {
-        let name = format!("join-{number:03}");
-        site.node(&name, GROUP).await?;
-        handler(&site.credentials(&name).await?, &metrics).await
+        handler(&site.credentials(&name(number)).await?, &metrics).await
     })
     .await?;
+    let handlers = handlers.into_iter().map(run).collect();
+    // The leader has one of its own.
+    site.until_watched("nodenetworkconfigurationenactments", nodes + 1)
+        .await?;
     let before = site.settled_writes().await?;
     let config = watcher::Config::default().labels(&format!("nmstate.io/policy={POLICY_NAME}"));
     let mut events = watch(site.api(ENACTMENT), config).default_backoff().boxed();
     while !matches!(events.next().await, Some(Ok(Event::InitDone))) {}
     let bar = progress("nodes join at once", nodes as u64);
-    let begun = Instant::now();
-    let handlers = handlers.into_iter().map(run).collect();
+    let started = Instant::now();
+    let joining = (0..nodes).map(|number| async move { site.node(&name(number), GROUP).await });
+    futures::future::try_join_all(joining).await?;
     let (mut recorded, mut available) = (BTreeMap::new(), BTreeMap::new());
     let mut owners: BTreeMap<String, String> = BTreeMap::new();
     let mut duplicates = 0;
-    while available.len() < nodes && begun.elapsed() < PATIENCE {
+    while available.len() < nodes && started.elapsed() < TIMEOUT {
         let event = tokio::time::timeout(Duration::from_secs(5), events.next()).await;
         let Ok(Some(Ok(Event::Apply(object)))) = event else {
             continue;
@@ -119,9 +129,9 @@ pub async fn at_once(site: &Site, nodes: usize) -> Result<Joined> {
             duplicates += usize::from(*owner != node);
             recorded
                 .entry(node.clone())
-                .or_insert_with(|| begun.elapsed());
+                .or_insert_with(|| started.elapsed());
         }
-        if is_available && available.insert(node, begun.elapsed()).is_none() {
+        if is_available && available.insert(node, started.elapsed()).is_none() {
             bar.inc(1);
         }
     }
@@ -157,9 +167,9 @@ impl Joined {
         let rate = self.recorded.len() as f64 / last(&self.recorded).max(f64::EPSILON);
         let _ = writeln!(
             std::io::stderr(),
-            "failures: berth {} of {nodes} not served; get-update-retry {} given up and queued again, {} of {nodes} not served after {:.0} s",
+            "failures: berth {} of {nodes} not served; get-update-retry {} failed and queued again, {} of {nodes} not served after {:.0} s",
             nodes - self.available.len(),
-            theirs.given_up,
+            theirs.failed,
             nodes - theirs.served,
             theirs.elapsed.as_secs_f64(),
         );
@@ -225,8 +235,8 @@ impl Joined {
                 Target::AtLeast(5.0),
             ),
             Figure::new(
-                format!("get-update-retry, {nodes} nodes: given up after 4 tries and queued again"),
-                theirs.given_up as f64,
+                format!("get-update-retry, {nodes} nodes: failed after 4 tries and queued again"),
+                theirs.failed as f64,
                 "",
                 Target::None,
             ),
@@ -251,16 +261,16 @@ pub async fn alone(site: &Site, _joined: &Joined, count: usize) -> Result<Vec<Fi
         handlers.push(run(handler(&credentials, &metrics).await?));
         // Its watches are open when the node joins.
         tokio::time::sleep(Duration::from_millis(500)).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         site.node(&name, GROUP).await?;
         let enactment = format!("{name}.{POLICY_NAME}");
         loop {
             let object = site.get(ENACTMENT, &enactment).await?;
             if !host::addresses(&object["status"]["desiredState"]).is_empty() {
-                times.push(begun.elapsed().as_secs_f64());
+                times.push(started.elapsed().as_secs_f64());
                 break;
             }
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!("{name} has no address: {}", object["status"]);
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,8 +1,9 @@
-//! The nodes front on a real API server: many nodes that join at once, against handlers that each write the pool; one node that joins; a
-//! pool that is created again; what the front adds to an idle agent.
+//! The nodes front on a real API server: many nodes that join at once, against handlers that each write the pool; one
+//! node that joins; a pool that is created again; the memory that the front adds to an idle agent.
 //!
-//! Handlers share this process. Each has its own client, token and TLS connections, to the API server and to the leader, which is a
-//! process of its own. Their host program is a script that keeps a state: a host of its own is what each would have in a cluster.
+//! Handlers share this process. Each has its own client, token and TLS connections, to the API server and to the
+//! leader, which is a separate process. Their host program is a script that keeps a state: in a cluster each would
+//! have a real host.
 
 mod idle;
 mod join;

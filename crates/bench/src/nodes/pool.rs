@@ -10,28 +10,28 @@ use super::join::{POOL_NAME, addresses, allocations};
 use super::site::{Site, reason};
 use crate::figure::{Figure, Target};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub async fn created_again(site: &Site, nodes: usize) -> Result<Vec<Figure>> {
     let before = addresses(site).await?;
     ensure!(before.len() >= nodes, "{} enactments", before.len());
     let params = DeleteParams::default();
     site.api(NODE_IP_POOL).delete(POOL_NAME, &params).await?;
-    let begun = Instant::now();
+    let started = Instant::now();
     site.pool(POOL_NAME, 71).await?;
     let (took, pool) = loop {
         let pool = site.get(NODE_IP_POOL, POOL_NAME).await?;
         let used = pool["status"]["used"].as_u64().unwrap_or_default();
-        // One that allocates before it has everything back would give an address twice.
+        // A leader that allocates before it has recovered everything would allocate an address twice.
         if reason(&pool) == "ReconciledPool" {
             ensure!(
                 used == before.len() as u64,
                 "Available with {used} of {} addresses",
                 before.len()
             );
-            break (begun.elapsed(), pool);
+            break (started.elapsed(), pool);
         }
-        if begun.elapsed() > PATIENCE {
+        if started.elapsed() > TIMEOUT {
             bail!("the pool is not rebuilt: {}", pool["status"]);
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,5 +1,6 @@
-//! The proposal's own way: each handler reads the pool, takes the first free offset, writes the status, and retries on conflict with client-go's
-//! `retry.DefaultBackoff`. One that has given up is queued again as controller-runtime does it.
+//! The proposal's own way: each handler reads the pool, takes the first free offset, writes the status, and retries
+//! on conflict with client-go's `retry.DefaultBackoff`. After a failure it is queued again, as controller-runtime
+//! does.
 //!
 //! It does less than Berth's handlers do: no watches, no host, no NodeNetworkState.
 
@@ -31,13 +32,13 @@ const JITTER: f64 = 0.1;
 /// controller-runtime's rate limiter of failed items: 5 ms, doubled each time.
 const REQUEUE: Duration = Duration::from_millis(5);
 
-/// What became of them.
+/// Their outcome.
 #[derive(Debug, Default)]
 pub struct Retried {
     pub nodes: usize,
     pub served: usize,
     /// Rounds of four tries that ended in a conflict.
-    pub given_up: u64,
+    pub failed: u64,
     pub elapsed: Duration,
 }
 
@@ -63,18 +64,18 @@ pub async fn run(site: &Site, nodes: usize, limit: u64) -> Result<Retried> {
     let bar = progress("nodes at once, get-update-retry", nodes as u64);
     let start = Arc::new(Barrier::new(nodes));
     let limit = Duration::from_secs(limit);
-    let begun = Instant::now();
+    let started = Instant::now();
     let tasks = clients.into_iter().map(|(node, client)| {
         let (start, bar) = (Arc::clone(&start), bar.clone());
         tokio::spawn(async move {
             start.wait().await;
-            let mut given_up = 0;
-            let served = tokio::time::timeout(limit, join(&client, &node, &mut given_up)).await;
+            let mut failed = 0;
+            let served = tokio::time::timeout(limit, join(&client, &node, &mut failed)).await;
             bar.inc(1);
             match served {
-                Ok(Ok(address)) => Ok((Some(address), given_up, begun.elapsed())),
+                Ok(Ok(address)) => Ok((Some(address), failed, started.elapsed())),
                 Ok(Err(error)) => Err(error),
-                Err(_) => Ok((None, given_up, begun.elapsed())),
+                Err(_) => Ok((None, failed, started.elapsed())),
             }
         })
     });
@@ -84,14 +85,14 @@ pub async fn run(site: &Site, nodes: usize, limit: u64) -> Result<Retried> {
     };
     let mut addresses = Vec::new();
     for task in tasks.collect::<Vec<_>>() {
-        let (address, given_up, at) = task.await??;
-        all.given_up += given_up;
+        let (address, failed, at) = task.await??;
+        all.failed += failed;
         all.served += usize::from(address.is_some());
         all.elapsed = all.elapsed.max(at);
         addresses.extend(address);
     }
     bar.finish_and_clear();
-    // A leader would collect what no enactment claims, in the midst of the next part.
+    // A leader would collect what no enactment claims, during the next part.
     for (kind, name) in [(NODE_IP_POOL, POOL), (objects::POLICY, POLICY)] {
         let params = DeleteParams::default();
         site.api(kind).delete(name, &params).await?;
@@ -114,13 +115,13 @@ async fn connect(credentials: &Credentials) -> Result<Client> {
 }
 
 /// Allocates, then writes the enactment twice, as Berth does.
-async fn join(client: &Client, node: &str, given_up: &mut u64) -> Result<u64> {
+async fn join(client: &Client, node: &str, failed: &mut u64) -> Result<u64> {
     let mut pause = REQUEUE;
     let offset = loop {
         match allocate(client).await? {
             Some(offset) => break offset,
             None => {
-                *given_up += 1;
+                *failed += 1;
                 tokio::time::sleep(pause).await;
                 pause *= 2;
             }
@@ -148,7 +149,7 @@ async fn join(client: &Client, node: &str, given_up: &mut u64) -> Result<u64> {
     Ok(offset)
 }
 
-/// `retry.RetryOnConflict(retry.DefaultBackoff, ...)`: none if every try met a conflict.
+/// `retry.RetryOnConflict(retry.DefaultBackoff, ...)`: `None` if every attempt conflicted.
 async fn allocate(client: &Client) -> Result<Option<u64>> {
     let api = objects::api(client.clone(), NODE_IP_POOL);
     let mut pause = FIRST;

@@ -1,6 +1,8 @@
 //! The cluster: kubernetes-nmstate's definitions, Berth's roles and policies, nodes, and a leader.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -9,14 +11,14 @@ use berth_parts::Parts;
 use berth_testkit::{Account, Agents, Cluster, Process, guarded, isolated};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use kube::core::Request;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
 pub const HOME: &str = "kube-system";
 const AUDIENCE: &str = "desk.berth.dev";
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Keeps the state of its last apply. Shell built-ins alone: one process a call.
 const HOST: &str = r#"#!/bin/sh
@@ -34,6 +36,7 @@ pub struct Site {
     controller: Account,
     pub berth: PathBuf,
     pub dir: tempfile::TempDir,
+    sources: AtomicU16,
 }
 
 /// What one node's handler has of its own.
@@ -43,6 +46,8 @@ pub struct Credentials {
     pub kubeconfig: PathBuf,
     /// For the leader's desk.
     pub token_file: PathBuf,
+    /// The loopback address that its connections to the leader come from: the leader limits connections per peer.
+    pub source: IpAddr,
     pub host: PathBuf,
 }
 
@@ -68,10 +73,11 @@ impl Site {
             include_str!("../../../../deploy/nodes/rbac.yaml"),
             include_str!("../../../../deploy/nodes/captures.yaml"),
             include_str!("../../../../deploy/nodes/policies.yaml"),
+            include_str!("../../../../deploy/nodes/status-policies.yaml"),
         ] {
             cluster.apply(text).await?;
         }
-        let agents = cluster.agents_beside_a_controller(HOME).await?;
+        let agents = cluster.agents(HOME).await?;
         let controller = cluster.account(HOME, "berth-controller").await?;
         Ok(Site {
             admin: cluster.client().await?,
@@ -80,6 +86,7 @@ impl Site {
             controller,
             berth,
             dir: tempfile::tempdir()?,
+            sources: AtomicU16::new(1),
         })
     }
 
@@ -93,7 +100,7 @@ impl Site {
             .env("BERTH_KUBECONFIG", self.controller.kubeconfig());
         let mut process = Process::start("controller", command, self.dir.path())?;
         let leases: Api<Lease> = Api::namespaced(self.admin.clone(), HOME);
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let lease = leases.get_opt("berth-controller").await?;
             let holder = lease.and_then(|lease| lease.spec?.holder_identity);
@@ -103,7 +110,7 @@ impl Site {
             if let Some(status) = process.ended()? {
                 bail!("the controller ended with {status}; {}", process.tail());
             }
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!("the controller does not lead; {}", process.tail());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -122,20 +129,25 @@ impl Site {
             node: node.to_owned(),
             kubeconfig: account.kubeconfig().to_owned(),
             token_file,
+            source: self.source(),
             host,
         })
     }
 
-    /// A Node that is Ready.
+    /// 127.1.x.y, another one at each call.
+    fn source(&self) -> IpAddr {
+        let [high, low] = self.sources.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        Ipv4Addr::new(127, 1, high, low).into()
+    }
+
+    /// A Node that is Ready from its registration on.
     pub async fn node(&self, name: &str, group: &str) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         let node = serde_json::from_value(json!({
             "metadata": { "name": name, "labels": { "bench": group } },
+            "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
         }))?;
         nodes.create(&PostParams::default(), &node).await?;
-        let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
-        let (params, patch) = (PatchParams::default(), Patch::Merge(&ready));
-        nodes.patch_status(name, &params, &patch).await?;
         Ok(())
     }
 
@@ -186,23 +198,49 @@ impl Site {
 
     /// Waits until a pool may be allocated from.
     pub async fn until_available(&self, pool: &str) -> Result<Value> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let object = self.get(NODE_IP_POOL, pool).await?;
             if reason(&object) == "ReconciledPool" {
                 return Ok(object);
             }
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 bail!("NodeIPPool {pool}: {}", object["status"]);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
+    /// The API server's own metrics.
+    async fn metrics(&self) -> Result<String> {
+        let request = Request::new("/metrics").list(&kube::api::ListParams::default())?;
+        Ok(self.admin.request_text(request).await?)
+    }
+
+    /// Waits until the API server serves that many watches of a resource.
+    pub async fn until_watched(&self, resource: &str, count: usize) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let text = self.metrics().await?;
+            let watches = text.lines().filter(|line| {
+                line.starts_with("apiserver_longrunning_requests{")
+                    && line.contains(&format!("resource=\"{resource}\""))
+                    && line.contains("verb=\"WATCH\"")
+            });
+            let open: f64 = watches.filter_map(sample).sum();
+            if open >= count as f64 {
+                return Ok(());
+            }
+            if started.elapsed() > TIMEOUT {
+                bail!("{open} of {count} watches of {resource} are open");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// Write requests that the API server has answered, by resource.
     pub async fn writes(&self) -> Result<Writes> {
-        let request = Request::new("/metrics").list(&kube::api::ListParams::default())?;
-        let text = self.admin.request_text(request).await?;
+        let text = self.metrics().await?;
         let mut writes = Writes::default();
         for line in text.lines() {
             let Some(labels) = line.strip_prefix("apiserver_request_total{") else {
@@ -212,8 +250,7 @@ impl Site {
             let is_write = is_write
                 .iter()
                 .any(|verb| labels.contains(&format!("verb=\"{verb}\"")));
-            let count = line.rsplit(' ').next().and_then(|n| n.parse::<f64>().ok());
-            let (true, Some(count)) = (is_write, count) else {
+            let (true, Some(count)) = (is_write, sample(line)) else {
                 continue;
             };
             let of = |resource: &str| labels.contains(&format!("resource=\"{resource}\""));
@@ -249,6 +286,11 @@ pub struct Writes {
     pub nodes: f64,
     pub pools: f64,
     pub policies: f64,
+}
+
+/// The value of a line of metrics.
+fn sample(line: &str) -> Option<f64> {
+    line.rsplit(' ').next()?.parse().ok()
 }
 
 /// The reason of a pool's condition.

@@ -15,7 +15,7 @@ use crate::figure::{Figure, Target, progress};
 /// The results of many callers.
 #[derive(Debug, Default)]
 pub struct Run {
-    pub given: Vec<(String, Address)>,
+    pub allocated: Vec<(String, Address)>,
     /// The time of every call, of failed ones too.
     pub times: Vec<Duration>,
     failures: Vec<String>,
@@ -28,7 +28,7 @@ impl Run {
     }
 
     pub fn add(&mut self, other: Run) {
-        self.given.extend(other.given);
+        self.allocated.extend(other.allocated);
         self.times.extend(other.times);
         self.failures.extend(other.failures);
         self.elapsed += other.elapsed;
@@ -47,14 +47,14 @@ pub fn at_once(callers: Vec<(Plugin, Vec<String>)>, bar: &ProgressBar) -> Result
                     start.wait();
                     let mut run = Run::default();
                     for pod in pods {
-                        let began = Instant::now();
+                        let started = Instant::now();
                         let added = plugin.add(pod);
-                        run.times.push(began.elapsed());
+                        run.times.push(started.elapsed());
                         match added {
-                            Ok(added) => run.given.push((pod.clone(), added.address)),
+                            Ok(added) => run.allocated.push((pod.clone(), added.address)),
                             Err(error) => {
                                 run.failures.push(format!("{error:#}"));
-                                // A runtime does that; nothing of the call may stay.
+                                // A runtime does that; the call must leave nothing behind.
                                 let _ = plugin.del(pod);
                             }
                         }
@@ -65,13 +65,13 @@ pub fn at_once(callers: Vec<(Plugin, Vec<String>)>, bar: &ProgressBar) -> Result
             })
             .collect();
         start.wait();
-        let began = Instant::now();
+        let started = Instant::now();
         let mut all = Run::default();
         for thread in threads {
             let run = thread.join().ok().context("a caller's thread panicked")?;
             all.add(run);
         }
-        all.elapsed = began.elapsed();
+        all.elapsed = started.elapsed();
         Ok(all)
     })
 }
@@ -104,8 +104,8 @@ pub async fn pods(testbed: &Testbed, pods: usize, crowds: usize) -> Result<Vec<F
     }
     bar.finish_and_clear();
     let [us, them] = &runs;
-    check(&ours.ledger, "berth", &us.given).await?;
-    check(&theirs.ledger, "whereabouts", &them.given).await?;
+    check(&ours.ledger, "berth", &us.allocated).await?;
+    check(&theirs.ledger, "whereabouts", &them.allocated).await?;
     let (rate, their_rate) = (us.rate(), them.rate());
     let mut figures = vec![Figure::new(
         format!(
@@ -152,8 +152,8 @@ pub async fn nodes(testbed: &Testbed, nodes: usize, each: usize) -> Result<Vec<F
     let them = tokio::task::block_in_place(|| at_once(callers, &bar))?;
     bar.finish_and_clear();
 
-    check(&ours.ledger, "berth", &us.given).await?;
-    check(&theirs.ledger, "whereabouts", &them.given).await?;
+    check(&ours.ledger, "berth", &us.allocated).await?;
+    check(&theirs.ledger, "whereabouts", &them.allocated).await?;
     let (rate, their_rate) = (us.rate(), them.rate());
     let (p99, their_p99) = (quantile(&us.times, 0.99), quantile(&them.times, 0.99));
     let mut figures = vec![

@@ -32,7 +32,7 @@ pub async fn full(testbed: &Testbed, held: usize, rounds: usize) -> Result<Vec<F
             ledger: Some(full.ledger()?),
         },
     ];
-    // The two end with different counts, so the rest is not compared here.
+    // The two end with different counts, so the other figures are not compared here.
     let manner = Manner {
         rounds,
         held: None,

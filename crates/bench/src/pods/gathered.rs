@@ -1,5 +1,5 @@
-//! Nodes whose requests meet in the leader desk, compared with whereabouts; and a lower bound for the cost of meeting
-//! in API objects.
+//! Nodes whose requests are committed by the leader desk, compared with whereabouts; and a lower bound for the cost
+//! of doing that with API objects.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -43,12 +43,12 @@ impl Testbed {
         let mut process = Process::start("controller", command, self.cluster.dir())?;
         let leases: Api<Lease> =
             Api::namespaced(home.account.client().await?, &home.account.namespace);
-        let began = Instant::now();
+        let started = Instant::now();
         while leases.get_opt("berth-controller").await?.is_none() {
             if let Some(status) = process.ended()? {
                 bail!("the controller ended with {status}; {}", process.tail());
             }
-            if began.elapsed() > Duration::from_secs(60) {
+            if started.elapsed() > Duration::from_secs(60) {
                 bail!("the controller does not lead; {}", process.tail());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -114,7 +114,7 @@ pub async fn nodes(
     let first = agents.iter().enumerate();
     let first = first.map(|(at, agent)| (testbed.berth_in(agent, &ours), warm(at)));
     let bar = progress("nodes connect to the leader", nodes as u64);
-    let mut given = tokio::task::block_in_place(|| at_once(first.collect(), &bar))?.given;
+    let mut allocated = tokio::task::block_in_place(|| at_once(first.collect(), &bar))?.allocated;
     bar.finish_and_clear();
     let plugin = testbed.whereabouts(&theirs)?;
     let run = |what: &str, callers: Vec<(Plugin, Vec<String>)>| -> Result<Run> {
@@ -162,9 +162,9 @@ pub async fn nodes(
         us.add(ours_now);
         them.add(theirs_now);
     }
-    given.extend(us.given.iter().cloned());
-    check(&ours.ledger, "berth", &given).await?;
-    check(&theirs.ledger, "whereabouts", &them.given).await?;
+    allocated.extend(us.allocated.iter().cloned());
+    check(&ours.ledger, "berth", &allocated).await?;
+    check(&theirs.ledger, "whereabouts", &them.allocated).await?;
     drop(agents);
     drop(leader);
     ratios.sort_by(f64::total_cmp);
@@ -206,8 +206,8 @@ pub async fn nodes(
     Ok(figures)
 }
 
-/// A lower bound for meeting in objects: each node creates an object per request and waits until the leader, which
-/// watches, has deleted it. The leader's write to the pool would come on top.
+/// A lower bound for a leader desk that uses objects: each node creates an object per request and waits until the
+/// leader, which watches, has deleted it. The leader's write to the pool would come on top.
 async fn notes(testbed: &Testbed, nodes: usize, each: usize) -> Result<Run> {
     let home = testbed.home().await?;
     let client = home.account.client().await?;
@@ -246,21 +246,21 @@ async fn notes(testbed: &Testbed, nodes: usize, each: usize) -> Result<Run> {
                     "metadata": { "name": format!("note-{node}-{pod}"), "labels": { LABEL: format!("node-{node}") } },
                     "spec": { "podref": format!("default/workload-{node}-{pod}") },
                 }))?;
-                let began = Instant::now();
+                let started = Instant::now();
                 api.create(&PostParams::default(), &note).await?;
                 while !matches!(gone.next().await, Some(Ok(watcher::Event::Delete(_)))) {}
-                times.push(began.elapsed());
+                times.push(started.elapsed());
             }
             anyhow::Ok(times)
         }));
     }
     start.wait().await;
-    let began = Instant::now();
+    let started = Instant::now();
     let mut run = Run::default();
     for task in tasks {
         run.times.extend(task.await??);
     }
-    run.elapsed = began.elapsed();
+    run.elapsed = started.elapsed();
     answering.abort();
     Ok(run)
 }

@@ -30,7 +30,7 @@ pub async fn memory(testbed: &Testbed) -> Result<Vec<Figure>> {
     let busy = node.resident()?;
     let held = recorded(&home.ledger).await?.len();
     if held != PODS {
-        bail!("{PODS} pods were given addresses, {held} are recorded");
+        bail!("{PODS} pods got addresses, {held} are recorded");
     }
     Ok(vec![
         Figure::new("agent, resident, idle", idle, "MB", Target::AtMost(20.0)),

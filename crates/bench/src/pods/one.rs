@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use berth_ledger::SharedLedger;
+use berth_ledger::SharedRecordLedger;
 
 use super::median;
 use super::plugin::{Plugin, spawn};
@@ -59,7 +59,7 @@ pub async fn version(testbed: &Testbed, rounds: usize) -> Result<Vec<Figure>> {
 pub struct Turn {
     pub plugin: Plugin,
     /// `None`: its store is private, and only its answers are checked.
-    pub ledger: Option<SharedLedger>,
+    pub ledger: Option<SharedRecordLedger>,
 }
 
 pub async fn add(testbed: &Testbed, rounds: usize) -> Result<Vec<Figure>> {

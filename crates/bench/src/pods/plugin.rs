@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use berth_core::Address;
-use berth_testkit::fed;
+use berth_testkit::{PodCall, fed};
 use serde_json::{Value, json};
 
 /// One plugin with one network's configuration.
@@ -67,7 +67,7 @@ impl Plugin {
         let text = result["ips"][0]["address"].as_str().unwrap_or_default();
         let bare = text.split('/').next().unwrap_or_default();
         let address = Address::parse_lenient(bare)
-            .with_context(|| format!("{}: ADD gave no address: {stdout}", self.name))?;
+            .with_context(|| format!("{}: ADD returned no address: {stdout}", self.name))?;
         Ok(Added { address, took })
     }
 
@@ -79,13 +79,11 @@ impl Plugin {
         let mut command = Command::new(&self.binary);
         command
             .env_clear()
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", container(pod))
-            .env("CNI_IFNAME", "net1")
-            .env("CNI_NETNS", "/var/run/netns/none")
-            .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_ARGS", arguments(pod));
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let call = PodCall::new(self.name, verb, pod)
+            .in_namespace("default", pod)
+            .of_container(&container(pod));
+        call.put_into(&mut command);
         let (took, output) = timed(&mut command, &self.configuration())
             .with_context(|| format!("run {}", self.binary.display()))?;
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -107,7 +105,7 @@ pub fn spawn(program: &Path) -> Result<Duration> {
 
 fn timed(command: &mut Command, stdin: &str) -> Result<(Duration, std::process::Output)> {
     command.stderr(Stdio::null());
-    let began = Instant::now();
+    let started = Instant::now();
     let output = fed(command, stdin)?;
-    Ok((began.elapsed(), output))
+    Ok((started.elapsed(), output))
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use berth_core::Address;
 use berth_kube::Connect;
-use berth_ledger::{KubeLedger, SharedLedger, SqliteLedger};
+use berth_ledger::{SharedRecordLedger, SqliteLedger};
 use berth_parts::Parts;
 use berth_testkit::{Account, Agent, Cluster};
+use berth_whereabouts::KubeLedger;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -31,7 +32,7 @@ pub struct Testbed {
 /// A namespace with its own pools, and an account in it.
 pub struct Home {
     pub account: Account,
-    pub ledger: SharedLedger,
+    pub ledger: SharedRecordLedger,
 }
 
 /// A node with an agent, a process of its own.
@@ -172,7 +173,7 @@ impl Node {
     }
 
     /// Its own pools, read next to the agent.
-    pub fn ledger(&self) -> Result<SharedLedger> {
+    pub fn ledger(&self) -> Result<SharedRecordLedger> {
         Ok(Arc::new(SqliteLedger::open(
             self.dir.path().join("berth.db"),
         )?))
@@ -190,9 +191,13 @@ impl Node {
 }
 
 /// Fails unless exactly what was returned is recorded: nothing twice (I1), nothing lost (I2), nothing else.
-pub async fn check(ledger: &SharedLedger, who: &str, given: &[(String, Address)]) -> Result<()> {
+pub async fn check(
+    ledger: &SharedRecordLedger,
+    who: &str,
+    allocated: &[(String, Address)],
+) -> Result<()> {
     let mut expected = BTreeMap::new();
-    for (pod, address) in given {
+    for (pod, address) in allocated {
         if let Some(other) = expected.insert(address.to_string(), container(pod)) {
             bail!("{who}: {address} was allocated to {pod} and to {other}");
         }
@@ -217,7 +222,7 @@ pub async fn check(ledger: &SharedLedger, who: &str, given: &[(String, Address)]
 
 /// Fails unless what was returned to a pod is recorded for its container.
 pub async fn borne_out(
-    ledger: &SharedLedger,
+    ledger: &SharedRecordLedger,
     plugin: &Plugin,
     pod: &str,
     added: &Added,
@@ -235,7 +240,7 @@ pub async fn borne_out(
 }
 
 /// Address and container of every record of every pool.
-pub async fn recorded(ledger: &SharedLedger) -> Result<BTreeMap<String, String>> {
+pub async fn recorded(ledger: &SharedRecordLedger) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pool in ledger.pools().await? {
         // An agent's journal and its list of slices are not pools of addresses.

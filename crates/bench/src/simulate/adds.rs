@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 
 use super::Simulate;
 use super::node::{Network, Node};
-use super::proof::Given;
+use super::proof::Allocated;
 use crate::figure::progress;
 
 /// Tries of an ADD, as a kubelet makes them.
@@ -21,7 +21,7 @@ pub const PAUSE: Duration = Duration::from_secs(1);
 /// What was answered, and when.
 #[derive(Default)]
 pub struct Outcome {
-    pub given: Vec<Given>,
+    pub allocated: Vec<Allocated>,
     pub times: Vec<Duration>,
     pub elapsed: Duration,
     /// ADDs that had to retry, and the first reason.
@@ -36,8 +36,8 @@ impl Simulate {
         let bar = progress("ADDs are answered", total as u64);
         let turns = Arc::new(tokio::sync::Semaphore::new(self.at_once.max(1)));
         let answered = Arc::new(AtomicUsize::new(0));
-        let began = Instant::now();
-        let ticker = tokio::spawn(tell(Arc::clone(&answered), total, began, bar.clone()));
+        let started = Instant::now();
+        let ticker = tokio::spawn(tell(Arc::clone(&answered), total, started, bar.clone()));
         let mut tasks = Vec::new();
         for node in nodes {
             let work = Work {
@@ -56,12 +56,12 @@ impl Simulate {
         let mut outcome = Outcome::default();
         for task in tasks {
             let one = task.await.context("a node's task")?;
-            outcome.given.extend(one.given);
+            outcome.allocated.extend(one.allocated);
             outcome.times.extend(one.times);
             outcome.again += one.again;
             outcome.first = outcome.first.take().or(one.first);
         }
-        outcome.elapsed = began.elapsed();
+        outcome.elapsed = started.elapsed();
         ticker.abort();
         bar.finish_and_clear();
         Ok(outcome)
@@ -86,12 +86,12 @@ impl Work {
             }
             let pod = format!("{}-pod-{number:03}", self.node.name);
             for network in self.networks.iter() {
-                let began = Instant::now();
+                let started = Instant::now();
                 let mut tries = 0;
                 loop {
                     match self.node.add(&pod, network).await {
                         Ok(address) => {
-                            outcome.given.push(Given {
+                            outcome.allocated.push(Allocated {
                                 node: self.node.name.clone(),
                                 pod: pod.clone(),
                                 network: network.name.clone(),
@@ -100,9 +100,9 @@ impl Work {
                             self.answered.fetch_add(1, Ordering::Relaxed);
                             break;
                         }
-                        Err(told) => {
+                        Err(text) => {
                             outcome.again += 1;
-                            outcome.first.get_or_insert(told);
+                            outcome.first.get_or_insert(text);
                             tries += 1;
                             if tries == TRIES {
                                 break;
@@ -111,7 +111,7 @@ impl Work {
                         }
                     }
                 }
-                outcome.times.push(began.elapsed());
+                outcome.times.push(started.elapsed());
             }
         }
         outcome
@@ -119,7 +119,7 @@ impl Work {
 }
 
 /// Updates the progress bar; without a terminal, prints the progress every few seconds.
-async fn tell(answered: Arc<AtomicUsize>, total: usize, began: Instant, bar: ProgressBar) {
+async fn tell(answered: Arc<AtomicUsize>, total: usize, started: Instant, bar: ProgressBar) {
     let mut ticks = 0u32;
     loop {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -127,7 +127,7 @@ async fn tell(answered: Arc<AtomicUsize>, total: usize, began: Instant, bar: Pro
         bar.set_position(now as u64);
         ticks += 1;
         if bar.is_hidden() && ticks.is_multiple_of(10) {
-            let seconds = began.elapsed().as_secs_f64();
+            let seconds = started.elapsed().as_secs_f64();
             let _ = writeln!(
                 std::io::stderr(),
                 "{seconds:6.1} s  {now} of {total} answered"

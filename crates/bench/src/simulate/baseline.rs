@@ -17,7 +17,7 @@ pub async fn rate(cluster: &Cluster, claims: usize, at_once: usize) -> Result<Op
     }
     let namespace = cluster.namespace("bare").await?;
     let api: Api<SliceClaim> = Api::namespaced(cluster.client().await?, &namespace);
-    let began = Instant::now();
+    let started = Instant::now();
     parallel::each("bare claims", claims, at_once, async |n| {
         let spec = SliceClaimSpec {
             network: "bare".to_owned(),
@@ -32,7 +32,7 @@ pub async fn rate(cluster: &Cluster, claims: usize, at_once: usize) -> Result<Op
         Ok(())
     })
     .await?;
-    let rate = claims as f64 / began.elapsed().as_secs_f64();
+    let rate = claims as f64 / started.elapsed().as_secs_f64();
     Ok(Some(Figure::new(
         "bare CREATEs of claims, the same API server, nothing else",
         rate,

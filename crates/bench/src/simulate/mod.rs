@@ -112,13 +112,13 @@ impl Simulate {
         };
         let dir = memory_dir()?;
         let before = server::writes(&admin).await?;
-        let began = Instant::now();
+        let started = Instant::now();
         let nodes = self.start(&machine, dir.path()).await?;
-        let start = began.elapsed();
+        let start = started.elapsed();
         let outcome = self.add_all(&nodes).await?;
         let published = self.until_published(&nodes).await?;
         let writes = server::writes(&admin).await? - before;
-        let verdict = proof::examine(&admin, &namespace, &outcome.given).await?;
+        let verdict = proof::examine(&admin, &namespace, &outcome.allocated).await?;
         machine.stop.cancel();
         machine.tasks.close();
         let _ = tokio::time::timeout(Duration::from_secs(30), machine.tasks.wait()).await;
@@ -139,7 +139,7 @@ impl Simulate {
         writes: f64,
     ) -> Vec<Figure> {
         let asked = self.nodes * self.networks * self.pods;
-        let answered = outcome.given.len();
+        let answered = outcome.allocated.len();
         let seconds = outcome.elapsed.as_secs_f64();
         let whole = asked >= 50_000 && self.pods == 1;
         let shape = format!(
@@ -255,7 +255,7 @@ impl Simulate {
 
     /// Publishers run by themselves; what is unpublished after their time is published here.
     async fn until_published(&self, nodes: &[Arc<Node>]) -> Result<Duration> {
-        let began = Instant::now();
+        let started = Instant::now();
         tokio::time::sleep(SliceSettings::default().gather_busy * 2).await;
         parallel::each("nodes have published", nodes.len(), HANDS, async |n| {
             let mut tries = 0;
@@ -269,7 +269,7 @@ impl Simulate {
             Ok(())
         })
         .await?;
-        Ok(began.elapsed())
+        Ok(started.elapsed())
     }
 }
 
@@ -278,9 +278,9 @@ impl Simulate {
 async fn served(admin: &Client, namespace: &str) -> Result<()> {
     let pools: Api<IPPool> = Api::namespaced(admin.clone(), namespace);
     let cached = ListParams::default().match_any();
-    let begun = Instant::now();
+    let started = Instant::now();
     while let Err(error) = pools.list(&cached).await {
-        if begun.elapsed() > Duration::from_secs(30) {
+        if started.elapsed() > Duration::from_secs(30) {
             return Err(error).context("the API server's cache of IPPools");
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

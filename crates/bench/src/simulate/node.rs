@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use berth_core::Address;
 use berth_desk::DeskMetrics;
 use berth_kube::Connection;
-use berth_ledger::{SharedLedger, SqliteLedger};
+use berth_ledger::{SharedRecordLedger, SqliteLedger};
 use berth_pods::{Front, Store, Stores};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, SliceSettings, Slices};
@@ -40,7 +40,7 @@ impl Node {
     pub async fn start(machine: &Machine, name: String, dir: &Path) -> Result<Node> {
         let file = dir.join(format!("{name}.db"));
         let opened = tokio::task::spawn_blocking(move || SqliteLedger::open_alone(file)).await?;
-        let local: SharedLedger = Arc::new(opened.context("open a node's ledger")?);
+        let local: SharedRecordLedger = Arc::new(opened.context("open a node's ledger")?);
         let slices = Slices::new(Setup {
             connection: machine.connection.clone(),
             local,

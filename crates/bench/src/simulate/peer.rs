@@ -23,7 +23,7 @@ pub async fn run(
     let start = Barrier::new(nodes + 1);
     let work = |node: usize| -> Result<Vec<_>> {
         start.wait();
-        let mut given = Vec::new();
+        let mut allocated = Vec::new();
         for network in networks {
             let pod = format!("theirs-{node:04}-{}", network.name);
             let plugin = plugin.clone().with("range", network.range.as_str());
@@ -31,29 +31,29 @@ pub async fn run(
             let added = plugin
                 .within("NODENAME", format!("theirs-{node:04}"))
                 .add(&pod)?;
-            given.push((pod, added.address));
+            allocated.push((pod, added.address));
             bar.inc(1);
         }
-        Ok(given)
+        Ok(allocated)
     };
-    let (given, elapsed) = tokio::task::block_in_place(|| {
+    let (allocated, elapsed) = tokio::task::block_in_place(|| {
         std::thread::scope(|scope| {
             let work = &work;
             let threads: Vec<_> = (0..nodes)
                 .map(|node| scope.spawn(move || work(node)))
                 .collect();
             start.wait();
-            let began = Instant::now();
-            let mut given = Vec::new();
+            let started = Instant::now();
+            let mut allocated = Vec::new();
             for thread in threads {
-                given.extend(thread.join().ok().context("a caller's thread panicked")??);
+                allocated.extend(thread.join().ok().context("a caller's thread panicked")??);
             }
-            anyhow::Ok((given, began.elapsed().as_secs_f64()))
+            anyhow::Ok((allocated, started.elapsed().as_secs_f64()))
         })
     })?;
     bar.finish_and_clear();
-    check(&home.ledger, "whereabouts", &given).await?;
-    let theirs = given.len() as f64 / elapsed;
+    check(&home.ledger, "whereabouts", &allocated).await?;
+    let theirs = allocated.len() as f64 / elapsed;
     Ok(vec![
         Figure::new(
             format!("whereabouts, {nodes} nodes x {} networks", networks.len()),

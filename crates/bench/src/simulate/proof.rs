@@ -12,7 +12,7 @@ use crate::figure::progress;
 
 /// One ADD that was answered with an address.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct Allocated {
     pub node: String,
     pub pod: String,
     pub network: String,
@@ -41,10 +41,10 @@ impl Verdict {
     }
 }
 
-pub async fn examine(client: &Client, namespace: &str, given: &[Given]) -> Result<Verdict> {
+pub async fn examine(client: &Client, namespace: &str, allocated: &[Allocated]) -> Result<Verdict> {
     let mut verdict = Verdict::default();
-    let mut answers: HashMap<(&str, Address), &Given> = HashMap::new();
-    for one in given {
+    let mut answers: HashMap<(&str, Address), &Allocated> = HashMap::new();
+    for one in allocated {
         if answers.insert((&one.network, one.address), one).is_some() {
             verdict.twice += 1;
         }
@@ -75,7 +75,7 @@ pub async fn examine(client: &Client, namespace: &str, given: &[Given]) -> Resul
         verdict.overlapping += usize::from(before.as_ref().is_some_and(meets));
         before = Some(holder);
     }
-    for one in given {
+    for one in allocated {
         // Claims are disjoint: the last one that begins at or before the address is the one that may cover it.
         let whole = Prefix::containing(one.address, one.address.family().bits());
         let whole = whole.context("an address as a range")?;
@@ -117,7 +117,7 @@ pub async fn examine(client: &Client, namespace: &str, given: &[Given]) -> Resul
             }
         }
     }
-    verdict.unpublished = given.len().saturating_sub(published);
+    verdict.unpublished = allocated.len().saturating_sub(published);
     Ok(verdict)
 }
 

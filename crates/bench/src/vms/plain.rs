@@ -15,14 +15,14 @@ const FIRST: Duration = Duration::from_millis(500);
 
 /// The tries are used up.
 #[derive(Debug)]
-pub struct GaveUp;
+pub struct OutOfTries;
 
 pub async fn allocate(
     api: &Api<ConfigMap>,
     name: &str,
     node: &str,
     id: &str,
-) -> Result<Result<(), GaveUp>> {
+) -> Result<Result<(), OutOfTries>> {
     retry(api, name, |state| {
         if state.allocated.contains_key(id) {
             return Ok(false);
@@ -47,7 +47,11 @@ pub async fn allocate(
     .await
 }
 
-pub async fn deallocate(api: &Api<ConfigMap>, name: &str, id: &str) -> Result<Result<(), GaveUp>> {
+pub async fn deallocate(
+    api: &Api<ConfigMap>,
+    name: &str,
+    id: &str,
+) -> Result<Result<(), OutOfTries>> {
     retry(api, name, |state| {
         let Some(entry) = state.allocated.remove(id) else {
             return Ok(false);
@@ -62,7 +66,7 @@ async fn retry(
     api: &Api<ConfigMap>,
     name: &str,
     change: impl Fn(&mut Document) -> Result<bool>,
-) -> Result<Result<(), GaveUp>> {
+) -> Result<Result<(), OutOfTries>> {
     let mut pause = FIRST;
     for _ in 0..TRIES {
         let mut object = api.get(name).await?;
@@ -82,5 +86,5 @@ async fn retry(
         tokio::time::sleep(pause.mul_f64(jitter)).await;
         pause = pause.mul_f64(1.5);
     }
-    Ok(Err(GaveUp))
+    Ok(Err(OutOfTries))
 }

@@ -18,7 +18,7 @@ use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 
 use super::Tally;
-use super::plain::{self, GaveUp};
+use super::plain::{self, OutOfTries};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -170,12 +170,12 @@ impl VmsWorker {
             }
             let id = format!("pod-{}-{pod}-{n}", self.node);
             for allocates in [true, false] {
-                let begun = Instant::now();
+                let started = Instant::now();
                 while self.operate(&way, &id, allocates).await?.is_err() {
                     tally.repeats += 1;
                 }
-                let millis = begun.elapsed().as_secs_f64() * 1e3;
-                // Counted by its end: an operation that began in the run-in and took long must count, or the slower
+                let millis = started.elapsed().as_secs_f64() * 1e3;
+                // Counted by its end: an operation that started in the run-in and took long must count, or the slower
                 // program would look faster.
                 let ended = Instant::now();
                 if ended < counted.start {
@@ -188,7 +188,12 @@ impl VmsWorker {
         Ok(tally)
     }
 
-    async fn operate(&self, way: &Way, id: &str, allocates: bool) -> Result<Result<(), GaveUp>> {
+    async fn operate(
+        &self,
+        way: &Way,
+        id: &str,
+        allocates: bool,
+    ) -> Result<Result<(), OutOfTries>> {
         match (way, allocates) {
             (Way::Plain(api), true) => plain::allocate(api, &self.name, &self.node, id).await,
             (Way::Plain(api), false) => plain::deallocate(api, &self.name, id).await,

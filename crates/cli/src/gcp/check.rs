@@ -114,16 +114,16 @@ impl Check {
 
     /// The selected IPPools, by name, as objects.
     async fn pools(&self, objects: &PoolObjects) -> anyhow::Result<BTreeMap<String, Value>> {
-        let listed = objects.list().await.map_err(unread)?;
         let mut found = BTreeMap::new();
-        for object in listed {
+        let keep = |object: Value| {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             let page_of = page_of(&object).ok().flatten();
             let pool = page_of.map_or_else(|| name.to_owned(), |page_of| page_of.pool);
             if self.pool.is_empty() || self.pool.contains(&pool) {
                 found.insert(name.to_owned(), object);
             }
-        }
+        };
+        objects.visit(keep).await.map_err(unread)?;
         match self.pool.iter().find(|name| !found.contains_key(*name)) {
             Some(name) => bail!(Negative::NotFound(format!("there is no IPPool {name}"))),
             None => Ok(found),

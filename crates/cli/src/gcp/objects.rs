@@ -5,61 +5,76 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
 use berth_gcp::check::ObservedPod;
-use berth_gcp::pool;
+use berth_gcp::pool::IP_POOLS;
 use berth_gcp::provision::executor::{Pools, PoolsError};
-use berth_kube::Connection;
-use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams,
-    Preconditions,
+use berth_kube::{
+    Connection, Failure, KubeError, ObjectClient, Part, Place, Rejection, Resource, Selection, Verb,
 };
-use kube::{Api, Client, Error};
+use kube::api::Preconditions;
 use serde_json::Value;
-
-/// A page of a list.
-const PAGE: u32 = 500;
 
 const DEFINITION: &str =
     "the definition of IPPools is not installed: kubectl apply -f deploy/gcp/crds/";
 
+const NODES: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "nodes",
+    kind: "Node",
+    place: Place::Cluster,
+};
+
+const PODS: Resource = Resource {
+    group: "",
+    version: "v1",
+    plural: "pods",
+    kind: "Pod",
+    place: Place::Namespaced,
+};
+
+const ALL: Selection<'static> = Selection {
+    labels: "",
+    fields: "",
+    page: 500,
+    everywhere: true,
+    cached: false,
+};
+
 #[derive(Clone, Debug)]
 pub struct PoolObjects {
-    api: Api<DynamicObject>,
-    timeout: Duration,
+    objects: ObjectClient,
 }
 
 impl PoolObjects {
     pub fn new(connection: &Connection) -> PoolObjects {
-        let kind = GroupVersionKind::gvk(pool::GROUP, pool::VERSION, "IPPool");
-        let resource = ApiResource::from_gvk_with_plural(&kind, "ippools");
         PoolObjects {
-            api: Api::all_with(connection.client.clone(), &resource),
-            timeout: connection.timeout,
+            objects: ObjectClient::new(connection),
         }
     }
 
-    /// Every IPPool, as JSON.
-    pub async fn list(&self) -> Result<Vec<Value>, PoolsError> {
-        let mut found = Vec::new();
-        reduce(&self.api, self.timeout, |object| found.push(object)).await?;
-        Ok(found)
+    /// Shows every IPPool to `visit`, as JSON.
+    pub async fn visit(&self, visit: impl FnMut(Value)) -> Result<(), PoolsError> {
+        let listed = self.objects.list(&IP_POOLS, &ALL, visit);
+        listed.await.map_err(failed)
+    }
+
+    fn failed(&self, failure: Failure, verb: Verb, name: &str) -> PoolsError {
+        failed(failure.into_error(self.objects.ask(verb, &IP_POOLS, name)))
     }
 }
 
-/// Lists that are reduced page by page: a large cluster's pods are never all in memory.
+/// Nodes and pods: a large cluster's are never all in memory.
 #[derive(Clone)]
 pub struct Lists {
-    client: Client,
-    timeout: Duration,
+    objects: ObjectClient,
 }
 
 impl Lists {
     pub fn new(connection: &Connection) -> Lists {
         Lists {
-            client: connection.client.clone(),
-            timeout: connection.timeout,
+            objects: ObjectClient::new(connection),
         }
     }
 
@@ -67,28 +82,22 @@ impl Lists {
     pub async fn nodes(&self) -> Result<Vec<(String, String)>, PoolsError> {
         let mut found = Vec::new();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let api = self.core("Node", "nodes");
         let visit = |node: Value| {
             let provider_id = text(&node["spec"]["providerID"]);
             found.push((text(&node["metadata"]["name"]), provider_id));
         };
-        reduce(&api, self.timeout, visit).await?;
+        let listed = self.objects.list(&NODES, &ALL, visit);
+        listed.await.map_err(failed)?;
         Ok(found)
     }
 
     /// Every pod with its own network that has not ended, by UID.
     pub async fn pods(&self) -> Result<BTreeMap<String, ObservedPod>, PoolsError> {
         let mut found = BTreeMap::new();
-        let api = self.core("Pod", "pods");
         let visit = |pod: Value| found.extend(observed(&pod).map(|pod| (pod.uid.clone(), pod)));
-        reduce(&api, self.timeout, visit).await?;
+        let listed = self.objects.list(&PODS, &ALL, visit);
+        listed.await.map_err(failed)?;
         Ok(found)
-    }
-
-    fn core(&self, kind: &str, plural: &str) -> Api<DynamicObject> {
-        let kind = GroupVersionKind::gvk("", "v1", kind);
-        let resource = ApiResource::from_gvk_with_plural(&kind, plural);
-        Api::all_with(self.client.clone(), &resource)
     }
 }
 
@@ -114,119 +123,56 @@ fn observed(pod: &Value) -> Option<ObservedPod> {
     })
 }
 
-async fn reduce(
-    api: &Api<DynamicObject>,
-    timeout: Duration,
-    mut visit: impl FnMut(Value),
-) -> Result<(), PoolsError> {
-    let mut page = ListParams::default().limit(PAGE);
-    loop {
-        let list = bounded(timeout, api.list(&page)).await?;
-        for object in &list.items {
-            visit(value(object)?);
-        }
-        match list.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => return Ok(()),
-        }
-    }
-}
-
-async fn bounded<T>(
-    timeout: Duration,
-    call: impl Future<Output = Result<T, Error>> + Send,
-) -> Result<T, PoolsError> {
-    match tokio::time::timeout(timeout, call).await {
-        Ok(answer) => answer.map_err(failed),
-        Err(_) => Err(PoolsError::Unavailable(format!(
-            "the API server has not answered within {timeout:?}"
-        ))),
-    }
-}
-
 impl Pools for PoolObjects {
     async fn get(&self, name: &str) -> Result<Option<Value>, PoolsError> {
-        let call = async {
-            match self.api.get(name).await {
-                Ok(object) => Ok(Some(object)),
-                Err(Error::Api(status)) if is_absent(&status, name) => Ok(None),
-                Err(error) => Err(error),
-            }
-        };
-        let found = bounded(self.timeout, call).await?;
-        found.as_ref().map(value).transpose()
+        let found = self.objects.read(&IP_POOLS, name).await;
+        found.map_err(failed)
     }
 
     async fn create(&self, object: &Value) -> Result<(), PoolsError> {
-        let object = dynamic(object)?;
-        let create = PostParams::default();
-        bounded(self.timeout, self.api.create(&create, &object)).await?;
+        let created = self.objects.create(&IP_POOLS, object).await;
+        created.map_err(|failure| self.failed(failure, Verb::Create, name(object)))?;
         Ok(())
     }
 
     async fn replace(&self, object: &Value) -> Result<(), PoolsError> {
-        let object = dynamic(object)?;
-        let name = object.metadata.name.clone().unwrap_or_default();
-        if object.metadata.resource_version.is_none() {
+        if !object["metadata"]["resourceVersion"].is_string() {
             return Err(PoolsError::Refused("it has no resourceVersion".to_owned()));
         }
-        let replace = PostParams::default();
-        let call = self.api.replace(&name, &replace, &object);
-        bounded(self.timeout, call).await?;
+        let (name, text) = (name(object), object.to_string().into());
+        let replaced = self.objects.replace(&IP_POOLS, Part::Object, name, &text);
+        let replaced = replaced.await;
+        replaced.map_err(|failure| self.failed(failure, Verb::Update, name))?;
         Ok(())
     }
 
     async fn delete(&self, object: &Value) -> Result<(), PoolsError> {
-        let object = dynamic(object)?;
-        let name = object.metadata.name.clone().unwrap_or_default();
-        let delete = DeleteParams {
-            preconditions: Some(Preconditions {
-                resource_version: object.metadata.resource_version.clone(),
-                uid: object.metadata.uid.clone(),
-            }),
-            ..DeleteParams::default()
+        let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
+        let read = Preconditions {
+            resource_version: text("resourceVersion"),
+            uid: text("uid"),
         };
-        bounded(self.timeout, self.api.delete(&name, &delete)).await?;
-        Ok(())
+        let deleted = self.objects.delete(&IP_POOLS, name(object), read);
+        deleted.await.map_err(failed)
     }
 }
 
-/// A missing definition is also a 404, which names no object.
-fn is_absent(status: &kube::core::Status, name: &str) -> bool {
-    let details = status.details.as_ref();
-    status.code == 404 && details.is_some_and(|details| details.name == name)
+fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-fn failed(error: Error) -> PoolsError {
+fn failed(error: KubeError) -> PoolsError {
+    let text = error.to_string();
     match error {
-        Error::Api(status) => match status.code {
-            404 => PoolsError::Refused(DEFINITION.to_owned()),
-            409 => PoolsError::Conflict(status.message.clone()),
-            429 | 500.. => PoolsError::Unavailable(status.message.clone()),
-            _ => PoolsError::Refused(status.message.clone()),
-        },
-        other => PoolsError::Unavailable(chain(&other)),
-    }
-}
-
-/// An error with its causes: the outermost alone says "client error".
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
+        KubeError::Conflict { .. } => PoolsError::Conflict(text),
+        KubeError::Unavailable { .. } | KubeError::OutcomeUnknown { .. } => {
+            PoolsError::Unavailable(text)
         }
-        cause = error.source();
+        KubeError::Rejected {
+            rejection: Rejection::Missing(_),
+            ..
+        } => PoolsError::Refused(DEFINITION.to_owned()),
+        KubeError::Rejected { rejection, .. } => PoolsError::Refused(rejection.to_string()),
+        KubeError::Unreadable { .. } => PoolsError::Refused(text),
     }
-    text
-}
-
-fn dynamic(object: &Value) -> Result<DynamicObject, PoolsError> {
-    serde_json::from_value(object.clone()).map_err(|error| PoolsError::Refused(error.to_string()))
-}
-
-fn value(object: &DynamicObject) -> Result<Value, PoolsError> {
-    serde_json::to_value(object).map_err(|error| PoolsError::Refused(error.to_string()))
 }

@@ -56,7 +56,7 @@ impl Site {
         ];
         assert!(cluster.kubectl(&left).unwrap().status.success());
         let namespace = cluster.namespace("definitions").await.unwrap();
-        let agents = cluster.agents_beside_a_controller(&namespace).await;
+        let agents = cluster.agents(&namespace).await;
         Site {
             _turn: turn,
             cluster,

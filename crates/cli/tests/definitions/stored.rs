@@ -26,7 +26,7 @@ async fn berth_16_1_an_id_that_is_too_long_today_is_released() {
             record: Record::new(owner, Handle::new(&long)),
         };
         let base = ledger.load(&pool).await.unwrap().version;
-        ledger.commit(&pool, &base, &[claim]).await.unwrap();
+        ledger.commit(&pool, &base, &[claim], None).await.unwrap();
     }
     let agent = Agent::start(BERTH, dir.path(), "berth", |_| {}).unwrap();
     let plain = json!({ "range": "10.0.0.0/28" });

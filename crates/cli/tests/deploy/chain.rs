@@ -2,12 +2,12 @@
 //! the plugin gives and frees addresses with it, by itself and through an agent.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use berth_testkit::{Agent, Cluster, fed, isolated, plugin_beside};
+use berth_testkit::{Agent, Cluster, PodCall, fed, isolated, plugin_beside};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod, Secret};
 use kube::api::{
@@ -70,17 +70,12 @@ impl Installed {
         let conf = json!({ "cniVersion": "1.0.0", "name": "net", "type": "macvlan", "ipam": {
             "type": "whereabouts", "range": range, "configuration_path": self.at("net.d/whereabouts.d"),
         }});
-        let mut command = isolated(Command::new(self.at("bin/whereabouts")));
+        let call = PodCall::new("whereabouts", verb, pod)
+            .in_namespace("default", pod)
+            .of_container(&format!("container-of-{pod}"))
+            .in_netns(Path::new("/proc/self/ns/net"));
+        let mut command = call.command(self.at("bin/whereabouts"));
         command
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", format!("container-of-{pod}"))
-            .env("CNI_NETNS", "/proc/self/ns/net")
-            .env("CNI_IFNAME", "net1")
-            .env("CNI_PATH", self.at("bin"))
-            .env(
-                "CNI_ARGS",
-                format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"),
-            )
             .env("BERTH_SOCKET", self.at("berth.sock"))
             .env("BERTH_DATABASE", self.at("berth.db"))
             .stderr(Stdio::piped());

@@ -10,9 +10,12 @@
 
 mod chain;
 mod claims;
+mod collect;
 mod controller;
+mod denials;
 mod gcp;
 mod manifests;
+mod network_policy;
 mod outage;
 mod policy;
 mod rights;

@@ -22,7 +22,7 @@ pub(crate) async fn nodes() -> (Account, Account) {
     (on("node-a").await, on("node-b").await)
 }
 
-async fn leases(account: &Account, namespace: &str) -> Api<Lease> {
+pub(crate) async fn leases(account: &Account, namespace: &str) -> Api<Lease> {
     Api::namespaced(account.client().await.unwrap(), namespace)
 }
 
@@ -32,17 +32,32 @@ pub(crate) async fn pools(account: &Account) -> Api<DynamicObject> {
     Api::namespaced_with(account.client().await.unwrap(), HOME, &resource)
 }
 
-pub(crate) fn denied<T: std::fmt::Debug>(outcome: Result<T, kube::Error>, words: &str) {
+/// A policy (none: the role) and words of its message. xtask finds these pairs: every message has a test.
+pub(crate) type Denial<'a> = (&'a str, &'a str);
+
+pub(crate) fn denied<T: std::fmt::Debug>(outcome: Result<T, kube::Error>, by: Denial<'_>) {
+    refused(outcome, 403, by, "");
+}
+
+pub(crate) fn refused<T: std::fmt::Debug>(
+    outcome: Result<T, kube::Error>,
+    code: u16,
+    (policy, words): Denial<'_>,
+    what: &str,
+) {
     match outcome {
         Err(kube::Error::Api(status)) => {
-            assert_eq!(status.code, 403, "{status:?}");
-            assert!(status.message.contains(words), "{words:?}: {status:?}");
+            assert_eq!(status.code, code, "{what}: {status:?}");
+            let named = policy.is_empty() || status.message.contains(&format!("'{policy}'"));
+            assert!(named, "{what}, {policy:?}: {status:?}");
+            let said = status.message.contains(words);
+            assert!(said, "{what}, {words:?}: {status:?}");
         }
-        other => panic!("not denied ({words}): {other:?}"),
+        other => panic!("{what}: not denied by {policy} ({words}): {other:?}"),
     }
 }
 
-fn slice(node: &str, range: &str) -> Lease {
+pub(crate) fn slice(node: &str, range: &str) -> Lease {
     let name = range.replace('/', "-");
     let spec = SliceClaimSpec {
         range: range.to_owned(),
@@ -58,7 +73,7 @@ fn slice(node: &str, range: &str) -> Lease {
 }
 
 /// A claim of node-b, made by itself.
-async fn claimed(range: &str) -> (Api<Lease>, Api<Lease>, String) {
+pub(crate) async fn claimed(range: &str) -> (Api<Lease>, Api<Lease>, String) {
     let (thief, owner) = nodes().await;
     let lease = slice("node-b", range);
     let theirs = leases(&owner, CLAIMS).await;
@@ -75,7 +90,7 @@ where
     api.patch(name, &params, &Patch::Merge(patch)).await
 }
 
-fn slice_text(spec: SliceClaimSpec) -> Value {
+pub(crate) fn slice_text(spec: SliceClaimSpec) -> Value {
     spec.merge()
 }
 
@@ -84,7 +99,7 @@ async fn a_stolen_token_deletes_no_other_nodes_slice() {
     let (thief, owner, name) = claimed("10.1.0.0/26").await;
     denied(
         thief.delete(&name, &DeleteParams::default()).await,
-        "the slice is of node node-b",
+        ("berth-agents-slices", "the slice is of node node-b"),
     );
     owner.delete(&name, &DeleteParams::default()).await.unwrap();
 }
@@ -92,7 +107,7 @@ async fn a_stolen_token_deletes_no_other_nodes_slice() {
 #[tokio::test]
 async fn a_stolen_token_takes_over_no_other_nodes_slice() {
     let (thief, owner, name) = claimed("10.1.0.64/26").await;
-    let words = "may only say that it wants a part";
+    let words = ("berth-agents-slices", "may only say that it wants a part");
     let held = merge(
         &thief,
         &name,
@@ -146,7 +161,7 @@ async fn a_stolen_token_wants_parts_in_its_own_name_only() {
             ..SliceClaimSpec::default()
         })
     };
-    let words = "may only say that it wants a part";
+    let words = ("berth-agents-slices", "may only say that it wants a part");
     denied(merge(&thief, &name, wants(&["node-c"])).await, words);
     merge(&owner, &name, wants(&["node-c"])).await.unwrap();
     let both = wants(&["node-c", "node-a"]);
@@ -165,13 +180,19 @@ async fn a_stolen_token_claims_no_slice_for_another_node_and_none_that_nobody_ca
     let theirs = slice("node-b", "10.1.1.0/26");
     denied(
         create(&theirs).await,
-        "can not claim a slice for node node-b",
+        (
+            "berth-agents-slices",
+            "can not claim a slice for node node-b",
+        ),
     );
     let mut labelled = slice("node-a", "10.1.1.0/26");
     let labels = labelled.metadata.labels.as_mut().unwrap();
     labels.insert("berth.dev/node".into(), "node-b".into());
-    denied(create(&labelled).await, "names another node");
-    let words = "is not what Berth writes there";
+    denied(
+        create(&labelled).await,
+        ("berth-agents-slices", "names another node"),
+    );
+    let words = ("berth-agents-slices", "is not what Berth writes there");
     for text in [
         "",
         "{}",
@@ -218,18 +239,18 @@ async fn berth_16_2_a_stolen_token_does_not_become_the_leader() {
     // By its role, whatever the policies say. (The Lease may be there: the API server asks for rights first.)
     let params = PostParams::default();
     let made = home.create(&params, &lease("berth-controller")).await;
-    denied(made, "cannot create resource");
+    denied(made, ("", "cannot create resource"));
     let written = merge(
         &home,
         "berth-controller",
         json!({ "spec": { "holderIdentity": "thief" } }),
     );
-    denied(written.await, "cannot patch resource");
+    denied(written.await, ("", "cannot patch resource"));
     let how = DeleteParams::default();
     let deleted = home.delete("berth-controller", &how).await;
-    denied(deleted, "cannot delete resource");
+    denied(deleted, ("", "cannot delete resource"));
     let made = home.create(&params, &lease("whereabouts")).await;
-    denied(made, "cannot create resource");
+    denied(made, ("", "cannot create resource"));
 
     // And by the policies, whatever a role says.
     let cluster = deployed().await;
@@ -249,7 +270,10 @@ async fn berth_16_2_a_stolen_token_does_not_become_the_leader() {
     });
     cluster.apply_object(binding).await.unwrap();
     let home = leases(&thief, &namespace).await;
-    let words = "agents write the Leases berth-sweep and berth-turns";
+    let words = (
+        "berth-agents-leases",
+        "agents write the Leases berth-sweep and berth-turns",
+    );
     // The right has to be in force, or RBAC would be what denies.
     let end = Instant::now() + Duration::from_secs(30);
     let outcome = loop {
@@ -282,14 +306,20 @@ async fn a_stolen_token_sweeps_in_its_own_name_only() {
             .await
     };
     sweep(&owner, "node-b").await.unwrap();
-    denied(sweep(&thief, "node-b").await, "in its own name only");
+    denied(
+        sweep(&thief, "node-b").await,
+        ("berth-agents-leases", "in its own name only"),
+    );
     let home = leases(&thief, HOME).await;
     let turns = merge(
         &home,
         "berth-turns",
         json!({ "spec": { "holderIdentity": "node-a" } }),
     );
-    denied(turns.await, "turns are annotations");
+    denied(
+        turns.await,
+        ("berth-agents-leases", "turns are annotations"),
+    );
 }
 
 pub(crate) fn pool(name: &str, range: &str, metadata: Value) -> DynamicObject {
@@ -302,7 +332,7 @@ pub(crate) fn pool(name: &str, range: &str, metadata: Value) -> DynamicObject {
     serde_json::from_value(object).unwrap()
 }
 
-fn published_by(node: &str) -> Value {
+pub(crate) fn published_by(node: &str) -> Value {
     json!({ "annotations": { "berth.dev/published-by": node } })
 }
 
@@ -315,7 +345,7 @@ async fn a_stolen_token_writes_no_other_nodes_published_pool() {
     owner.create(&PostParams::default(), &object).await.unwrap();
     let entry = json!({ "spec": { "allocations": { "1": { "id": "c", "podref": "ns/p" } } } });
     merge(&owner, name, entry).await.unwrap();
-    let words = "is published by node node-b";
+    let words = ("berth-agents-pools", "the pool is published by node node-b");
     let freed = json!({ "spec": { "allocations": { "1": null } } });
     denied(merge(&thief, name, freed.clone()).await, words);
     let taken = json!({ "metadata": published_by("node-a") });
@@ -330,10 +360,13 @@ async fn a_stolen_token_writes_no_other_nodes_published_pool() {
     denied(made("node-b").await, words);
     denied(
         made("node-a").await,
-        "publishes the pools that have its name",
+        (
+            "berth-agents-pools",
+            "publishes the pools that have its name",
+        ),
     );
     let deleted = thief.delete(name, &DeleteParams::default()).await;
-    denied(deleted, "cannot delete resource");
+    denied(deleted, ("", "cannot delete resource"));
 }
 
 /// The longest text that the ledger writes: 192 KiB.
@@ -364,7 +397,7 @@ async fn a_stolen_token_breaks_no_shared_pool() {
         let key = format!("berth.dev/{key}");
         json!({ "metadata": { "annotations": { key: value } } })
     };
-    let words = "in Berth's own form";
+    let words = ("berth-agents-pools", "in Berth's own form");
     for (key, value) in [
         ("resting", "broken"),
         (
@@ -425,18 +458,30 @@ async fn a_stolen_token_breaks_no_shared_pool() {
         merge(&owner, name, annotated(key, value)).await.unwrap();
     }
     let range = json!({ "spec": { "range": "10.0.0.0/8" } });
-    denied(merge(&thief, name, range).await, "spec.range");
+    denied(
+        merge(&thief, name, range).await,
+        ("berth-agents-pools", "spec.range"),
+    );
     let owners = json!({ "metadata": { "ownerReferences": [
         { "apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "gone" },
     ] } });
-    denied(merge(&thief, name, owners).await, "no owners");
+    denied(
+        merge(&thief, name, owners).await,
+        ("berth-agents-pools", "no owners"),
+    );
     let finalizers = json!({ "metadata": { "finalizers": ["example.com/never"] } });
-    denied(merge(&thief, name, finalizers).await, "no owners");
+    denied(
+        merge(&thief, name, finalizers).await,
+        ("berth-agents-pools", "no owners"),
+    );
     let given_back = json!({ "metadata": { "labels": { "berth.dev/given-back": "true" } } });
-    denied(merge(&thief, name, given_back).await, "labels");
+    denied(
+        merge(&thief, name, given_back).await,
+        ("berth-agents-pools", "labels"),
+    );
     let other = pool("10.3.1.0-24", "10.0.0.0/8", json!({}));
     let made = thief.create(&PostParams::default(), &other).await;
-    denied(made, "spec.range");
+    denied(made, ("berth-agents-pools", "spec.range"));
 }
 
 #[tokio::test]
@@ -461,7 +506,7 @@ async fn a_stolen_token_changes_no_address_that_a_claim_records() {
     };
     let given = json!({ "ips": ["10.4.0.5/24"], "ownerPod": { "name": "vm-1" } });
     write(&owner, given).await.unwrap();
-    let words = "stay as they are";
+    let words = ("berth-agents-ipamclaims", "stay as they are");
     denied(
         write(&thief, json!({ "ips": ["10.4.0.9/24"] })).await,
         words,
@@ -495,80 +540,16 @@ async fn a_stolen_token_forges_no_event_of_another_node() {
     };
     let node = ("Node", "node-b");
     tell(&owner, "berth-agent", "node-b", node).await.unwrap();
-    let words = "in the name of Berth on that node";
+    let words = ("berth-agents-events", "in the name of Berth on that node");
     denied(tell(&thief, "berth-agent", "node-b", node).await, words);
     denied(tell(&thief, "kubelet", "node-a", node).await, words);
     let outcome = tell(&thief, "berth-agent", "node-a", node).await;
-    denied(outcome, "tells of no other Node");
+    denied(outcome, ("berth-agents-events", "tells of no other Node"));
     // The other pair of fields that say whose an event is.
     let (own, own_node) = (("berth-agent", "node-a"), ("Node", "node-a"));
     report(&thief, own, own_node, own).await.unwrap();
-    let words = "reports events as itself";
+    let words = ("berth-agents-events", "reports events as itself");
     for reporter in [("kubelet", "node-a"), ("berth-agent", "node-b")] {
         denied(report(&thief, own, own_node, reporter).await, words);
     }
-}
-
-/// One that `kubectl create token` made, or an old Secret's.
-#[tokio::test]
-async fn a_token_without_a_node_writes_nothing() {
-    agents().await;
-    let cluster = deployed().await;
-    let loose = cluster.account(HOME, "berth-agent").await.unwrap();
-    let words = "a token that is bound to its node";
-    let claim = slice("node-a", "10.1.2.0/26");
-    let claimed = leases(&loose, CLAIMS).await;
-    let claimed = claimed.create(&PostParams::default(), &claim).await;
-    denied(claimed, words);
-    let object = pool("10.5.0.0-24", "10.5.0.0/24", json!({}));
-    let made = pools(&loose).await;
-    let made = made.create(&PostParams::default(), &object).await;
-    denied(made, words);
-}
-
-/// No CNI here enforces them: that the API server takes what is shipped is all that can be shown.
-#[tokio::test]
-async fn the_controllers_network_policy_is_taken_by_a_server_side_dry_run() {
-    let cluster = deployed().await;
-    let file = crate::deploy("controller/networkpolicy.yaml");
-    let file = file.to_str().unwrap();
-    let dry = [
-        "apply",
-        "--server-side",
-        "--dry-run=server",
-        "--force-conflicts",
-        "-f",
-        file,
-    ];
-    assert!(crate::kubectl(cluster, &dry).contains("berth-controller"));
-    // It is about the ports that the controller has, and none is left out.
-    let get = |what: &str| -> Value {
-        let get = [
-            "get",
-            what,
-            "berth-controller",
-            "--namespace",
-            HOME,
-            "--output=json",
-        ];
-        serde_json::from_str(&crate::kubectl(cluster, &get)).unwrap()
-    };
-    let (policy, deployment) = (get("networkpolicy"), get("deployment"));
-    let ports = |list: &Value, field: &str| -> Vec<Value> {
-        let ports = list["ports"].as_array().unwrap();
-        ports.iter().map(|port| port[field].clone()).collect()
-    };
-    let template = &deployment["spec"]["template"];
-    let named = ports(&template["spec"]["containers"][0], "name");
-    let rules = policy["spec"]["ingress"].as_array().unwrap();
-    let allowed: Vec<Value> = rules.iter().flat_map(|rule| ports(rule, "port")).collect();
-    assert!(
-        allowed.iter().all(|port| named.contains(port)),
-        "{allowed:?}"
-    );
-    assert!(named.iter().all(|port| allowed.contains(port)), "{named:?}");
-    let selected = &policy["spec"]["podSelector"]["matchLabels"];
-    let labels = &template["metadata"]["labels"];
-    let selected = selected.as_object().unwrap();
-    assert!(selected.iter().all(|(key, value)| labels[key] == *value));
 }

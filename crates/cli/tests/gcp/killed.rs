@@ -48,11 +48,41 @@ async fn a_killed_engine_is_resumed_by_the_next_call() {
     for stop in 1..=4 {
         let pod = format!("web-{stop}");
         site.pod(&pod, &host, json!({})).await;
-        kill_after(&site, &host, "ADD", &pod, stop).await;
+        assert!(kill_after(&site, &host, "ADD", &pod, stop).await);
         let address = site.add(&host, &pod);
         assert_eq!(site.holder(&address), host.name, "killed after {stop}");
-        kill_after(&site, &host, "DEL", &pod, stop).await;
+        assert!(kill_after(&site, &host, "DEL", &pod, stop).await);
         site.del(&host, &pod);
         site.until_empty(&host).await;
     }
+}
+
+/// A marked pod's DEL and its clone's ADD, each killed and repeated.
+async fn move_with_killed_plugins(site: &Site, stops: std::ops::RangeInclusive<usize>) {
+    let (a, b) = (site.host("a").await, site.host("b").await);
+    for stop in stops {
+        // Every other time without agents.
+        let agents = (stop % 2 == 0).then(|| [site.agent(&a), site.agent(&b)]);
+        let (pod, clone) = (format!("cart-{stop}"), format!("clone-{stop}"));
+        site.pod(&pod, &a, json!({})).await;
+        let ip = site.add(&a, &pod);
+        site.clone_of(&pod, &ip, (&a, &b), &clone).await;
+        assert!(kill_after(site, &a, "DEL", &pod, 0).await);
+        site.del(&a, &pod);
+        assert_eq!(site.holder(&ip), a.name, "it is marked to move out");
+        assert!(kill_after(site, &b, "ADD", &clone, stop / 2).await);
+        assert_eq!(site.add(&b, &clone), ip, "killed after {}", stop / 2);
+        assert_eq!(site.holder(&ip), b.name);
+        assert_eq!(site.entry(&ip).await["podName"], json!(clone));
+        site.del(&b, &clone);
+        site.until_free(&ip).await;
+        drop(agents);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_plugin_leaves_a_move_that_is_completed() {
+    let site = Site::new(300).await;
+    // 2n: with agents, 2n + 1: without; each killed after n requests.
+    move_with_killed_plugins(&site, 2..=13).await;
 }

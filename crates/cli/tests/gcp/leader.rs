@@ -4,25 +4,66 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use berth_testkit::{Agent, Process, guarded, isolated};
+use berth_testkit::{Account, Agent, Process, guarded, isolated};
+use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{Api, DeleteParams};
-use serde_json::json;
+use kube::api::{Api, DeleteParams, PostParams};
+use serde_json::{Value, json};
 
 use crate::site::{BERTH, Host, Site, until};
 
 const AUDIENCE: &str = "desk.berth.dev";
+const CONTROLLER_RIGHTS: [&str; 2] = [
+    include_str!("../../../../deploy/controller/rbac.yaml"),
+    include_str!("../../../../deploy/gcp/controller/rbac.yaml"),
+];
 
 impl Site {
+    /// The account that deploy/gcp/controller makes, as a kustomization with this namespace would.
+    async fn controllers_account(&self) -> Account {
+        let renamed =
+            |name: &Value| json!(format!("{}-{}", name.as_str().unwrap(), self.namespace));
+        for text in CONTROLLER_RIGHTS {
+            for mut document in serde_saphyr::from_multiple::<Value>(text).unwrap() {
+                let kind = document["kind"].as_str().unwrap().to_owned();
+                match kind.starts_with("ClusterRole") {
+                    true => document["metadata"]["name"] = renamed(&document["metadata"]["name"]),
+                    false => document["metadata"]["namespace"] = json!(self.namespace),
+                }
+                if kind.ends_with("Binding") {
+                    document["subjects"][0]["namespace"] = json!(self.namespace);
+                    if document["roleRef"]["kind"] == "ClusterRole" {
+                        document["roleRef"]["name"] = renamed(&document["roleRef"]["name"]);
+                    }
+                }
+                self.cluster.apply_object(document).await.unwrap();
+            }
+        }
+        let account = self.cluster.account(&self.namespace, "berth-controller");
+        let account = account.await.unwrap();
+        let reviews: Api<SelfSubjectAccessReview> = Api::all(account.client().await.unwrap());
+        let question = json!({ "metadata": {}, "spec": { "resourceAttributes": {
+            "group": "ipam.gcp-cni.cast.ai", "resource": "ippools", "verb": "update",
+        }}});
+        let question = serde_json::from_value(question).unwrap();
+        until("the rights are in force", async || {
+            let answer = reviews.create(&PostParams::default(), &question).await;
+            answer.unwrap().status.unwrap().allowed
+        })
+        .await;
+        account
+    }
+
     /// `berth controller`, when it leads.
-    async fn controller(&self, name: &str) -> Process {
+    pub(crate) async fn controller(&self, name: &str) -> Process {
         let metadata = self.metadata_of_any_vm().await;
+        let account = self.controllers_account().await;
         let mut command = isolated(guarded(BERTH));
         command
             .args(["controller", "--gcp", "--identity", name])
             .args(["--namespace", &self.namespace])
             .args(["--desk-listen", "127.0.0.1:0", "--lease-duration", "1"])
-            .env("BERTH_KUBECONFIG", self.cluster.kubeconfig())
+            .env("BERTH_KUBECONFIG", account.kubeconfig())
             .env("BERTH_COMPUTE_ENDPOINT", self.cloud.endpoint())
             .env("GCE_METADATA_HOST", metadata)
             .env("BERTH_GCP_SWEEP", "1")
@@ -40,7 +81,7 @@ impl Site {
     }
 
     /// An agent that asks the leader's desk.
-    async fn asking_agent(&self, host: &Host) -> Agent {
+    pub(crate) async fn asking_agent(&self, host: &Host) -> Agent {
         let token = self
             .cluster
             .pod_token(&host.account, &host.name, AUDIENCE)
@@ -58,7 +99,7 @@ impl Site {
 }
 
 /// The sum of an agent's counter.
-fn counted(agent: &Agent, series: &str) -> f64 {
+pub fn counted(agent: &Agent, series: &str) -> f64 {
     let mut stream = UnixStream::connect(&agent.socket).unwrap();
     stream
         .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")

@@ -11,10 +11,13 @@ mod connection;
 mod killed;
 mod leader;
 mod namespaces;
+mod policies;
 mod site;
+mod takeover;
 
 use serde_json::json;
 
+use leader::counted;
 use site::{Site, until};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,21 +61,23 @@ async fn a_killed_agent_resumes_its_adds_and_dels() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_survives_the_death_of_either_agent() {
-    for (stop, source_dies) in [(2, false), (3, true), (5, false)] {
-        let site = Site::new(300).await;
-        let (a, b) = (site.host("a").await, site.host("b").await);
-        let (mut source, mut destination) = (site.agent(&a), site.agent(&b));
-        site.pod("cart", &a, json!({})).await;
-        let ip = site.add(&a, "cart");
-        site.pod("warm-up", &b, json!({})).await;
-        site.add(&b, "warm-up");
-        site.mark_to_move_out("cart").await;
-        let annotations =
-            json!({ "live.cast.ai/ip": ip, "live.cast.ai/original-instance": a.name });
-        site.pod("clone", &b, json!({ "annotations": annotations }))
-            .await;
+    let site = Site::new(300).await;
+    let (a, b) = (site.host("a").await, site.host("b").await);
+    let (mut source, mut destination) = (site.agent(&a), site.agent(&b));
+    site.pod("warm-up", &b, json!({})).await;
+    site.add(&b, "warm-up");
+    // Read, detach, its operation, read, attach, its operation.
+    for (stop, source_dies) in (1..=6).flat_map(|stop| [(stop, false), (stop, true)]) {
+        let shown = format!("stopped after {stop}, the source: {source_dies}");
+        let (pod, clone) = (
+            format!("cart-{stop}-{source_dies}"),
+            format!("clone-{stop}-{source_dies}"),
+        );
+        site.pod(&pod, &a, json!({})).await;
+        let ip = site.add(&a, &pod);
+        site.clone_of(&pod, &ip, (&a, &b), &clone).await;
         let before = site.requests();
-        let (mut command, network) = site.command(&b, "ADD", "clone");
+        let (mut command, network) = site.command(&b, "ADD", &clone);
         let asked = std::thread::spawn(move || berth_testkit::fed(&mut command, network).unwrap());
         until("the requests are made", async || {
             site.requests() >= before + stop
@@ -82,21 +87,87 @@ async fn a_move_survives_the_death_of_either_agent() {
             source.process.kill().unwrap();
             assert!(
                 asked.join().unwrap().status.success(),
-                "the destination needs no agent at the source"
+                "the destination needs no agent at the source: {shown}"
             );
             source = site.agent(&a);
         } else {
             destination.process.kill().unwrap();
-            asked.join().unwrap();
+            assert!(!asked.join().unwrap().status.success(), "{shown}");
             destination = site.agent(&b);
         }
-        assert_eq!(site.add(&b, "clone"), ip, "stopped after {stop}");
-        assert_eq!(site.holder(&ip), b.name);
-        assert_eq!(site.entry(&ip).await["podName"], "clone");
-        site.del(&a, "cart");
-        assert_eq!(site.holder(&ip), b.name);
-        drop((source, destination));
+        assert_eq!(site.add(&b, &clone), ip, "{shown}");
+        assert_eq!(site.holder(&ip), b.name, "{shown}");
+        assert_eq!(site.entry(&ip).await["podName"], json!(clone));
+        site.del(&a, &pod);
+        assert_eq!(site.holder(&ip), b.name, "{shown}");
     }
+    drop((source, destination));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_starts_during_an_engines_update_waits_for_it() {
+    let site = Site::new(3000).await;
+    let host = site.host("a").await;
+    for pod in ["one", "two"] {
+        site.pod(pod, &host, json!({})).await;
+    }
+    let call = |pod: &str| {
+        let (mut command, network) = site.command(&host, "ADD", pod);
+        std::thread::spawn(move || berth_testkit::fed(&mut command, network).unwrap())
+    };
+    let engine = call("one");
+    until("the engine's update runs", async || site.updates() == 1).await;
+    let _agent = site.agent(&host);
+    let through_agent = call("two");
+    for asked in [engine, through_agent] {
+        let output = asked.join().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}");
+    }
+    assert_eq!(site.updates(), 2);
+    let requests = site.cloud.requests();
+    let refused: Vec<_> = requests
+        .iter()
+        .filter(|request| request.code != Some(200))
+        .collect();
+    assert!(refused.is_empty(), "two updates at once: {refused:?}");
+    assert_eq!(site.aliases(&host.name).len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happened_is_counted() {
+    let site = Site::new(50).await;
+    let (a, b) = (site.host("a").await, site.host("b").await);
+    let (source, destination) = (site.agent(&a), site.agent(&b));
+    site.pod("cart", &a, json!({})).await;
+    let ip = site.add(&a, "cart");
+    site.clone_of("cart", &ip, (&a, &b), "clone").await;
+    assert_eq!(site.add(&b, "clone"), ip);
+    let moved = "berth_gcp_moves_total{outcome=\"moved\"}";
+    assert_eq!(counted(&destination, moved), 1.0);
+    let wrong = json!({ "annotations": { "live.cast.ai/ip": "ten" } });
+    site.pod("wrong", &b, wrong).await;
+    assert!(!site.run(&b, "ADD", "wrong").status.success());
+    let refused = "berth_gcp_calls_total{verb=\"ADD\",outcome=\"refused\"}";
+    assert_eq!(counted(&destination, refused), 1.0);
+    let done = "berth_gcp_calls_total{verb=\"ADD\",outcome=\"done\"}";
+    assert_eq!(counted(&source, done), 1.0);
+    assert_eq!(counted(&destination, "berth_gcp_add_seconds_count"), 1.0);
+    // A pod that goes without a DEL.
+    site.pod("dies", &b, json!({})).await;
+    let dies = site.add(&b, "dies");
+    site.delete_pod("dies").await;
+    site.until_free(&dies).await;
+    let collected = "berth_gcp_collected_total{gone=\"pod\"}";
+    until("it is counted", async || {
+        counted(&destination, collected) == 1.0
+    })
+    .await;
+    for group in ["read", "change", "wait"] {
+        let series = format!("berth_gcp_requests_total{{group=\"{group}\",outcome=\"ok\"}}");
+        assert!(counted(&destination, &series) > 0.0, "{series}");
+    }
+    assert!(counted(&destination, "berth_gcp_operation_seconds_count") >= 3.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

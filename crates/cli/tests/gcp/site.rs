@@ -5,19 +5,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use berth_testcloud::{AliasRange, Cloud, Project};
+use berth_testcloud::{AliasRange, Cloud, Project, assert_described};
 use berth_testkit::{Account, Agent, Agents, Cluster, PodCall, fed, plugin_beside};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{
-    Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
 };
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 pub const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 const REGION: &str = "us-central1";
 const ZONE: &str = "us-central1-a";
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
-const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
+const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent/rbac.yaml");
+const POLICIES: &str = include_str!("../../../../deploy/gcp/controller/policies.yaml");
 const PATIENCE: Duration = Duration::from_secs(90);
 
 pub struct Site {
@@ -38,7 +40,19 @@ pub struct Host {
 
 impl Site {
     pub async fn new(operation: u64) -> Site {
-        let cluster = Cluster::shared().await;
+        Site::on(Cluster::shared().await, operation).await
+    }
+
+    /// On a cluster of its own, where agents are under deploy/gcp/policies.yaml.
+    pub async fn under_policies(operation: u64) -> Site {
+        static POLICED: OnceCell<Cluster> = OnceCell::const_new();
+        let cluster = POLICED.get_or_init(async || Cluster::start().await.unwrap());
+        let site = Site::on(cluster.await, operation).await;
+        site.cluster.apply(POLICIES).await.unwrap();
+        site
+    }
+
+    async fn on(cluster: &'static Cluster, operation: u64) -> Site {
         for crd in berth_api::crds().unwrap() {
             cluster.apply_object(crd).await.unwrap();
         }
@@ -128,13 +142,19 @@ impl Site {
             ("GCE_METADATA_HOST", host.metadata.clone()),
             ("BERTH_GCP_LOCK", file("lock")),
             ("BERTH_GCP_SWEEP", "1".to_owned()),
+            ("BERTH_GCP_GRACE", "1".to_owned()),
             ("BERTH_DATABASE", file("db")),
             ("BERTH_SOCKET", file("sock")),
         ]
     }
 
     pub fn agent(&self, host: &Host) -> Agent {
-        let environment = self.environment(host);
+        self.agent_with(host, &[])
+    }
+
+    pub fn agent_with(&self, host: &Host, more: &[(&'static str, String)]) -> Agent {
+        let mut environment = self.environment(host);
+        environment.extend_from_slice(more);
         Agent::start(BERTH, self.dir.path(), &host.name, |command| {
             command.envs(environment);
         })
@@ -151,6 +171,24 @@ impl Site {
         .unwrap();
         let pods: Api<Pod> = Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
         pods.create(&PostParams::default(), &pod).await.unwrap();
+    }
+
+    /// Marks a pod to move out, and makes its clone on another node.
+    pub async fn clone_of(&self, pod: &str, ip: &str, (from, to): (&Host, &Host), clone: &str) {
+        self.mark_to_move_out(pod).await;
+        let annotations =
+            json!({ "live.cast.ai/ip": ip, "live.cast.ai/original-instance": from.name });
+        self.pod(clone, to, json!({ "annotations": annotations }))
+            .await;
+    }
+
+    pub async fn delete_pod(&self, name: &str) {
+        let now = DeleteParams {
+            grace_period_seconds: Some(0),
+            ..DeleteParams::default()
+        };
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client().await.unwrap(), &self.namespace);
+        pods.delete(name, &now).await.unwrap();
     }
 
     pub async fn mark_to_move_out(&self, pod: &str) {
@@ -216,12 +254,24 @@ impl Site {
     }
 
     async fn allocations(&self) -> Value {
-        let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
-        let resource = ApiResource::from_gvk_with_plural(&kind, "ippools");
-        let api: Api<DynamicObject> =
-            Api::all_with(self.cluster.client().await.unwrap(), &resource);
-        let pool = api.get(&format!("ippool-{}", self.subnet)).await.unwrap();
-        pool.data["spec"]["allocations"].clone()
+        self.object().await.data["spec"]["allocations"].clone()
+    }
+
+    /// What the pool keeps beside upstream's fields, such as moves under way.
+    pub async fn attributes(&self) -> String {
+        let annotations = self.object().await.metadata.annotations;
+        let annotations = annotations.unwrap_or_default();
+        let found = annotations.get("berth.dev/attributes");
+        found.cloned().unwrap_or_default()
+    }
+
+    async fn object(&self) -> DynamicObject {
+        let api = pools(self.cluster.client().await.unwrap());
+        api.get(&self.pool_name()).await.unwrap()
+    }
+
+    pub fn pool_name(&self) -> String {
+        format!("ippool-{}", self.subnet)
     }
 
     /// The VM that has the alias; several are joined by commas, and equal none of them.
@@ -242,6 +292,10 @@ impl Site {
         aliases
             .filter_map(|alias| Some(alias.ip_cidr_range.strip_suffix("/32")?.to_owned()))
             .collect()
+    }
+
+    pub fn updates(&self) -> usize {
+        self.cloud.count("instances.updateNetworkInterface")
     }
 
     pub fn requests(&self) -> usize {
@@ -269,6 +323,22 @@ impl Site {
             self.entry(address).await.is_null() && self.holders(address).is_empty()
         })
         .await;
+    }
+}
+
+/// All IPPools, by that client.
+pub fn pools(client: kube::Client) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("ipam.gcp-cni.cast.ai", "v1alpha1", "IPPool");
+    Api::all_with(client, &ApiResource::from_gvk_with_plural(&kind, "ippools"))
+}
+
+/// What the programs asked of the cloud is what Google describes.
+impl Drop for Site {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let [compute, ranges] = berth_parts::Parts::find().unwrap().google_apis();
+            assert_described(&self.cloud.requests(), &[&compute, &ranges]);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
     clippy::indexing_slicing
 )]
 
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
-const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
+const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent/rbac.yaml");
 const REGION: &str = "us-central1";
 const ZONE: &str = "us-central1-a";
 const SUBNET: &str = "nodes";
@@ -243,7 +244,13 @@ async fn a_node_is_switched_to_gcp_ipam_and_back() {
     // netd's watchdog removes the file, and writes it again.
     fs::remove_file(site.file()).unwrap();
     site.write_conflist();
+    let written = Instant::now();
     until("it is switched again", || site.ipam_type() == "gcp-ipam").await;
+    // Two seconds at most on a machine that does nothing else.
+    println!(
+        "the rewritten file was switched after {:?}",
+        written.elapsed()
+    );
     let kept = first_of(&site, "10.111.").await;
     let kept_address = without_mask(&kept.1).to_owned();
 

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use berth_testcloud::Fault;
+use berth_testcloud::{Fault, documented, permissions_of};
 use serde_json::json;
 
 use crate::scene::Scene;
@@ -62,6 +62,12 @@ async fn a_cluster_is_provisioned_once_and_undone_in_reverse() {
     let again = scene.berth(&["provision", "--undo"]).await;
     assert_eq!(again.succeeded(), "none\n");
     scene.assert_described();
+    // That was every kind of request that it makes: docs/gcp.md names these permissions and no others.
+    let documented = documented(
+        include_str!("../../../../docs/gcp.md"),
+        "The provisioner, on the subnet's project",
+    );
+    assert_eq!(permissions_of(&scene.cloud.requests()), documented);
 }
 
 /// A line without the table's padding.

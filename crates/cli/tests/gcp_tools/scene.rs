@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use berth_parts::Parts;
-use berth_testcloud::{AliasRange, Cloud, Discovery, Project};
+use berth_testcloud::{AliasRange, Cloud, Project};
 pub use berth_testkit::Said;
 use berth_testkit::{Cluster, isolated};
 use serde_json::{Value, json};
@@ -115,19 +115,7 @@ impl Scene {
     /// Every request so far is one that Google's discovery files describe.
     pub fn assert_described(&self) {
         let [compute, ranges] = Parts::find().unwrap().google_apis();
-        let discovery = Discovery::load(&[&compute, &ranges]).unwrap();
-        let requests = self.cloud.requests();
-        let requests = requests.iter().filter(|request| request.call != "metadata");
-        for request in requests {
-            let id = discovery
-                .check(request)
-                .unwrap_or_else(|why| panic!("{why}: {request:?}"));
-            assert!(
-                id.ends_with(&request.call),
-                "{id} was taken for {}",
-                request.call
-            );
-        }
+        berth_testcloud::assert_described(&self.cloud.requests(), &[&compute, &ranges]);
     }
 
     pub fn pool_name(&self) -> String {

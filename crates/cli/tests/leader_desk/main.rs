@@ -79,7 +79,7 @@ impl Site {
             &["subjectaccessreviews"],
             &["create"],
         ));
-        let agents = cluster.agents_beside_a_controller(&namespace).await;
+        let agents = cluster.agents(&namespace).await;
         let agents = agents.unwrap();
         let controller = cluster.service_account(&namespace, "controller", json!(reviews));
         let controller = controller.await.unwrap();

@@ -8,6 +8,7 @@
     clippy::indexing_slicing
 )]
 
+mod denials;
 mod kills;
 mod series;
 mod site;

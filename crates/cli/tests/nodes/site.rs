@@ -52,10 +52,11 @@ impl Site {
             include_str!("../../../../deploy/nodes/rbac.yaml"),
             include_str!("../../../../deploy/nodes/captures.yaml"),
             include_str!("../../../../deploy/nodes/policies.yaml"),
+            include_str!("../../../../deploy/nodes/status-policies.yaml"),
         ] {
             cluster.apply(text).await.unwrap();
         }
-        let agents = cluster.agents_beside_a_controller(HOME).await.unwrap();
+        let agents = cluster.agents(HOME).await.unwrap();
         let controller = cluster.account(HOME, "berth-controller").await.unwrap();
         Site {
             _collector: cluster.garbage_collector().unwrap(),

@@ -129,6 +129,7 @@ async fn berth_15_26_the_image_that_is_built_is_the_image_that_is_pulled() {
             "docs/install.md",
             "docs/slices.md",
             "docs/vms.md",
+            "docs/gcp.md",
             "README.md",
         ]
         .map(str::to_owned),
@@ -136,7 +137,7 @@ async fn berth_15_26_the_image_that_is_built_is_the_image_that_is_pulled() {
     let mut deployed = BTreeSet::new();
     for page in pages {
         let text = document(&page);
-        for part in ["agent", "controller", "vms", "k3s"] {
+        for part in ["agent", "controller", "vms", "k3s", "gcp"] {
             let pulls = format!("apply -k deploy/{part}");
             assert!(
                 !text.contains(&pulls),
@@ -156,7 +157,14 @@ async fn berth_15_26_the_image_that_is_built_is_the_image_that_is_pulled() {
             deployed.insert(part.to_owned());
         }
     }
-    let all = ["deploy/agent", "deploy/controller", "deploy/vms"];
+    let all = [
+        "deploy/agent",
+        "deploy/controller",
+        "deploy/gcp",
+        "deploy/gcp/agent",
+        "deploy/gcp/controller",
+        "deploy/vms",
+    ];
     assert!(deployed.iter().eq(all), "{deployed:?}");
 }
 

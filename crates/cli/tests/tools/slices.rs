@@ -157,6 +157,19 @@ async fn berth_16_1_the_agent_ends_a_cooldown_of_its_slices() {
         Said::of(command).succeeded()
     };
     assert!(shown().contains("cooling until"), "{}", shown());
+    // Cooldowns are not published: from anywhere else its node is named, and no number is made up.
+    let socket = "/nonexistent/berth.sock";
+    let elsewhere = ["release", &address, "--yes", "--socket", socket];
+    let told = node.world.berth(&elsewhere).failed(4);
+    assert!(
+        told.contains(&format!("of a slice of node {NODE}")),
+        "{told}"
+    );
+    let pools = node.world.berth(&["pools", "--output", "json"]).succeeded();
+    let pools: Value = serde_json::from_str(&pools).unwrap();
+    let of_node = |row: &&Value| row["node"] == NODE;
+    let slice = pools.as_array().unwrap().iter().find(of_node).unwrap();
+    assert_eq!(slice["cooling"], Value::Null, "{slice}");
     node.release(&address, &["--yes"]).succeeded();
     assert!(!shown().contains("cooling until"), "{}", shown());
 }

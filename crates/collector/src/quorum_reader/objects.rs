@@ -75,30 +75,6 @@ impl Attached {
 }
 
 #[derive(Deserialize)]
-#[serde(bound(deserialize = "T: Deserialize<'de>"))]
-pub(super) struct Page<T> {
-    #[serde(default)]
-    pub metadata: PageMetadata,
-    /// The API server writes `null` for an empty list of metadata.
-    #[serde(default = "Vec::new", deserialize_with = "list_or_null")]
-    pub items: Vec<T>,
-}
-
-fn list_or_null<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    Option::deserialize(deserializer).map(Option::unwrap_or_default)
-}
-
-#[derive(Default, Deserialize)]
-pub(super) struct PageMetadata {
-    #[serde(default, rename = "continue")]
-    pub continues: Option<String>,
-}
-
-#[derive(Deserialize)]
 pub(super) struct LeanNode {
     pub metadata: LeanMetadata,
     #[serde(default)]

@@ -56,7 +56,15 @@ fn a_pod_is_connected_unless_everything_says_that_it_still_waits() {
 }
 
 #[test]
-fn an_empty_list_of_metadata_is_null() {
-    let empty: Page<LeanPod> = serde_json::from_str(r#"{"metadata":{},"items":null}"#).unwrap();
-    assert!(empty.items.is_empty());
+fn an_error_keeps_how_long_the_server_asks_its_clients_to_wait() {
+    let busy = KubeError::Unavailable {
+        target: "Pods".to_owned(),
+        why: "the API server answered 429".to_owned(),
+        retry_after: Some(Duration::from_secs(7)),
+    };
+    let error = ReadError::from(busy);
+    assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
+    assert_eq!(error.code, None);
+    let text = "Pods can't be read: the API server answered 429";
+    assert_eq!(error.to_string(), text);
 }

@@ -12,7 +12,7 @@ use berth_core::Prefix;
 use berth_core::slice::Holding;
 use berth_core::slice::assigned::LiveClaim;
 use berth_core::slice::grace::Verdict;
-use berth_ledger::kube::slicepools::StoredSlicePool;
+use berth_whereabouts::slicepools::StoredSlicePool;
 use k8s_openapi::jiff::Timestamp;
 
 use super::memory::{Memory, Suspect};
@@ -22,7 +22,7 @@ use crate::plan::{conditions, describe, list};
 use crate::usage::UsageError;
 
 impl Reconciler {
-    /// No definition wants the pool any more.
+    /// Deletes a pool that no definition wants any more.
     pub(super) async fn end(
         &self,
         task: &Task<'_>,
@@ -40,10 +40,10 @@ impl Reconciler {
             .collect();
         let due = memory.suspicions.due(&Suspect::Deletion, self.grace);
         if let Some(until) = due.filter(|until| *until > task.now)
-            && (definitions.is_empty() || self.asks_any_pod(&definitions).await?)
+            && (definitions.is_empty() || self.is_requested_by_a_pod(&definitions).await?)
         {
             // A pod that only waits for its address may give up before the grace period is over.
-            outcome.look_at(until.min(task.now.plus(self.pause())));
+            outcome.recheck_at(until.min(task.now.plus(self.pause())));
             memory.known = Some(Some(stored));
             return Ok(outcome);
         }
@@ -55,7 +55,7 @@ impl Reconciler {
             .last_uses(&holdings, &networks, &definitions);
         let used = usage.await?;
         let unused = used.live.is_empty() && stored.unparsed.is_empty();
-        if unused && !definitions.is_empty() && !self.asks_any_pod(&definitions).await? {
+        if unused && !definitions.is_empty() && !self.is_requested_by_a_pod(&definitions).await? {
             self.usage_reader.retire(&used.pools).await?;
             self.pools.remove(&stored).await?;
             tracing::info!(
@@ -73,7 +73,7 @@ impl Reconciler {
         {
             Verdict::Proved => {
                 if let Some(until) = self.unsettled(task, &stored, &holdings, memory) {
-                    outcome.look_at(until);
+                    outcome.recheck_at(until);
                     let mut pool = stored.pool.clone();
                     for holding in &holdings {
                         let _ = pool.table.recall(holding.slice, &holding.node);
@@ -88,21 +88,21 @@ impl Reconciler {
                 outcome.forgotten = true;
                 return Ok(outcome);
             }
-            Verdict::Suspected { until } => outcome.look_at(until),
-            Verdict::Kept => outcome.look_at(task.now.plus(self.pause())),
+            Verdict::Suspected { until } => outcome.recheck_at(until),
+            Verdict::Kept => outcome.recheck_at(task.now.plus(self.pause())),
         }
-        let written = self.tell_of_refusal(task, stored, &used.live).await?;
+        let written = self.report_refusal(task, stored, &used.live).await?;
         memory.known = Some(Some(written));
         Ok(outcome)
     }
 
-    async fn asks_any_pod(&self, definitions: &[String]) -> Result<bool, ReconcileError> {
+    async fn is_requested_by_a_pod(&self, definitions: &[String]) -> Result<bool, ReconcileError> {
         let asked = self.usage_reader.reader.asks_any_pod(definitions).await;
         Ok(asked.map_err(UsageError::from)?)
     }
 
     /// The definitions are gone, so the pool itself reports why it stays.
-    async fn tell_of_refusal(
+    async fn report_refusal(
         &self,
         task: &Task<'_>,
         stored: StoredSlicePool,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use berth_core::slice::grace::Suspicions;
 use berth_core::{Moment, Prefix};
-use berth_ledger::kube::slicepools::StoredSlicePool;
+use berth_whereabouts::slicepools::StoredSlicePool;
 
 use crate::watch_cache::View;
 
@@ -65,13 +65,13 @@ impl Memory {
         }
     }
 
-    /// The next pass begins with a read.
+    /// The next pass starts with a read.
     pub fn forget(&mut self) {
         self.known = None;
     }
 
-    /// Counts from the first pass that begins with a recall: no object records who recalled it, and when, and this
-    /// controller's own write began some time after `now`.
+    /// Counts from the first pass that starts with a recall: no object records who recalled it, and when, and this
+    /// controller's own write started some time after `now`.
     pub(super) fn note_recalled(&mut self, stored: &StoredSlicePool, now: Moment) {
         let table = &stored.pool.table;
         self.recalled.retain(|slice, _| table.is_recalled(*slice));

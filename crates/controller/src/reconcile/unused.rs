@@ -10,7 +10,7 @@ use berth_core::slice::assigned::LiveClaim;
 use berth_core::slice::grace::Verdict;
 use berth_core::slice::{Cut, Holding};
 use berth_core::{Moment, Prefix};
-use berth_ledger::kube::slicepools::StoredSlicePool;
+use berth_whereabouts::slicepools::StoredSlicePool;
 
 use super::memory::{Memory, Suspect};
 use super::{Outcome, ReconcileError, Reconciler, Task};
@@ -45,7 +45,7 @@ impl Reconciler {
         for holding in missing {
             let suspected = memory.suspicions.due(&loss(task, &holding), self.grace);
             match suspected.max(self.settled(memory, holding.slice)) {
-                Some(until) if until > task.now => outcome.look_at(until),
+                Some(until) if until > task.now => outcome.recheck_at(until),
                 _ => due.push(holding),
             }
         }
@@ -71,8 +71,8 @@ impl Reconciler {
                 .suspicions
                 .observe(suspect, gone, self.grace, task.now)
             {
-                Verdict::Kept => outcome.look_at(task.now.plus(self.pause())),
-                Verdict::Suspected { until } => outcome.look_at(until),
+                Verdict::Kept => outcome.recheck_at(task.now.plus(self.pause())),
+                Verdict::Suspected { until } => outcome.recheck_at(until),
                 Verdict::Proved if is_recalled(stored, &holding) => {
                     let pools = used.of(&BTreeSet::from([holding.slice]));
                     match self.usage_reader.retire(&pools).await {
@@ -80,12 +80,12 @@ impl Reconciler {
                         Err(error) if error.is_passing() => return Err(error.into()),
                         Err(error) => {
                             tracing::warn!(slice = %holding.slice, node = %holding.node, %error, "its IPPool stays, and so does the slice");
-                            outcome.look_at(task.now.plus(self.pause()));
+                            outcome.recheck_at(task.now.plus(self.pause()));
                         }
                     }
                 }
                 Verdict::Proved => {
-                    outcome.look_at(task.now.plus(self.pause()));
+                    outcome.recheck_at(task.now.plus(self.pause()));
                     returns.recalled.push(holding);
                 }
             }
@@ -122,7 +122,7 @@ impl Reconciler {
         if let Some(until) = memory.suspicions.due(&suspect, self.grace)
             && until > task.now
         {
-            outcome.look_at(until);
+            outcome.recheck_at(until);
             return Ok(Change::Pending);
         }
         let used = self
@@ -139,16 +139,16 @@ impl Reconciler {
             .observe(suspect, unused, self.grace, task.now)
         {
             Verdict::Kept => {
-                outcome.look_at(task.now.plus(self.pause()));
+                outcome.recheck_at(task.now.plus(self.pause()));
                 Ok(Change::Refused(stranded))
             }
             Verdict::Suspected { until } => {
-                outcome.look_at(until);
+                outcome.recheck_at(until);
                 Ok(Change::Pending)
             }
             Verdict::Proved => {
                 if let Some(until) = self.unsettled(task, stored, &recut.dropped, memory) {
-                    outcome.look_at(until);
+                    outcome.recheck_at(until);
                     returns.recalled.extend(recut.dropped);
                     return Ok(Change::Pending);
                 }

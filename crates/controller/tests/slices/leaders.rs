@@ -5,24 +5,24 @@ use std::time::Duration;
 use berth_testkit::{Asked, Fate, FaultProxy};
 use serde_json::json;
 
-use crate::test_cluster::World;
+use crate::test_cluster::TestCluster;
 use crate::test_controller;
 
-/// Nodes had the same CIDR: an operator that took over gave again what the one before it had just given, for each had what was
-/// given in its memory (#21482 has the course of it). Here it is in one object, and a write holds only for exactly what was
-/// read: that of a leader which another has overtaken gives nothing.
+/// Nodes had the same CIDR: a new leader of the operator allocated again what the last one had just allocated,
+/// because each kept that in memory (see #21482). Here it is in one object, and a write succeeds only on the version
+/// that was read: that of a deposed leader assigns nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn cilium_17277_a_leader_that_was_overtaken_gives_nothing() {
-    let world = World::new("leaders").await;
+    let cluster = TestCluster::new("leaders").await;
     let ipam = json!({ "range": "10.0.0.0/24", "node_slice_size": "/26", "network_name": "blue" });
-    world.network("net", ipam).await;
-    world.node("z").await;
-    let relay = FaultProxy::new(world.cluster).await.unwrap();
-    let config = test_controller::config(relay.kubeconfig(), &world.namespace);
+    cluster.network("net", ipam).await;
+    cluster.node("z").await;
+    let relay = FaultProxy::new(cluster.cluster).await.unwrap();
+    let config = test_controller::config(relay.kubeconfig(), &cluster.namespace);
     let old = test_controller::start(config);
-    let row = async |n: usize| world.rows("blue").await.get(n).cloned();
+    let row = async |n: usize| cluster.rows("blue").await.get(n).cloned();
     let is = |slice: &str, node: &str| Some(format!("{slice} {node}"));
-    world
+    cluster
         .until("the old one leads", async || {
             row(0).await == is("10.0.0.0/26", "z")
         })
@@ -42,20 +42,20 @@ async fn cilium_17277_a_leader_that_was_overtaken_gives_nothing() {
         writes.map(|(_, code)| code).collect()
     };
     let before = writes().len();
-    world.node("m").await;
-    world
+    cluster.node("m").await;
+    cluster
         .until("it is about to give m the second", async || {
             writes().len() > before
         })
         .await;
-    world.node("a").await;
-    let new = world.controller();
-    world
+    cluster.node("a").await;
+    let new = cluster.controller();
+    cluster
         .until("the new one has given it to a", async || {
             row(1).await == is("10.0.0.64/26", "a")
         })
         .await;
-    world
+    cluster
         .until("the old one's write has come", async || {
             writes()[before].is_some()
         })
@@ -71,7 +71,7 @@ async fn cilium_17277_a_leader_that_was_overtaken_gives_nothing() {
         "10.0.0.128/26 m",
         "10.0.0.192/26 ",
     ];
-    world.until_rows("blue", &rows).await;
+    cluster.until_rows("blue", &rows).await;
     old.stop().await;
     new.stop().await;
 }

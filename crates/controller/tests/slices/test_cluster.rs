@@ -1,6 +1,6 @@
-//! A cluster for one test at a time: its nodes and definitions are everybody's, so each test begins with none.
+//! A cluster for one test at a time: its nodes and definitions are shared, so each test starts with none.
 //!
-//! There is no kubelet: nodes and pods are objects, and end when a test says so.
+//! There is no kubelet: nodes and pods are objects, and end when a test deletes them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,12 +19,12 @@ use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::test_controller::{self, definitions};
 
-/// Two cores, many tests: waiting long enough is not slow, it only fails slowly.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Two cores, many tests: a long timeout only makes failures slow.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-pub struct World {
+pub struct TestCluster {
     pub cluster: &'static Cluster,
-    /// Where pools are.
+    /// The namespace of the pools.
     pub namespace: String,
     pub client: Client,
     _turn: MutexGuard<'static, ()>,
@@ -35,8 +35,8 @@ fn whereabouts(kind: &str) -> ApiResource {
     ApiResource::from_gvk(&gvk)
 }
 
-impl World {
-    pub async fn new(name: &str) -> World {
+impl TestCluster {
+    pub async fn new(name: &str) -> TestCluster {
         static TURN: Mutex<()> = Mutex::const_new(());
         static DEFINED: OnceCell<()> = OnceCell::const_new();
         let _ = tracing_subscriber::fmt()
@@ -53,17 +53,17 @@ impl World {
             })
             .await;
         let client = cluster.client().await.unwrap();
-        let world = World {
+        let cluster = TestCluster {
             cluster,
             namespace: cluster.namespace(name).await.unwrap(),
             client,
             _turn: turn,
         };
-        world.sweep().await;
-        world
+        cluster.sweep().await;
+        cluster
     }
 
-    /// What the test before has left.
+    /// Removes what the last test has left.
     async fn sweep(&self) {
         let now = DeleteParams::default().grace_period(0);
         let everything = ListParams::default();
@@ -138,7 +138,7 @@ impl World {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// A pod that runs on a node and asks for a network.
+    /// A pod that runs on a node and requests a network.
     pub async fn run_pod(&self, name: &str, node: &str, network: &str) {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": { "name": name, "annotations": { "k8s.v1.cni.cncf.io/networks": network } },
@@ -229,7 +229,7 @@ impl World {
     pub async fn events(&self, namespace: &str, definition: &str) -> Vec<(String, String)> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let selector = format!("involvedObject.name={definition}");
-        told(&api, &selector).await
+        events(&api, &selector).await
     }
 
     pub async fn node_uid(&self, name: &str) -> String {
@@ -237,11 +237,12 @@ impl World {
         nodes.get(name).await.unwrap().metadata.uid.unwrap()
     }
 
-    /// Reason and message of the events on the node of that UID; one that no watch saw go has its name for it.
+    /// Reason and message of the events on the node of that UID; a node that no watch saw deleted has its name for
+    /// it.
     pub async fn node_events(&self, uid: &str) -> Vec<(String, String)> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), "default");
         let selector = format!("involvedObject.kind=Node,involvedObject.uid={uid}");
-        told(&api, &selector).await
+        events(&api, &selector).await
     }
 
     pub async fn config_map(&self, name: &str) -> BTreeMap<String, String> {
@@ -276,7 +277,7 @@ impl World {
         Api::namespaced(self.client.clone(), &claim::namespace(&self.namespace))
     }
 
-    /// A slice that a node has claimed by itself, three times passed on.
+    /// A slice that a node has claimed by itself, transferred three times.
     pub async fn claim(&self, name: &str, range: &str, node: &str, offers: Value) {
         let spec = SliceClaimSpec {
             range: range.to_owned(),
@@ -310,12 +311,12 @@ impl World {
     }
 
     pub async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
-        let begun = Instant::now();
+        let started = Instant::now();
         while !holds().await {
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 let pools = self.objects("NodeSlicePool");
                 let pools = pools.list(&ListParams::default()).await.unwrap();
-                panic!("not after {PATIENCE:?}: {what}; {:#?}", pools.items);
+                panic!("not after {TIMEOUT:?}: {what}; {:#?}", pools.items);
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
@@ -334,7 +335,7 @@ pub fn conf(name: &str, mut ipam: Value) -> Value {
     json!({ "cniVersion": "0.3.1", "name": name, "type": "macvlan", "ipam": ipam })
 }
 
-/// Whereabouts' flat file, which it insists on.
+/// Whereabouts' flat file, which it requires.
 pub fn flat_file(dir: &std::path::Path, kubeconfig: &std::path::Path) -> PathBuf {
     let path = dir.join("whereabouts.conf");
     let flat = json!({ "kubernetes": { "kubeconfig": kubeconfig }, "log_level": "error" });
@@ -343,7 +344,7 @@ pub fn flat_file(dir: &std::path::Path, kubeconfig: &std::path::Path) -> PathBuf
 }
 
 /// Reason and message of each event that is selected.
-async fn told(api: &Api<Event>, selector: &str) -> Vec<(String, String)> {
+async fn events(api: &Api<Event>, selector: &str) -> Vec<(String, String)> {
     let list = api.list(&ListParams::default().fields(selector)).await;
     let events = list.unwrap().items.into_iter();
     events

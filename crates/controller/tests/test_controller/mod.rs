@@ -1,4 +1,4 @@
-//! A controller for tests: in the test's own process, without an election, and in a hurry.
+//! A controller for tests: in the test's own process, without an election, with short intervals.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use berth_kube::Connect;
 use berth_testkit::InProcess;
 use kube::api::{ApiResource, GroupVersionKind};
 
-/// Two looks lie this far apart.
+/// The time between two reads.
 pub const GRACE: Duration = Duration::from_millis(400);
 
 /// How a controller is started.
@@ -19,7 +19,7 @@ pub struct Config {
     pub slices: SliceTaskSettings,
 }
 
-/// Of the pools of that namespace.
+/// The namespace of the pools.
 pub fn config(kubeconfig: PathBuf, namespace: &str) -> Config {
     let controller = ControllerConfig {
         cluster: Connect {
@@ -43,15 +43,18 @@ pub fn config(kubeconfig: PathBuf, namespace: &str) -> Config {
 }
 
 pub fn start(config: Config) -> InProcess {
-    InProcess::start(|told| async {
+    InProcess::start(|shutdown| async {
         let controller = Controller::open(config.controller).await.unwrap();
         let (connection, leadership) = (controller.connection(), controller.leadership());
         let slices = SliceTask::new(&connection, &leadership, config.slices);
-        controller.run(vec![Arc::new(slices)], told).await.unwrap();
+        controller
+            .run(vec![Arc::new(slices)], shutdown)
+            .await
+            .unwrap();
     })
 }
 
-/// The kind of what it looks at.
+/// The kind of object that it reads.
 pub fn definitions() -> ApiResource {
     let gvk = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
     ApiResource::from_gvk_with_plural(&gvk, "network-attachment-definitions")

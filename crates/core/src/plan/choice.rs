@@ -13,7 +13,7 @@ use crate::order::{Rendezvous, hash_index};
 use crate::plan::{AddressRequest, Refusal};
 use crate::{Address, Block, Moment, Order, Owner, Pool, Space};
 
-/// The most addresses that one choice ranks: far above any list of machines.
+/// The most addresses that one choice ranks: more than any list of VMs has.
 const MOST_RANKED: u128 = 65_536;
 
 pub(super) fn choose(
@@ -51,7 +51,7 @@ pub(super) fn choose(
 struct Search<'a> {
     pool: &'a Pool,
     want: &'a AddressRequest,
-    /// What earlier wants of the same claim will take.
+    /// The addresses chosen for earlier requests of the same claim.
     chosen: &'a [Address],
     owner: &'a Owner,
     now: Moment,
@@ -169,8 +169,8 @@ impl Search<'_> {
         }
     }
 
-    /// The highest-ranked free address. Each address is scored, so a space that is larger than any list of machines
-    /// uses the hash instead.
+    /// The highest-ranked free address. Each address is scored, so a space that is larger than any list of VMs uses
+    /// the hash instead.
     fn rendezvous(&self) -> Option<Address> {
         let rank = Rendezvous::new(&self.owner.subject);
         if let Some(listing) = self.pool.listing() {

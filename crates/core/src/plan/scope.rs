@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_of_another_nodes_entry_is_a_breach_whatever_names_it() {
+    fn a_release_of_another_nodes_entry_is_a_breach_by_handle_and_by_address() {
         for transfers in [false, true] {
             for release in releases("ns/b") {
                 assert!(breached(&release, transfers), "{release:?}");

@@ -1,33 +1,32 @@
-//! Slices that are assigned: the table behind a NodeSlicePool.
+//! The table behind a NodeSlicePool: which node has which assigned slice.
 //!
-//! Promises: the same table and the same nodes give the same assignment; holdings stay where they are,
-//! whoever made them and in whatever order; a slice is assigned only if every network that shares the
-//! range has an address to give in it; a slice that is taken back has a new epoch from then on, and changes
-//! hands in two steps (I8).
+//! Guarantees: the same table and the same nodes give the same assignment; existing holdings stay, in whatever order
+//! they were made; a slice is assigned only if every network that shares the range has a usable address in it; a
+//! slice is reclaimed in two steps and has a new epoch from the first one on (I8).
 //!
 //! ```text
-//!   held by a, epoch 3 --recall--> held by a, epoch 4, recalled: nobody gives --reclaim--> free
+//!   held by a, epoch 3 --recall--> held by a, epoch 4, recalled: not allocated from --reclaim--> free
 //!            ^                                    |
 //!            +------- held by a, epoch 4 <--keep--+   the node is there after all
 //! ```
-//! A node that returns after the recall reads that it may not give; one that returned before it is seen by the look that
-//! comes between the two steps.
+//! A node that returns after the recall reads that it may not allocate; a node that returned before the recall is
+//! found by the second proof, which is made between the two steps.
 //!
-//! Unlike a slice that a node claims for itself, one that is assigned for the first time is at epoch 0: a
-//! table that another program made knows no epochs, and must mean the same here.
+//! Unlike a slice that a node claims for itself, an assigned slice starts at epoch 0: a table that whereabouts'
+//! controller made has no epochs, and must mean the same here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Cut, Epoch, Holding, NodeName, SliceError};
 use crate::{Address, Prefix, Space};
 
-/// Who has which slice of one range.
+/// Which node holds which slice of one range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignments {
     cut: Cut,
     held: BTreeMap<Prefix, NodeName>,
     epochs: BTreeMap<Prefix, Epoch>,
-    /// Held, and on their way back.
+    /// Held, but recalled: their nodes may not allocate from them.
     recalled: BTreeSet<Prefix>,
 }
 
@@ -35,23 +34,23 @@ pub struct Assignments {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assigned {
     pub fresh: Vec<Holding>,
-    /// Nodes that no slice was left for.
+    /// Nodes for which no slice was left.
     pub unserved: Vec<NodeName>,
 }
 
-/// A table under another cut.
+/// The table under another range or slice size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recut {
     pub table: Assignments,
-    /// What the new cut has no place for.
+    /// Holdings that are no slices of the new cut.
     pub dropped: Vec<Holding>,
 }
 
-/// An address of a slice that somebody uses.
+/// An address of a slice that is in use.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LiveClaim {
     pub pod: String,
-    /// None: the pod asks for the network on that node; which address it has is not known.
+    /// None: a pod on that node requests the network; its address is not known.
     pub address: Option<Address>,
 }
 
@@ -69,7 +68,7 @@ impl Assignments {
         self.cut
     }
 
-    /// Takes in a holding as it was read. One that meets another node's stays out, and is named.
+    /// Adds a holding as it was read. One that overlaps another node's is refused.
     pub fn restore(&mut self, slice: Prefix, node: NodeName) -> Result<(), SliceError> {
         if let Some((met, holder)) = self.overlapping(slice) {
             if met == slice && *holder == node {
@@ -91,14 +90,14 @@ impl Assignments {
         *known = epoch.max(*known);
     }
 
-    /// Takes in that a holding is on its way back; of a slice that nobody holds it means nothing.
+    /// Marks a holding as recalled; ignored if the slice has no holder.
     pub fn restore_recalled(&mut self, slice: Prefix) {
         if self.held.contains_key(&slice) {
             self.recalled.insert(slice);
         }
     }
 
-    /// Whether its node may not give from it.
+    /// Whether its node may not allocate from it.
     pub fn is_recalled(&self, slice: Prefix) -> bool {
         self.recalled.contains(&slice)
     }
@@ -139,7 +138,7 @@ impl Assignments {
     pub fn assign(&mut self, nodes: &BTreeSet<NodeName>, usable: &[&Space]) -> Assigned {
         let served: BTreeSet<NodeName> = self.held.values().cloned().collect();
         let mut assigned = Assigned::default();
-        // The next search goes on behind the slice that was found: n nodes cost n steps, not n².
+        // The next search starts after the slice that was found: n nodes cost n steps, not n².
         let mut from = Some(0);
         for node in nodes.difference(&served) {
             let found = from.and_then(|from| self.free_from(from, usable));
@@ -159,8 +158,7 @@ impl Assignments {
         assigned
     }
 
-    /// The first step of taking a slice back: its node gives nothing from it from now on. The epoch that it has
-    /// then (I6, I8).
+    /// The first step of reclaiming a slice: its node stops allocating from it. Returns the new epoch (I6, I8).
     pub fn recall(&mut self, slice: Prefix, node: &NodeName) -> Result<Epoch, SliceError> {
         self.verify(slice, node)?;
         if self.recalled.insert(slice) {
@@ -169,12 +167,12 @@ impl Assignments {
         Ok(self.epoch(slice))
     }
 
-    /// Leaves a recalled slice with its node.
+    /// Undoes a recall: the slice stays with its node.
     pub fn keep(&mut self, slice: Prefix) {
         self.recalled.remove(&slice);
     }
 
-    /// The last step: a slice that was recalled from a node is free.
+    /// The second step: a slice that was recalled from a node becomes free.
     pub fn reclaim(&mut self, slice: Prefix, node: &NodeName) -> Result<Epoch, SliceError> {
         self.verify(slice, node)?;
         if !self.recalled.remove(&slice) {
@@ -200,7 +198,7 @@ impl Assignments {
         }
     }
 
-    /// The table under another range or size: holdings that are slices of the new cut stay.
+    /// The table under another range or size: holdings that are also slices of the new cut stay.
     pub fn recut(&self, cut: Cut) -> Recut {
         let mut table = Self {
             cut,
@@ -234,7 +232,7 @@ impl Assignments {
         let mut n = from;
         loop {
             let slice = self.cut.nth(n)?;
-            // Over a large excluded block in one step: to the slice of the address that is furthest off.
+            // Skips a large excluded block in one step: to the slice of the highest next usable address.
             let mut furthest = slice.network();
             for space in usable {
                 furthest = furthest.max(space.at_or_after(slice.network())?);
@@ -250,7 +248,7 @@ impl Assignments {
         }
     }
 
-    /// Holdings are apart, so one that overlaps is a neighbour in their order.
+    /// Holdings do not overlap each other, so one that overlaps the slice is its neighbour in their order.
     fn overlapping(&self, slice: Prefix) -> Option<(Prefix, &NodeName)> {
         let before = self.held.range(..slice).next_back();
         let after = self.held.range(slice..).next();
@@ -263,7 +261,7 @@ impl Assignments {
 }
 
 impl Recut {
-    /// What the change would take an address from. Empty: nothing is lost by it.
+    /// The live addresses that the change would leave without a slice. Empty if it affects none.
     pub fn stranded<'a>(
         &'a self,
         live: &'a BTreeMap<Prefix, Vec<LiveClaim>>,

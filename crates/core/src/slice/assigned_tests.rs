@@ -31,7 +31,7 @@ fn nodes_get_the_lowest_slices_in_the_order_of_their_names() {
     let assigned = table.assign(&nodes(&["b", "a"]), &[&usable]);
     assert_eq!(rows(&table), ["10.0.0.0/10 a 0", "10.64.0.0/10 b 0"]);
     assert_eq!((assigned.fresh.len(), assigned.unserved.len()), (2, 0));
-    // Whoever comes later gets what is left; who has one keeps it.
+    // A later node gets a free slice; a node that has one keeps it.
     let assigned = table.assign(&nodes(&["0", "1", "2", "a", "b"]), &[&usable]);
     assert_eq!(assigned.unserved, [NodeName::new("2")]);
     assert_eq!(
@@ -56,7 +56,7 @@ fn a_slice_must_have_an_address_for_every_network_that_shares_it() {
 }
 
 #[test]
-fn a_slice_that_went_back_has_a_new_epoch() {
+fn a_reclaimed_slice_has_a_new_epoch() {
     let usable = mk_usable("10.0.0.0/24", &[]).unwrap();
     let mut table = mk_table("10.0.0.0/24", 25);
     table.assign(&nodes(&["a"]), &[&usable]);
@@ -80,20 +80,20 @@ fn a_slice_that_went_back_has_a_new_epoch() {
 }
 
 #[test]
-fn a_node_that_is_there_after_all_keeps_its_slice_at_the_new_epoch() {
+fn a_node_that_returns_after_a_recall_keeps_its_slice_at_the_new_epoch() {
     let usable = mk_usable("10.0.0.0/24", &[]).unwrap();
     let mut table = mk_table("10.0.0.0/24", 25);
     table.assign(&nodes(&["a"]), &[&usable]);
     let slice = "10.0.0.0/25".parse().unwrap();
     table.recall(slice, &NodeName::new("a")).unwrap();
-    // Its node has it still: it gets no other, and nobody gets it.
+    // Its node still has it: that node gets no other slice, and no other node gets this one.
     let assigned = table.assign(&nodes(&["a", "b"]), &[&usable]);
     assert_eq!(assigned.fresh.len(), 1);
     assert!(table.is_recalled(slice));
     table.keep(slice);
     assert!(!table.is_recalled(slice));
     assert_eq!(rows(&table), ["10.0.0.0/25 a 1", "10.0.0.128/25 b 0"]);
-    // A cut that has no place for what is recalled does not raise its epoch again.
+    // Cutting the range in another way does not raise the epoch of a recalled slice again.
     table.recall(slice, &NodeName::new("a")).unwrap();
     let recut = table.recut(Cut::new("10.0.0.0/24".parse().unwrap(), 26).unwrap());
     assert_eq!(recut.table.epoch(slice), Epoch(2));
@@ -122,7 +122,7 @@ fn a_grown_range_drops_nothing_and_another_size_drops_all() {
 }
 
 #[test]
-fn a_holding_that_meets_another_is_named_and_stays_out() {
+fn a_holding_that_overlaps_another_is_refused() {
     let mut table = mk_table("10.0.0.0/24", 26);
     let slice: Prefix = "10.0.0.0/26".parse().unwrap();
     table.restore(slice, NodeName::new("a")).unwrap();
@@ -136,7 +136,7 @@ fn a_holding_that_meets_another_is_named_and_stays_out() {
     }
 }
 
-/// The naive way: every slice in turn, every held one compared.
+/// The naive way: try every slice in turn and compare it with every holding.
 fn model(
     cut: Cut,
     held: &BTreeMap<Prefix, NodeName>,
@@ -162,7 +162,7 @@ fn model(
 
 proptest! {
     #[test]
-    fn any_life_of_nodes_is_as_the_model_has_it(
+    fn any_sequence_of_joins_and_leaves_matches_the_model(
         sizes in prop::collection::vec(25..29u8, 1..3),
         excluded in 0..4u8,
         steps in prop::collection::vec((0..12u8, 0..5u8), 1..60),

@@ -1,5 +1,5 @@
-//! Slices that nodes claim by themselves: where a node looks, how much it wants, what it can spare, and what a claim that
-//! was read means for it.
+//! Slices that nodes claim by themselves: the order in which a node tries slices, how many addresses it should hold,
+//! which part it can spare, and what a claim that was read means for it.
 //!
 //! Every decision of the protocol (docs/decisions/0006-slices.md) is a function here, without I/O, so that the
 //! agent and the model of the protocol run the same code.
@@ -20,24 +20,25 @@ pub struct Offer {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Claimed {
     pub range: Prefix,
-    /// Empty: its node was lost while parts of it were others'.
+    /// Empty: its node was lost while other nodes had parts of it.
     pub node: NodeName,
     pub node_uid: String,
     pub epoch: Epoch,
     pub offers: Vec<Offer>,
-    /// Who asks for a part of it.
+    /// The nodes that request a part of it.
     pub wants: Vec<NodeName>,
-    /// A controller is about to take it back: nobody gives from it before its node has written on it again (I8).
+    /// The controller is about to reclaim it: no node allocates from it until its node has written it again (I8).
     pub recalled: bool,
 }
 
 impl Claimed {
-    /// Whether the object may go. With an offer it may not: its name would be free while a part of it is another's.
+    /// Whether the object may be deleted. Not while it has an offer: its name would be free while another node has a
+    /// part of it.
     pub fn may_go(&self) -> bool {
         self.offers.is_empty()
     }
 
-    /// Whether `taker` may hold `child`, whose claim it has made **before** this was read.
+    /// Whether `taker` may hold `child`. The claim of `child` must have been made **before** this was read.
     pub fn lets(&self, child: Prefix, taker: &NodeName) -> bool {
         self.range.covers(child)
             && self
@@ -46,13 +47,13 @@ impl Claimed {
                 .any(|offer| offer.range == child && offer.node == *taker)
     }
 
-    /// What its node may give of it: the range less what is offered.
+    /// Whether its node may allocate from `part`: inside the range and outside all offers.
     pub fn is_free_of_offers(&self, part: Prefix) -> bool {
         self.range.covers(part) && !self.offers.iter().any(|offer| offer.range.overlaps(part))
     }
 }
 
-/// What a node knows of a slice that it holds.
+/// What a node has recorded about a slice that it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Known {
     pub range: Prefix,
@@ -60,18 +61,18 @@ pub struct Known {
     pub epoch: Epoch,
 }
 
-/// What the API server's word means for a holding (I8).
+/// What a claim that was read means for a holding (I8).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
     Ours,
-    /// It may not be given from any more; who has it now, if anybody.
+    /// No longer allocated from; `to` is the node that has it now, if any.
     Lost {
         to: Option<NodeName>,
         epoch: Epoch,
     },
 }
 
-/// Compares a holding with its claim as it was read; none: there is no such claim.
+/// Compares a holding with its claim as it was read; `None` if there is no such claim.
 pub fn standing(me: &NodeName, known: &Known, claim: Option<&Claimed>) -> Standing {
     match claim {
         Some(claim)
@@ -94,9 +95,9 @@ pub fn standing(me: &NodeName, known: &Known, claim: Option<&Claimed>) -> Standi
     }
 }
 
-/// The slots of a cut in the order in which one node tries them: each once, from a place of its own, by a
-/// stride of its own, so that nodes that start at once rarely meet and go different ways when they do. Nodes that have
-/// numbers begin at places that are all different, as long as there are as many slots.
+/// The slices of a cut in the order in which one node tries them, each once. Start and stride depend on the node, so
+/// that nodes which start together rarely collide, and diverge when they do. Nodes with different numbers start at
+/// different slices, as long as there are enough.
 #[derive(Clone, Debug)]
 pub struct Walk {
     cut: Cut,
@@ -110,10 +111,10 @@ pub struct Walk {
 const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15;
 
 impl Walk {
-    /// `number`: one that no other node has, if there is one; nothing is wrong if another has it too.
+    /// `number`: one that no other node has, if there is one. A duplicate does no harm.
     pub fn of(cut: Cut, node: &NodeName, network: &str, number: Option<u128>) -> Self {
         let count = cut.count();
-        // The number of slots is a power of two, but for the one that does not fit the type.
+        // The count is a power of two, except the one that saturates the type.
         let mask = if count.is_power_of_two() {
             count - 1
         } else {
@@ -123,7 +124,8 @@ impl Walk {
         let seed =
             |salt: &str| crate::order::hash_index(&format!("{node}/{network}/{salt}"), whole);
         let start = match number {
-            // Odd, so different numbers stay different; and neighbours far from each other, who may need more slots later.
+            // Odd, so different numbers stay different; and neighbours start far apart, because they may need more
+            // slices later.
             Some(number) => number
                 .wrapping_mul(SPREAD)
                 .wrapping_add(crate::order::hash_index(network, whole)),
@@ -132,7 +134,7 @@ impl Walk {
         Self {
             cut,
             at: start & mask,
-            // Odd: prime to a power of two, so the walk meets every slot before it meets one again.
+            // Odd, so prime to a power of two: every slice is tried before one is tried again.
             stride: (seed("stride") << 1 | 1) & mask | 1,
             mask,
             left: count,
@@ -151,8 +153,8 @@ impl Iterator for Walk {
     }
 }
 
-/// The size of slices where nobody has set one: half of the range's bits, and no more than 64 addresses of IPv4
-/// (256 of IPv6), so that a small range serves several nodes and a large one needs few claims.
+/// The default size of slices: half of the range's host bits, and no more than 64 addresses of IPv4 (256 of IPv6), so
+/// that a small range serves several nodes and a large one needs few claims.
 pub fn usual_size(range: Prefix) -> u8 {
     let most = match range.family() {
         Family::V4 => 6,
@@ -161,8 +163,8 @@ pub fn usual_size(range: Prefix) -> u8 {
     range.family().bits() - (range.host_bits() / 2).min(most)
 }
 
-/// How many addresses a node should hold that has `used` of them, in slices of `batch`: always `reserve` more than
-/// it needs, in whole slices.
+/// How many addresses a node should hold that uses `used` of them, in slices of `batch`: `reserve` more than it uses,
+/// in whole slices.
 pub fn wanted(used: u128, batch: u128, reserve: u128) -> u128 {
     let batch = batch.max(1);
     used.saturating_add(reserve)
@@ -170,11 +172,11 @@ pub fn wanted(used: u128, batch: u128, reserve: u128) -> u128 {
         .saturating_mul(batch)
 }
 
-/// No part has more addresses: each is a row in the donor's pool.
+/// The maximum size of a part: each of its addresses is a row in the donor's pool.
 const LARGEST_PART_BITS: u32 = 8;
 
-/// The part of a slice that its node can spare: the largest aligned one in which nothing is held or cools down, and not
-/// more than half of what is free, but for the last address.
+/// The part of a slice that its node can spare: the largest aligned one in which nothing is held or cools down, at
+/// most half of what is free, or the last free address.
 pub fn spare(slice: Prefix, usable: &Space, pool: &Pool, now: Moment) -> Option<Prefix> {
     let within = slice.block();
     let taken = pool
@@ -196,7 +198,7 @@ pub fn spare(slice: Prefix, usable: &Space, pool: &Pool, now: Moment) -> Option<
     let most = count.div_ceil(2).max(1);
     let bits = most.ilog2().min(LARGEST_PART_BITS);
     (0..=bits).rev().find_map(|bits| {
-        // From the end: the lowest addresses are what a person expects to be given first.
+        // From the end: a person expects the lowest addresses to be allocated first.
         free.iter()
             .rev()
             .find_map(|block| aligned(*block, bits, slice))
@@ -222,13 +224,14 @@ fn aligned(block: Block, bits: u32, slice: Prefix) -> Option<Prefix> {
     (part.network() >= block.first() && part.last() <= block.last()).then_some(part)
 }
 
-/// What the plain pool of a range says about its slices.
+/// The annotation on the plain pool of a range that has claimed slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mark {
     pub state: MarkState,
-    /// The length of every slice of this range, whatever a node's settings say: claims by name never overlap.
+    /// The length of every slice of this range, for all nodes regardless of their settings: claims by name never
+    /// overlap.
     pub size: u8,
-    /// Some of them gave addresses that have no reservation, or may give such.
+    /// Some slices allocate addresses without a reservation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unreserved: bool,
 }
@@ -236,9 +239,9 @@ pub struct Mark {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MarkState {
-    /// Addresses are given from slices.
+    /// Addresses are allocated from slices.
     Sliced,
-    /// On the way back: nobody claims, everybody gives up.
+    /// On the way back to plain: no slice is claimed, all are returned.
     Leaving,
 }
 
@@ -251,7 +254,7 @@ impl Mark {
         }
     }
 
-    /// What has to be there before a network gives from slices, with overlap checks or without.
+    /// The annotation that a network needs before it allocates from slices, with overlap checks or without.
     #[must_use]
     pub fn for_network(self, checked: bool) -> Self {
         Self {
@@ -260,7 +263,7 @@ impl Mark {
         }
     }
 
-    /// Whether a claim that was made before this was read may stand.
+    /// Whether a claim that was made before this was read is valid.
     pub fn confirms(self, size: u8) -> bool {
         self.state == MarkState::Sliced && self.size == size
     }
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_visits_every_slot_once_from_a_place_of_its_own() {
+    fn a_walk_visits_every_slice_once_from_a_start_of_its_own() {
         let cut = Cut::new(prefix("10.0.0.0/16"), 26).unwrap();
         let walk = |name: &str| Walk::of(cut, &node(name), "blue", None).collect::<Vec<_>>();
         for name in ["a", "b", "node-17"] {
@@ -316,9 +319,9 @@ mod tests {
     }
 
     #[test]
-    fn nodes_with_numbers_of_their_own_do_not_meet() {
+    fn nodes_with_different_numbers_do_not_collide() {
         let cut = Cut::new(prefix("10.0.0.0/12"), 26).unwrap();
-        // As a cluster numbers them: by the pod CIDR of each.
+        // A cluster numbers nodes by their pod CIDRs.
         let number = |n: u32| prefix(&format!("10.{}.{}.0/24", n / 256, n % 256)).ordinal();
         let first = |network: &str, n: u32| {
             let mut walk = Walk::of(cut, &node("a"), network, Some(number(n)));
@@ -333,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_leave_a_small_range_to_several_nodes() {
+    fn the_default_size_lets_a_small_range_serve_several_nodes() {
         for (range, size) in [
             ("10.0.0.0/8", 26),
             ("10.0.0.0/24", 28),
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_slices_with_a_reserve() {
+    fn a_node_wants_whole_slices_with_a_reserve() {
         for (used, expected) in [(0, 16), (12, 16), (13, 32), (28, 32), (29, 48)] {
             assert_eq!(wanted(used, 16, 4), expected, "{used}");
         }
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_what_is_free_and_the_last_address_too() {
+    fn at_most_half_of_what_is_free_is_spared_or_the_last_address() {
         let space = usable("10.0.0.0/24");
         let slice = prefix("10.0.0.16/28");
         let spared = |held: &[&str]| {
@@ -371,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_address_of_a_range_is_nobodys() {
+    fn a_withheld_last_address_is_not_spared() {
         let slice = prefix("10.0.0.254/31");
         let space = usable("10.0.0.0/24");
         let spared = spare(slice, &space, &Pool::new(), Moment(0));
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holding_is_ours_while_node_uid_and_epoch_agree_and_nobody_recalls_it() {
+    fn a_holding_is_kept_while_node_uid_and_epoch_match_and_it_is_not_recalled() {
         let known = Known {
             range: prefix("10.0.0.0/28"),
             node_uid: "u1".into(),
@@ -424,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_needs_its_offer_and_its_parent_can_not_go() {
+    fn a_child_needs_its_offer_and_its_parent_can_not_be_deleted() {
         let child = prefix("10.0.0.8/29");
         let parent = Claimed {
             range: prefix("10.0.0.0/28"),

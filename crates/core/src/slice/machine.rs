@@ -3,7 +3,7 @@
 //!
 //! What is to hold (docs/decisions/0017-slice-machine.md, which also says what they lack; checked to a bound): for every
 //! address at most one process may allocate it, be it a node from its slice or a desk from the plain pool (S, I1, I8),
-//! also after crashes, lost and late answers, files and servers that went back in time, and objects deleted by hand. No
+//! also after crashes, lost and late answers, files and servers that were rolled back, and objects deleted by hand. No
 //! machine writes an object of another node.
 //!
 //! | module | what it is |
@@ -15,8 +15,8 @@
 //! | [`desk`] | what may be allocated in the plain pool, and who changes the mode |
 //! | [`recall`] | how the controller reclaims the slice of a node that is gone |
 //!
-//! A driver executes the effects of one event in their order before it hands in the next event. It has no state of the
-//! protocol: what it must know after a crash is in [`stored::Stored`]. `berth-model` runs this code.
+//! A driver executes the effects of one event in their order before it passes in the next event. It has no state of
+//! the protocol: what it must know after a crash is in [`stored::Stored`]. `berth-model` runs this code.
 
 pub mod desk;
 pub mod effect;
@@ -28,7 +28,7 @@ pub mod recall;
 pub mod stored;
 
 mod claim;
-mod give_back;
+mod return_slice;
 mod verify;
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ fn ten_slash_eight_by_ten_for_two_nodes() {
 }
 
 #[test]
-fn a_slice_that_returns_has_a_new_epoch_and_the_old_one_is_stale() {
+fn a_returned_slice_has_a_new_epoch_and_the_old_one_is_stale() {
     let usable = mk_usable("10.0.0.0/24", &[]);
     let mut table = mk_table("10.0.0.0/24", 25);
     let old = table.claim(&node("a"), &usable, 0).unwrap();
@@ -97,7 +97,7 @@ fn huge_ipv6_cuts_are_arithmetic() {
 }
 
 #[test]
-fn a_live_slice_of_another_size_is_not_given_again() {
+fn a_live_slice_of_another_size_is_not_assigned_again() {
     let usable = mk_usable("10.0.0.0/24", &[]);
     let mut table = mk_table("10.0.0.0/24", 26);
     let old = Holding {

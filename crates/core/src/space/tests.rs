@@ -55,7 +55,7 @@ fn whereabouts_cases_of_excludes() {
 }
 
 #[test]
-fn a_lenient_dialect_ignores_a_bound_and_says_so() {
+fn a_lenient_dialect_ignores_a_bound_with_a_warning() {
     let mut spec = RangeSpec::parse("192.168.2.200/24").unwrap();
     spec.start = Some(at("192.168.2.100"));
     spec.end = Some(at("192.168.2.50"));
@@ -77,7 +77,7 @@ fn a_lenient_dialect_ignores_a_bound_and_says_so() {
 }
 
 #[test]
-fn strict_dialects_refuse_what_can_not_be_meant() {
+fn strict_dialects_refuse_bounds_outside_the_range() {
     let refuse = |range: &str, exclude: &[&str]| {
         let spec = RangeSpec::parse(range).unwrap().excluding(exclude).unwrap();
         Space::build(&spec, NODE_IP_POOL).unwrap_err().to_string()

@@ -62,7 +62,7 @@ impl Worker {
             self.metrics.batch.observe(pending.len() as f64);
             self.metrics.commits.inc();
             let began = Instant::now();
-            let committed = self.ledger.commit(&self.pool, &base, &changes).await;
+            let committed = self.ledger.commit(&self.pool, &base, &changes, None).await;
             self.committed = Some(Instant::now());
             if self.settings.hold_back
                 && let Some(meeting) = meeting(&committed)

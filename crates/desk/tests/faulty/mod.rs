@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use berth_core::Change;
 use berth_ledger::{
-    Contention, Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Turn, Version,
+    Contention, DelegatingLedger, Guard, Ledger, LedgerError, MemoryLedger, PoolKey, Turn, Version,
 };
 use tokio::sync::Mutex;
 
@@ -72,12 +72,12 @@ impl FaultyLedger {
 }
 
 #[async_trait]
-impl Layer for FaultyLedger {
+impl DelegatingLedger for FaultyLedger {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &*self.inner
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -113,16 +113,14 @@ impl Layer for FaultyLedger {
             why: "connection reset".into(),
         };
         match fault {
-            Fault::None => self.inner.commit_guarded(pool, base, changes, guard).await,
+            Fault::None => self.inner.commit(pool, base, changes, guard).await,
             Fault::Unavailable => Err(LedgerError::Unavailable {
                 target: pool.to_string(),
                 why: "refused".into(),
                 retry_after: None,
             }),
             Fault::LostReply => {
-                self.inner
-                    .commit_guarded(pool, base, changes, guard)
-                    .await?;
+                self.inner.commit(pool, base, changes, guard).await?;
                 Err(unknown())
             }
             Fault::LostRequest => Err(unknown()),
@@ -131,7 +129,7 @@ impl Layer for FaultyLedger {
                 let (pool, base, changes) = (pool.clone(), base.clone(), changes.to_vec());
                 tokio::spawn(async move {
                     tokio::time::sleep(late).await;
-                    inner.commit(&pool, &base, &changes).await
+                    inner.commit(&pool, &base, &changes, None).await
                 });
                 Err(unknown())
             }

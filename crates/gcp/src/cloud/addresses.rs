@@ -16,6 +16,8 @@ pub struct Address {
     pub name: String,
     pub address: String,
     pub in_use: bool,
+    /// The operation that reserves it is under way.
+    pub pending: bool,
 }
 
 impl Cloud {
@@ -31,6 +33,7 @@ impl Cloud {
             name: name.to_owned(),
             address: value["address"].as_str().unwrap_or_default().to_owned(),
             in_use: value["status"] == "IN_USE",
+            pending: value["status"] == "RESERVING",
         })
     }
 

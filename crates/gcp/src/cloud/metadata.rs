@@ -57,7 +57,14 @@ impl Metadata {
         let http = Http::new();
         let project = self.text(&http, "project/project-id").await?;
         let zone = self.text(&http, "instance/zone").await?;
-        let instance = self.text(&http, "instance/name").await?;
+        let instance = match self.text(&http, "instance/name").await {
+            // GKE's own metadata server, which pods with Workload Identity see, has the host's name alone: NAME.ZONE.c.PROJECT.internal.
+            Err(CloudError::NotFound(_)) => {
+                let host = self.text(&http, "instance/hostname").await?;
+                host.split('.').next().unwrap_or_default().to_owned()
+            }
+            name => name?,
+        };
         // `projects/123/zones/us-central1-a`.
         let zone = zone.rsplit('/').next().unwrap_or_default().to_owned();
         for (what, value) in [

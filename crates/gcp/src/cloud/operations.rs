@@ -40,6 +40,8 @@ pub enum OperationScope {
 pub struct Operation {
     pub scope: OperationScope,
     pub name: String,
+    /// It had ended when the request was answered: an earlier request with this id began it.
+    pub ended: bool,
 }
 
 impl Cloud {
@@ -100,6 +102,7 @@ impl Cloud {
         Ok(Operation {
             scope,
             name: name.to_owned(),
+            ended: answer["status"] == "DONE",
         })
     }
 

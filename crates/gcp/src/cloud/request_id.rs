@@ -3,6 +3,7 @@
 use std::fmt;
 
 use rand::RngExt;
+use ring::digest::{Context, SHA256};
 
 /// A UUID (version 4). Google carries out a request once per id: a repeat after a lost answer uses the same one, a new
 /// intent (also the same change after a stale fingerprint) another.
@@ -28,6 +29,18 @@ impl RequestId {
             part(16, 20),
             part(20, 32)
         ))
+    }
+
+    /// The id of an intent that its words name: a repeat by another process is the same request.
+    pub fn named(words: &[&str]) -> RequestId {
+        let mut context = Context::new(&SHA256);
+        for word in words {
+            context.update(word.as_bytes());
+            context.update(&[0]);
+        }
+        let digest = context.finish();
+        let bits = digest.as_ref().iter().take(16);
+        RequestId::of(bits.fold(0, |bits, byte| bits << 8 | u128::from(*byte)))
     }
 
     /// One that was recorded before.
@@ -58,5 +71,21 @@ mod tests {
         assert_eq!(&id[14..15], "4");
         assert!("89ab".contains(&id[19..20]));
         assert_ne!(RequestId::random(), RequestId::random());
+    }
+
+    #[test]
+    fn the_same_words_are_the_same_request() {
+        let id = RequestId::named(&["addresses.insert", "10.128.8.2", "uid"]);
+        assert_eq!(
+            id,
+            RequestId::named(&["addresses.insert", "10.128.8.2", "uid"])
+        );
+        for other in [
+            ["addresses.delete", "10.128.8.2", "uid"],
+            ["addresses.insert", "10.128.8.", "2uid"],
+        ] {
+            assert_ne!(id, RequestId::named(&other));
+        }
+        assert_eq!(&id.to_string()[14..15], "4", "a UUID of version 4");
     }
 }

@@ -19,7 +19,7 @@ use super::cluster::PodFacts;
 use super::config::{IpamConf, invalid, later};
 use super::engine::{Engine, Nic, unrecorded};
 use super::events::PodEvent;
-use super::journal::{FoundRow, POOL, State, holder};
+use super::journal::{FoundRow, POOL, State, holder, is_of_nic, moves_of};
 use super::moves::is_moving;
 use super::pools::{PoolInfo, at, unallocated, unread, v4};
 use super::settings::Select;
@@ -160,7 +160,14 @@ impl Engine {
                 }
             };
             match self.attach(call, nic, address).await {
-                Ok(()) => return Ok(address),
+                Ok(()) => {
+                    if moves {
+                        let begun = moves_of(self.attachments()?);
+                        let dropped = begun.drop_row_of(&owner(call.pod), &address).await;
+                        dropped.map_err(unrecorded)?;
+                    }
+                    return Ok(address);
+                }
                 // The release of an earlier sandbox's address came first: ask the pool again.
                 Err(AttachRefusal::Superseded) => instead_of = None,
                 Err(AttachRefusal::Failed(error)) if in_use(&error) && !moves => {
@@ -191,19 +198,19 @@ impl Engine {
     /// The pod's address: the one that it has, or a free one.
     async fn allocate(&self, call: &Call<'_>) -> Result<Ipv4Addr, CniError> {
         let owner = owner(call.pod);
-        let own = self.held_here(&owner, &call.info.name).await?;
-        // A pod whose address is moving away can't start a new sandbox with it: its record is the move's.
-        if own.is_some() {
-            let pool = self.load(call.info).await?;
-            let moving = pool
-                .held_by(&owner)
-                .find(|held| pool.get(*held).is_some_and(is_moving));
-            if let Some(address) = moving {
+        let mut own = self.held_here(&owner, &call.info.name).await?;
+        if let Some(address) = own {
+            let record = self.holder(call.info, address).await?;
+            let record = record.filter(|record| record.owner == owner);
+            // A pod whose address is moving away can't start a new sandbox with it: its record is the move's.
+            if record.as_ref().is_some_and(is_moving) {
                 return Err(later(
                     format!("{address} of pod {owner} is moving to another node"),
                     "it passes when the move is over",
                 ));
             }
+            // The pool may have forgotten it: then this is a new allocation.
+            own = own.filter(|_| record.is_some());
         }
         let claim = |want| Request::Allocate(self.claim(call, want));
         let answer = match own {
@@ -226,12 +233,15 @@ impl Engine {
     ) -> Result<Option<Ipv4Addr>, CniError> {
         let held = self.attachments()?.held_by(owner).await;
         let held: Vec<FoundRow<Ipv4Addr>> = held.map_err(unrecorded)?;
-        let of_pool = |found: &&FoundRow<Ipv4Addr>| found.row.holder.attribute(POOL) == Some(pool);
+        let of_pool = |found: &&FoundRow<Ipv4Addr>| {
+            is_of_nic(found) && found.row.holder.attribute(POOL) == Some(pool)
+        };
         Ok(held.iter().find(of_pool).map(|found| found.item))
     }
 
     /// Another address in the place of one that can't be attached.
     async fn exchange(&self, call: &Call<'_>, rejected: Ipv4Addr) -> Result<Ipv4Addr, CniError> {
+        self.check_sound(call.info).await?;
         let request = Request::Exchange {
             address: at(rejected),
             expected: self.record(call),
@@ -314,7 +324,8 @@ impl Engine {
         let held = nic.journal.hold(&address, &holder).await;
         held.map_err(|error| failed(unrecorded(error)))?;
         if call.info.range.is_none() {
-            self.reserve(call, address).await.map_err(|error| {
+            let reserved = self.reserve(call, address, &holder).await;
+            reserved.map_err(|error| {
                 let what = format!("addresses.insert of {address}");
                 AttachRefusal::Failed(NicError::Cloud { what, error })
             })?;

@@ -1,23 +1,39 @@
 //! What the front reads of the cluster: pods, namespaces, nodes and the IPPool's settings. Every read is a quorum read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::Duration;
 
 use berth_core::Owner;
-use berth_kube::{Connection, RetryPolicy};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::api::{
-    Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PartialObjectMeta, PostParams,
+use berth_kube::{
+    Connection, Failure, KubeError, ObjectClient, Part, Place, Rejection, Resource, RetryPolicy,
+    Selection, Verb,
 };
-use kube::{Client, Resource, ResourceExt};
+use hyper::body::Bytes;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::api::PartialObjectMeta;
+use kube::{Client, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::pool::IP_POOLS;
 use crate::pool::pages::PAGE_OF;
-use crate::pool::{GROUP, KIND, PLURAL, VERSION};
 
-/// A read that the API server refuses because it is busy is made again, within the time of a call.
+const PODS: Resource = core("pods", "Pod", Place::Namespaced);
+const NAMESPACES: Resource = core("namespaces", "Namespace", Place::Cluster);
+const NODES: Resource = core("nodes", "Node", Place::Cluster);
+
+const fn core(plural: &'static str, kind: &'static str, place: Place) -> Resource {
+    Resource {
+        group: "",
+        version: "v1",
+        plural,
+        kind,
+        place,
+    }
+}
+
+/// A read that the API server refuses because it is busy is made again when the server says, within the time of a call.
 const BUSY: RetryPolicy = RetryPolicy {
     timeout: Duration::from_secs(30),
     retries: 50,
@@ -25,22 +41,22 @@ const BUSY: RetryPolicy = RetryPolicy {
     factor: 1.5,
     max: Duration::from_secs(2),
 };
-const TOO_MANY_REQUESTS: u16 = 429;
 
 /// Why there is no answer; it is asked again later.
-#[derive(Clone, Debug, Error)]
-#[error("{what} can't be read or written: {why}")]
-pub struct ReadError {
-    what: String,
-    why: String,
-    /// The API server's; 0 where it did not answer.
-    code: u16,
-}
+#[derive(Debug, Error)]
+#[error(transparent)]
+pub struct ReadError(#[from] KubeError);
 
 impl ReadError {
     /// The account lacks the right.
     pub fn is_forbidden(&self) -> bool {
-        self.code == 403
+        matches!(
+            self.0,
+            KubeError::Rejected {
+                rejection: Rejection::Forbidden(_),
+                ..
+            }
+        )
     }
 }
 
@@ -79,62 +95,55 @@ impl PodFacts {
 }
 
 /// A reader of the cluster.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Cluster {
-    client: Client,
-    timeout: Duration,
-}
-
-impl fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cluster").finish_non_exhaustive()
-    }
+    objects: ObjectClient,
 }
 
 impl Cluster {
     pub fn new(connection: &Connection) -> Cluster {
         Cluster {
-            client: connection.client.clone(),
-            timeout: connection.timeout,
+            objects: ObjectClient::new(connection),
         }
     }
 
     pub fn client(&self) -> Client {
-        self.client.clone()
+        self.objects.kube().clone()
     }
 
     pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<PodFacts>, ReadError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let found = self.get(&api, name, || format!("pod {namespace}/{name}"));
-        Ok(found.await?.map(PodFacts::of))
+        let objects = self.objects.in_namespace(namespace);
+        let found: Option<Pod> = read(&objects, &PODS, name).await?;
+        Ok(found.map(PodFacts::of))
     }
 
-    /// Every pod that is bound to a node, as the owner of an allocation. Only metadata is read.
+    /// Every pod that is bound to a node, as the owner of an allocation. Only metadata is read, page by page.
     pub async fn pods_of(&self, node: &str) -> Result<BTreeSet<Owner>, ReadError> {
-        let api: Api<Pod> = Api::all(self.client.clone());
-        let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let what = || format!("the pods of node {node}");
-        let listed = self.answered(api.list_metadata(&of_node), what).await?;
-        let owner = |pod: PartialObjectMeta<Pod>| {
+        let of_node = Selection {
+            fields: &format!("spec.nodeName={node}"),
+            everywhere: true,
+            ..Selection::default()
+        };
+        let mut owners = BTreeSet::new();
+        let add = |pod: PartialObjectMeta<Pod>| {
             let namespace = pod.namespace().unwrap_or_default();
             let subject = format!("{namespace}/{}", pod.name_any());
-            Owner::new(subject, pod.uid().unwrap_or_default())
+            owners.insert(Owner::new(subject, pod.uid().unwrap_or_default()));
         };
-        Ok(listed.items.into_iter().map(owner).collect())
+        self.objects.list_metadata(&PODS, &of_node, add).await?;
+        Ok(owners)
     }
 
     /// The labels of a namespace; none if there is no such namespace.
     pub async fn labels_of(&self, namespace: &str) -> Result<BTreeMap<String, String>, ReadError> {
-        let api: Api<Namespace> = Api::all(self.client.clone());
-        let found = self.get(&api, namespace, || format!("namespace {namespace}"));
-        let labels = found.await?.and_then(|found| found.metadata.labels);
+        let found: Option<Namespace> = read(&self.objects, &NAMESPACES, namespace).await?;
+        let labels = found.and_then(|found| found.metadata.labels);
         Ok(labels.unwrap_or_default())
     }
 
     /// The Node's `spec.providerID`; empty where it has none. None: there is no such Node.
     pub async fn provider_id(&self, node: &str) -> Result<Option<String>, ReadError> {
-        let api: Api<Node> = Api::all(self.client.clone());
-        let found = self.get(&api, node, || format!("node {node}")).await?;
+        let found: Option<Node> = read(&self.objects, &NODES, node).await?;
         Ok(found.map(|node| {
             let spec = node.spec.unwrap_or_default();
             spec.provider_id.unwrap_or_default()
@@ -143,119 +152,64 @@ impl Cluster {
 
     /// The IPPool as the API server has it.
     pub async fn pool(&self, name: &str) -> Result<Option<Value>, ReadError> {
-        let api = self.pools();
-        let found = self.get(&api, name, || format!("IPPool {name}")).await?;
-        let value = found
-            .map(|object| serde_json::to_value(&object))
-            .transpose();
-        value.map_err(|error| ReadError {
-            what: format!("IPPool {name}"),
-            why: error.to_string(),
-            code: 0,
-        })
+        read(&self.objects, &IP_POOLS, name).await
     }
 
     /// The UID of a page's object, which another process may have created before.
     pub async fn create_page(&self, object: &Value) -> Result<String, ReadError> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        let what = || format!("page {name}");
-        let api = self.pools();
-        let page: DynamicObject = self.typed(object, what)?;
-        let params = PostParams::default();
-        let created = self.answered(api.create(&params, &page), what).await;
-        let uid = match created {
-            Ok(created) => created.metadata.uid,
-            Err(error) if error.code == 409 => {
-                let found = self.get(&api, name, what).await?;
-                let found = found.filter(|found| {
-                    let theirs = found.annotations().get(PAGE_OF).map(String::as_str);
-                    theirs == object["metadata"]["annotations"][PAGE_OF].as_str()
-                });
-                found.and_then(|found| found.metadata.uid)
+        let page = match self.objects.create(&IP_POOLS, object).await {
+            Ok(created) => Some(created),
+            Err(Failure::Refused(refusal)) if refusal.is_taken_name() => {
+                let found: Option<Value> = read(&self.objects, &IP_POOLS, name).await?;
+                let annotation = |page: &Value| page["metadata"]["annotations"][PAGE_OF].clone();
+                found.filter(|found| annotation(found) == annotation(object))
             }
-            Err(error) => return Err(error),
+            Err(failure) => return Err(self.failed(failure, Verb::Create, name)),
         };
-        uid.ok_or_else(|| ReadError {
-            what: what(),
-            why: format!(
-                "an IPPool of that name is there, and its annotation {PAGE_OF} says another pool"
-            ),
-            code: 0,
-        })
+        let uid = page.and_then(|page| Some(page["metadata"]["uid"].as_str()?.to_owned()));
+        let unreadable = || KubeError::Unreadable {
+            target: format!("IPPool {name}"),
+            why: format!("its annotation {PAGE_OF} names another pool"),
+        };
+        Ok(uid.ok_or_else(unreadable)?)
     }
 
     /// Replaces the version of an IPPool that was read; false if it has another one by now.
     pub async fn replace_pool(&self, object: &Value) -> Result<bool, ReadError> {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        let what = || format!("IPPool {name}");
-        let pool: DynamicObject = self.typed(object, what)?;
-        let (api, params) = (self.pools(), PostParams::default());
-        match self.answered(api.replace(name, &params, &pool), what).await {
+        let text = Bytes::from(object.to_string());
+        let replaced = self.objects.replace(&IP_POOLS, Part::Object, name, &text);
+        match replaced.await {
             Ok(_) => Ok(true),
-            Err(error) if error.code == 409 => Ok(false),
-            Err(error) => Err(error),
+            Err(Failure::Refused(refusal)) if refusal.code == 409 => Ok(false),
+            Err(failure) => Err(self.failed(failure, Verb::Update, name)),
         }
     }
 
-    fn pools(&self) -> Api<DynamicObject> {
-        let kind = GroupVersionKind::gvk(GROUP, VERSION, KIND);
-        let resource = ApiResource::from_gvk_with_plural(&kind, PLURAL);
-        Api::all_with(self.client.clone(), &resource)
+    fn failed(&self, failure: Failure, verb: Verb, name: &str) -> ReadError {
+        failure
+            .into_error(self.objects.ask(verb, &IP_POOLS, name))
+            .into()
     }
+}
 
-    fn typed(&self, object: &Value, what: impl Fn() -> String) -> Result<DynamicObject, ReadError> {
-        serde_json::from_value(object.clone()).map_err(|error| ReadError {
-            what: what(),
-            why: error.to_string(),
-            code: 0,
-        })
-    }
-
-    async fn get<K>(
-        &self,
-        api: &Api<K>,
-        name: &str,
-        what: impl Fn() -> String,
-    ) -> Result<Option<K>, ReadError>
-    where
-        K: Resource + Clone + fmt::Debug + serde::de::DeserializeOwned,
-    {
-        let mut backoff = BUSY.start();
-        loop {
-            let error = match self.answered(api.get_opt(name), &what).await {
-                Err(error) if error.code == TOO_MANY_REQUESTS => error,
-                done => return done,
-            };
-            match backoff.pause(None) {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => return Err(error),
-            }
-        }
-    }
-
-    async fn answered<T>(
-        &self,
-        call: impl Future<Output = Result<T, kube::Error>>,
-        what: impl Fn() -> String,
-    ) -> Result<T, ReadError> {
-        let failed = |why: String, code| ReadError {
-            what: what(),
-            why,
-            code,
+/// The object; none only if the API server says that this very object does not exist.
+async fn read<T: DeserializeOwned>(
+    objects: &ObjectClient,
+    resource: &'static Resource,
+    name: &str,
+) -> Result<Option<T>, ReadError> {
+    let mut backoff = BUSY.start();
+    loop {
+        let error = match objects.read(resource, name).await {
+            Ok(found) => return Ok(found),
+            Err(error) => error,
         };
-        match tokio::time::timeout(self.timeout, call).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => {
-                let code = match &error {
-                    kube::Error::Api(status) => status.code,
-                    _ => 0,
-                };
-                Err(failed(error.to_string(), code))
-            }
-            Err(_) => Err(failed(
-                format!("no answer within {} s", self.timeout.as_secs()),
-                0,
-            )),
+        let asked = error.retry_after();
+        match asked.and_then(|asked| backoff.pause(Some(asked))) {
+            Some(pause) => tokio::time::sleep(pause).await,
+            None => return Err(error.into()),
         }
     }
 }

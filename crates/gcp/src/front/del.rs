@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use super::config::{IpamConf, later};
 use super::engine::{Engine, Nic, method_of, now, unrecorded};
-use super::journal::{FoundRow, POOL, State, holder};
+use super::journal::{FoundRow, POOL, State, holder, is_of_nic};
 use super::moves::is_moving;
 use super::pools::{PoolInfo, unloaded, unread, v4};
 use crate::migrate::MOVE_OUT_IP;
@@ -99,7 +99,8 @@ impl Engine {
     ) -> Result<Vec<Found>, CniError> {
         let mut all = Vec::new();
         let held = self.attachments()?.held_under(container).await;
-        for FoundRow { item, row, .. } in held.map_err(unrecorded)? {
+        let held = held.map_err(unrecorded)?.into_iter().filter(is_of_nic);
+        for FoundRow { item, row, .. } in held {
             all.extend(self.found(item, row.holder).await?);
         }
         if !all.is_empty() {
@@ -173,9 +174,11 @@ impl Engine {
         }))
     }
 
-    /// Every address in the node's file.
+    /// Every address that the node's file has on a NIC.
     pub(super) async fn all_rows(&self) -> Result<Vec<FoundRow<Ipv4Addr>>, CniError> {
-        self.attachments()?.all().await.map_err(unrecorded)
+        let mut rows = self.attachments()?.all().await.map_err(unrecorded)?;
+        rows.retain(is_of_nic);
+        Ok(rows)
     }
 
     /// The marker of the container's pod: as its object says, else as the node or the allocation has recorded it.

@@ -274,7 +274,7 @@ impl Engine {
         holder: &Record,
     ) -> Result<(), CniError> {
         if method_of(holder) == Method::Static {
-            self.unreserve(info, address).await?;
+            self.unreserve(info, address, holder).await?;
         }
         let unknown = Record {
             handle: Handle::new(""),

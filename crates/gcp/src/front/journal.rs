@@ -3,13 +3,27 @@
 use std::net::Ipv4Addr;
 
 use berth_core::{Record, STAGE};
-use berth_node::TargetJournal;
 pub use berth_node::attachments::{Found as FoundRow, State};
+use berth_node::{Attachments, TargetJournal};
 
 use crate::nic::NicPlace;
 
 /// Which IPPool an address is of.
 pub const POOL: &str = "ippool";
+
+/// The target of moves to this node: a row is written before the move is recorded in the pool, so that this node's next process
+/// knows of it, and goes when the address is attached here.
+const MOVES: &str = "gcp-moves";
+
+/// The moves to this node that were begun.
+pub fn moves_of(attachments: &Attachments) -> TargetJournal<Ipv4Addr> {
+    attachments.of(MOVES)
+}
+
+/// Whether a row is about a NIC of this VM, not about a move to it.
+pub fn is_of_nic(found: &FoundRow<Ipv4Addr>) -> bool {
+    found.target != MOVES
+}
 
 /// The journal of one NIC and range.
 pub type NicJournal = TargetJournal<Ipv4Addr>;

@@ -11,8 +11,9 @@ use tokio::time::timeout_at;
 use super::add::{Call, owner};
 use super::cluster::PodFacts;
 use super::config::{invalid, later};
-use super::engine::{Engine, now, vm_of};
+use super::engine::{Engine, now, unrecorded, vm_of};
 use super::events::PodEvent;
+use super::journal::{holder, moves_of};
 use super::moves::{MoveNote, Place, finished, of_record, reserved};
 use super::pools::unread;
 use crate::migrate::executor::Vm;
@@ -32,6 +33,7 @@ impl Engine {
         let mut rolled_back = None;
         for _ in 0..TRIES {
             let Some(record) = self.holder(call.info, address).await? else {
+                self.check_sound(call.info).await?;
                 return self.allocate_exactly(call, address).await;
             };
             let found = of_record(&record).map_err(|why| {
@@ -130,6 +132,11 @@ impl Engine {
             true => finished(record, &note, Winner::Destination),
             false => reserved(record, &note),
         };
+        if source != self.node {
+            let row = holder(&self.record(call), &call.info.name);
+            let recorded = moves_of(self.attachments()?).hold(&address, &row).await;
+            recorded.map_err(unrecorded)?;
+        }
         let begun = self.transfer(call.info, address, (record, &next)).await?;
         if begun {
             tracing::info!(%address, pod = %owner(call.pod), from = source, to = self.node, "the address moves");

@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// Whether the pool's own object is as Berth wrote it: a plugin that knows no pages could allocate a page's address there.
-    async fn check_sound(&self, info: &PoolInfo) -> Result<(), CniError> {
+    pub(super) async fn check_sound(&self, info: &PoolInfo) -> Result<(), CniError> {
         if info.pages.is_empty() {
             return Ok(());
         }

@@ -248,9 +248,12 @@ fn info(name: &str, object: &serde_json::Value, method: Method) -> Result<PoolIn
             format!("name {} in ipam.ipPoolName", page_of.pool),
         ));
     }
-    if let Some(finding) = read.findings.iter().find(|finding| finding.stops_writes()) {
+    // Which object keeps an address must be known. Any other finding stops the writes of its own object; what ends in a page is
+    // released all the same.
+    let unlisted = pages::page_of(object).err();
+    if let Some(why) = unlisted.or_else(|| pages::pages_of(object).err()) {
         return Err(invalid(
-            format!("IPPool {name}: {finding}"),
+            format!("IPPool {name}: {why}"),
             "`berth gcp check` shows what the pool, the aliases and the pods say",
         ));
     }
@@ -284,7 +287,7 @@ fn info(name: &str, object: &serde_json::Value, method: Method) -> Result<PoolIn
 /// The answer to the runtime after a read that failed.
 pub(super) fn unread(error: ReadError) -> CniError {
     let remedy = match error.is_forbidden() {
-        true => "grant the agent what deploy/gcp/agent-rbac.yaml does",
+        true => "grant the agent what deploy/gcp/agent/rbac.yaml does",
         false => "it passes by itself when the API server answers",
     };
     later(error.to_string(), remedy)

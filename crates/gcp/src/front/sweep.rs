@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 
 use super::config::{Method, later};
 use super::engine::{Duty, Engine, jittered, method_of, now, unrecorded, vm_of};
-use super::journal::{POOL, State, holder};
+use super::journal::{POOL, State, holder, moves_of};
 use super::metrics::Gone;
 use super::moves::of_record;
 use super::pools::{PoolInfo, unloaded, unread, v4};
@@ -92,6 +92,39 @@ impl Engine {
                 let info = self.pool_named(name, method_of(holder)).await?;
                 self.nic(&info).await?;
                 self.start_background().await;
+            }
+        }
+        self.resume_moves().await
+    }
+
+    /// Moves to this node that the last process began. Whoever asked for them may never ask again.
+    async fn resume_moves(self: &Arc<Self>) -> Result<(), CniError> {
+        let begun = moves_of(self.attachments()?);
+        for (address, row) in begun.rows().await.map_err(unrecorded)? {
+            let Some(name) = row.holder.attribute(POOL) else {
+                continue;
+            };
+            let info = self.pool_named(name, method_of(&row.holder)).await?;
+            let record = self.holder(&info, address).await?;
+            let read = record.as_ref().map_or(Ok(None), of_record);
+            let moving = match read {
+                Ok(moving) => moving.filter(|(note, _)| note.uid == row.holder.owner.part),
+                Err(why) => {
+                    tracing::warn!(%address, pool = info.name, why, "the move is left as it is");
+                    continue;
+                }
+            };
+            let arrived = record.is_some_and(|record| record.owner == row.holder.owner);
+            if moving.is_none() && !arrived {
+                let dropped = begun.drop_row_of(&row.holder.owner, &address).await;
+                dropped.map_err(unrecorded)?;
+                continue;
+            }
+            // The sweep looks after an address whose pod has died meanwhile.
+            self.nic(&info).await?;
+            self.start_background().await;
+            if let Some((note, _)) = moving {
+                drop(self.carry_on(&info, address, note.until).await?);
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ use super::add::owner;
 use super::cluster::PodFacts;
 use super::engine::{Engine, jittered, method_of, unrecorded};
 use super::events::PodEvent;
-use super::journal::{FoundRow, POOL};
+use super::journal::{FoundRow, POOL, is_of_nic};
 use super::moves::is_moving;
 use crate::migrate::MOVE_OUT_IP;
 use crate::pool::attributes::MOVE_OUT;
@@ -66,7 +66,7 @@ impl Engine {
         let owner = owner(pod);
         let mut known = false;
         let held = self.attachments()?.held_by(&owner).await;
-        for found in held.map_err(unrecorded)? {
+        for found in held.map_err(unrecorded)?.into_iter().filter(is_of_nic) {
             let FoundRow { target, item, row } = found;
             let (address, holder): (Ipv4Addr, _) = (item, row.holder);
             known = true;

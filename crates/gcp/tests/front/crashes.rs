@@ -106,6 +106,37 @@ async fn a_move_is_resumed_by_the_sources_agent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_move_is_resumed_by_its_destination_alone_which_nobody_asks() {
+    // Where this VM is, then as above. The clone is the node's first pod: nothing else says that it has one.
+    for stop in 2..=7 {
+        let scene = Scene::new(100).await;
+        let (a, b) = (scene.node("a").await, scene.node("b").await);
+        scene.pod("cart", &a.name, &[]).await;
+        let ip = a.add(&scene, "cart").await;
+        scene.annotate("cart", OUT, "true").await;
+        scene
+            .pod("cart-clone", &b.name, &[(IP, &ip), (FROM, &a.name)])
+            .await;
+        let before = scene.cloud.requests().iter().filter(compute).count();
+        b.begin(scene.request("ADD", "cart-clone"));
+        until_requests(&scene, before + stop).await;
+        let (name, _) = (b.kill(), a.kill());
+        let next = scene.start(&name, |_| {}).await;
+        until(
+            &format!("the move is over, stopped after {stop}"),
+            async || {
+                scene.entry(&ip).await["nodeName"] == name.as_str() && scene.holder(&ip) == name
+            },
+        )
+        .await;
+        // The runtime never asks again, and the pod goes without a DEL.
+        scene.delete_pod("cart-clone").await;
+        scene.until_free(&ip).await;
+        drop(next);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_was_away_during_the_move_does_not_take_the_address_back() {
     let scene = Scene::new(20).await;
     let (a, b) = (scene.node("a").await, scene.node("b").await);

@@ -87,12 +87,30 @@ async fn a_full_object_gets_pages_and_upstreams_writes_stop_allocation() {
         code == 7 && text.contains("another program wrote"),
         "{code} {text}"
     );
+    // Nor by a pod that names an address of a page, or the pool's own object.
+    for ip in ["10.111.248.200", "10.111.64.2"] {
+        let pod = format!("exact-{}", ip.replace('.', "-"));
+        scene
+            .pod(&pod, &node.name, &[("live.cast.ai/ip", ip)])
+            .await;
+        let (code, text) = refusal(&node.ask(scene.request("ADD", &pod)).await);
+        assert!(
+            code == 7 && text.contains("another program wrote"),
+            "{ip}: {code} {text}"
+        );
+    }
+    // Who has an address keeps it.
+    assert_eq!(node.add(&scene, "two").await, two);
     // What was allocated ends all the same.
+    node.del(&scene, "two").await;
+    scene.delete_pod("two").await;
     b.del(&scene, "clone").await;
-    crate::scene::until("it is released", async || {
+    crate::scene::until("they are released", async || {
         let page = format!("{}-10-111-248-0-21", scene.pool);
         let page = scene.object_named(&page).await;
-        page["spec"]["allocations"][&one].is_null() && scene.holders(&one).is_empty()
+        let free =
+            |ip: &String| page["spec"]["allocations"][ip].is_null() && scene.holders(ip).is_empty();
+        free(&one) && free(&two)
     })
     .await;
     // An administrator has read it, and accepts it.

@@ -27,8 +27,8 @@ use tokio_util::task::TaskTracker;
 pub const REGION: &str = "us-central1";
 pub const UPDATE: &str = "instances.updateNetworkInterface";
 const CRD: &str = include_str!("../../../../deploy/gcp/crds/ipam.gcp-cni.cast.ai_ippools.yaml");
-const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent-rbac.yaml");
-const LEADER_RIGHTS: &str = include_str!("../../../../deploy/gcp/controller-rbac.yaml");
+const RIGHTS: &str = include_str!("../../../../deploy/gcp/agent/rbac.yaml");
+const LEADER_RIGHTS: &str = include_str!("../../../../deploy/gcp/controller/rbac.yaml");
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What tests share of a cloud and a cluster; each has a subnet, a pool and nodes of its own.
@@ -80,6 +80,27 @@ impl Scene {
     pub async fn with_pool(operation: u64, change: impl FnOnce(&mut Value)) -> Scene {
         let cluster = Cluster::shared().await;
         cluster.apply(CRD).await.unwrap();
+        Scene::on(cluster, operation, change).await
+    }
+
+    /// The same with upstream's definition of IPPools, which drops what it does not know, in a cluster of its own.
+    pub async fn with_upstreams_definition(operation: u64) -> Scene {
+        let cluster = Box::leak(Box::new(Cluster::start().await.unwrap()));
+        let mut definition: Value = serde_saphyr::from_str(CRD).unwrap();
+        let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let entry =
+            &mut schema["properties"]["spec"]["properties"]["allocations"]["additionalProperties"];
+        let dropped = entry["properties"].as_object_mut().unwrap().remove("berth");
+        assert!(dropped.is_some());
+        cluster.apply_object(definition).await.unwrap();
+        Scene::on(cluster, operation, |_| {}).await
+    }
+
+    async fn on(
+        cluster: &'static Cluster,
+        operation: u64,
+        change: impl FnOnce(&mut Value),
+    ) -> Scene {
         let namespace = cluster.namespace("live").await.unwrap();
         let rules: Vec<Value> = serde_saphyr::from_multiple(RIGHTS).unwrap();
         let rules = rules[0]["rules"].clone();
@@ -275,12 +296,14 @@ impl Scene {
             "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "nothing" }] },
         }))
         .unwrap();
-        let made = self
-            .pods()
-            .await
-            .create(&PostParams::default(), &pod)
-            .await
-            .unwrap();
+        self.create_pod(&self.namespace, &pod).await
+    }
+
+    /// Any pod, in any namespace; its UID.
+    pub async fn create_pod(&self, namespace: &str, pod: &Pod) -> String {
+        let client = self.cluster.client().await.unwrap();
+        let pods: Api<Pod> = Api::namespaced(client, namespace);
+        let made = pods.create(&PostParams::default(), pod).await.unwrap();
         made.metadata.uid.unwrap()
     }
 

@@ -19,8 +19,9 @@ use berth_leader::{
     AUDIENCE, Admission, Authorizer, DeskServer, Endpoint, Leader, LeaderSettings, TlsIdentity,
     serve,
 };
-use berth_ledger::{KubeLedger, Ledger, PoolKey, SharedLedger};
-use berth_testkit::{Account, Agents, Cluster};
+use berth_ledger::{Ledger, PoolKey, SharedLedger};
+use berth_testkit::{Account, Agents, Cluster, Fate, FaultProxy};
+use berth_whereabouts::KubeLedger;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -84,7 +85,7 @@ impl World {
             rule("", &["pods"], &["get"]),
             rule("k8s.cni.cncf.io", &["ipamclaims"], &["get", "list"]),
         ]);
-        let agents = cluster.agents_beside_a_controller(&namespace).await;
+        let agents = cluster.agents(&namespace).await;
         let agents = agents.unwrap();
         let agent = agents.on("n0").await.unwrap();
         let controller = cluster.service_account(&namespace, "controller", controller);
@@ -279,6 +280,31 @@ async fn the_claims_of_all_nodes_are_committed_together_by_the_leader() {
         commits < 40,
         "80 claims in {commits} commits: they were not gathered"
     );
+    serving.end.cancel();
+}
+
+/// Many nodes that join at once make the API server slow. Committing alone goes through the same API server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_read_of_the_lease_does_not_keep_a_node_from_the_leader() {
+    let world = World::new("slow-lease").await;
+    let serving = world.lead().await;
+    let mut settings = world.settings("n1", &world.agent, AUDIENCE).await;
+    settings.source = Some("127.1.0.9".parse().unwrap());
+    let proxy = FaultProxy::of(&world.agent).await.unwrap();
+    let slow = settings.connect * 2;
+    proxy.rule(move |asked| match asked.path.contains("/leases/") {
+        true => Fate::Later(slow),
+        false => Fate::Pass,
+    });
+    let connect = Connect {
+        kubeconfig: Some(proxy.kubeconfig()),
+        ..Connect::default()
+    };
+    let client = connect.open().await.unwrap().client;
+    let leader = Leader::new(client, &world.namespace, settings);
+    let limit = Duration::from_secs(5);
+    let answers = leader.put(&mk_pool(), &[mk_claim("x")], limit).await;
+    assert!(answers.unwrap()[0].is_some());
     serving.end.cancel();
 }
 

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_core::{Address, Change, Record};
+use berth_core::{Address, Change};
 use berth_kube::Verb;
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -40,10 +40,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 
-use crate::{
-    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Rejection, Snapshot,
-    Turn, Version,
-};
+use crate::{Contention, Guard, Ledger, LedgerError, PoolKey, Rejection, Snapshot, Turn, Version};
 
 pub use document::{Allocation, Document, DocumentError};
 pub use foreign_writes::ForeignWrites;
@@ -52,7 +49,7 @@ pub use repair::Repairs;
 pub use salvage::{Salvage, salvage_of};
 pub use state::attribute;
 
-use crate::kube::ETCD_PATIENCE;
+use crate::object::ETCD_TIMEOUT;
 use object::{Room, Stored};
 use state::{Members, Obstacle};
 use view::View;
@@ -177,14 +174,6 @@ impl ConfigMapLedger {
             version: stored.version(),
         }
     }
-
-    fn no_claims<T>(&self, operation: &'static str, key: &str) -> Result<T, LedgerError> {
-        Err(LedgerError::Rejected {
-            operation,
-            target: key.into(),
-            rejection: Rejection::Storage("a ConfigMap keeps pools, and no claims by name".into()),
-        })
-    }
 }
 
 #[async_trait]
@@ -204,7 +193,7 @@ impl Contention for ConfigMapLedger {
     }
 
     fn max_commit_delay(&self, _pool: &PoolKey) -> Duration {
-        self.timeout + ETCD_PATIENCE
+        self.timeout + ETCD_TIMEOUT
     }
 }
 
@@ -215,7 +204,7 @@ impl Ledger for ConfigMapLedger {
         Ok(self.snapshot(pool, &stored))
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -293,25 +282,5 @@ impl Ledger for ConfigMapLedger {
             .into_iter()
             .filter_map(|item| item.metadata.name);
         Ok(names.map(PoolKey::named).collect())
-    }
-
-    async fn create(&self, key: &ClaimKey, _: &Record) -> Result<(), LedgerError> {
-        self.no_claims("create", &key.name)
-    }
-
-    async fn remove(&self, key: &ClaimKey, _: &Record) -> Result<(), LedgerError> {
-        self.no_claims("remove", &key.name)
-    }
-
-    async fn pass(&self, key: &ClaimKey, _: &Record, _: &Record) -> Result<(), LedgerError> {
-        self.no_claims("pass", &key.name)
-    }
-
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.no_claims("read", &key.name)
-    }
-
-    async fn claims(&self, _: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        Ok(Vec::new())
     }
 }

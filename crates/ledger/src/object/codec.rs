@@ -6,8 +6,8 @@ use berth_core::{Address, Change, Pool, Prefix, Record};
 use berth_kube::{Part, Resource};
 use serde_json::{Value, json};
 
+use super::ETCD_REQUEST_LIMIT;
 use crate::PoolKey;
-use crate::kube::ETCD_REQUEST_LIMIT;
 
 /// Everything that [`super::ObjectLedger`] has to know of a kind. Lives with the front whose kind it is.
 ///

@@ -8,41 +8,47 @@
 mod codec;
 pub mod cooldown;
 mod merge;
-pub(crate) mod store;
-pub(crate) mod write;
+pub mod object_cache;
+pub mod store;
+mod version_watch;
+pub mod write;
+pub mod write_queue;
 
 use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use berth_core::{Change, Record};
+use berth_core::Change;
 use berth_kube::{Connection, ObjectClient, Selection};
 use futures::stream::BoxStream;
 use serde_json::Value;
 
-use crate::kube::ETCD_PATIENCE;
-use crate::kube::object_cache::ObjectCache;
-use crate::kube::turns::Turns;
-use crate::kube::version_watch::versions;
-use crate::{
-    ClaimKey, ClaimKind, Contention, Guard, Ledger, LedgerError, PoolKey, Rejection, Snapshot,
-    Turn, Version, Visited,
-};
+use crate::{Contention, Guard, Ledger, LedgerError, PoolKey, Snapshot, Turn, Version, Visited};
 
 pub use codec::{Codec, Commit, Creation, EncodeError, WriteAs};
 pub use cooldown::{Cooldowns, now};
+pub use object_cache::ObjectCache;
+pub use version_watch::versions;
+pub use write_queue::WriteQueue;
 
 use store::Store;
 
+/// What etcd takes in one request by default.
+pub const ETCD_REQUEST_LIMIT: usize = 1_572_864;
+
+/// A write whose answer was lost may still be carried out: the API server ends it at its timeout, and etcd ends what it
+/// got by then within this time.
+pub const ETCD_TIMEOUT: Duration = Duration::from_secs(8);
+
 /// Pools in one answer of a list. Each may have 1.5 MB: the text of a page stays below 8 MiB.
-const PAGE: u32 = 4;
+pub const PAGE: u32 = 4;
 
 /// A ledger of the pools that objects of one kind keep.
 pub struct ObjectLedger<C> {
     client: ObjectClient,
     codec: C,
     cache: ObjectCache,
-    turns: Turns,
+    queue: WriteQueue,
 }
 
 impl<C: Codec> fmt::Debug for ObjectLedger<C> {
@@ -61,7 +67,7 @@ impl<C: Codec> ObjectLedger<C> {
             codec,
             // Each commit is a write of the object: what was seen of it spares a read.
             cache: ObjectCache::from(0),
-            turns: Turns::default(),
+            queue: WriteQueue::default(),
         }
     }
 
@@ -94,8 +100,8 @@ impl<C: Codec> ObjectLedger<C> {
         }
     }
 
-    /// The name of a pool among those that writers take turns for.
-    fn seat(&self, pool: &PoolKey) -> String {
+    /// The name of the queue of a pool's writers.
+    fn queue_name(&self, pool: &PoolKey) -> String {
         format!("{}/{}", self.codec.resource().name(), pool.name)
     }
 
@@ -106,21 +112,12 @@ impl<C: Codec> ObjectLedger<C> {
             network: self.codec.network(object),
         }
     }
-
-    fn unnamed<T>(&self, operation: &'static str) -> Result<T, LedgerError> {
-        let resource = self.codec.resource();
-        Err(LedgerError::Rejected {
-            operation,
-            target: format!("{}s", resource.kind),
-            rejection: Rejection::Storage("these objects keep pools, and no named records".into()),
-        })
-    }
 }
 
 #[async_trait]
 impl<C: Codec> Contention for ObjectLedger<C> {
     async fn turn(&self, pool: &PoolKey, base: &Version) -> Turn {
-        if !self.turns.take(&self.client, &self.seat(pool)).await {
+        if !self.queue.take(&self.client, &self.queue_name(pool)).await {
             return Turn::default();
         }
         // The writer before this one has written, most likely.
@@ -132,11 +129,11 @@ impl<C: Codec> Contention for ObjectLedger<C> {
     }
 
     fn pass_turn(&self, pool: &PoolKey) {
-        self.turns.pass(&self.client, &self.seat(pool));
+        self.queue.pass(&self.client, &self.queue_name(pool));
     }
 
     fn max_commit_delay(&self, _pool: &PoolKey) -> Duration {
-        self.client.timeout() + ETCD_PATIENCE
+        self.client.timeout() + ETCD_TIMEOUT
     }
 
     fn has_room(&self, pool: &PoolKey, claims: &[Change]) -> Result<(), LedgerError> {
@@ -163,7 +160,7 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
         Ok((now.version != *base).then_some(now))
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -179,12 +176,12 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
             Ok(version) => version.is_merged() && !base.is_merged(),
             Err(error) => matches!(error, LedgerError::Conflict { .. }),
         };
-        let seat = self.seat(pool);
+        let name = self.queue_name(pool);
         if met_others {
-            self.turns.met_others(&seat);
+            self.queue.met_others(&name);
         }
         if written.is_ok() {
-            self.turns.pass(&self.client, &seat);
+            self.queue.pass(&self.client, &name);
         }
         written
     }
@@ -231,30 +228,5 @@ impl<C: Codec> Ledger for ObjectLedger<C> {
         };
         let resource = self.codec.resource();
         Ok(self.client.list(resource, &selection, show).await?)
-    }
-
-    async fn create(&self, _key: &ClaimKey, _record: &Record) -> Result<(), LedgerError> {
-        self.unnamed("create")
-    }
-
-    async fn remove(&self, _key: &ClaimKey, _expected: &Record) -> Result<(), LedgerError> {
-        self.unnamed("remove")
-    }
-
-    async fn pass(
-        &self,
-        _key: &ClaimKey,
-        _expected: &Record,
-        _record: &Record,
-    ) -> Result<(), LedgerError> {
-        self.unnamed("pass")
-    }
-
-    async fn claim(&self, _key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.unnamed("read")
-    }
-
-    async fn claims(&self, _kind: ClaimKind) -> Result<Vec<(ClaimKey, Record)>, LedgerError> {
-        self.unnamed("list")
     }
 }

@@ -5,11 +5,14 @@ use berth_kube::{Ask, Fetched, ObjectClient, Verb};
 use serde_json::Value;
 
 use super::codec::{Codec, Creation, EncodeError, WriteAs};
-use crate::kube::object_cache::ObjectCache;
-use crate::kube::store::ENVELOPE;
+use super::object_cache::ObjectCache;
 use crate::{LedgerError, PoolKey, Rejection, Snapshot, Version};
 
-pub(crate) struct Store<'a, C> {
+/// What etcd and the API server add around an object: its key, twice, and the transaction.
+pub const ENVELOPE: usize = 768;
+
+#[derive(Debug)]
+pub struct Store<'a, C> {
     pub client: &'a ObjectClient,
     pub cache: &'a ObjectCache,
     pub codec: &'a C,

@@ -15,15 +15,15 @@ use serde_json::{Value, json};
 use super::codec::{Codec, Commit, Creation, EncodeError, WriteAs};
 use super::cooldown::now;
 use super::merge::merge_patch;
-use super::store::{Guarded, Store, resource_version};
-use crate::kube::store::ENVELOPE;
+use super::store::{ENVELOPE, Guarded, Store, resource_version};
 use crate::{LedgerError, Version};
 
 /// Writes that met another writer, before the caller has to plan again.
 const TRIES: usize = 3;
 
 /// A commit that is durable.
-pub(crate) struct Written {
+#[derive(Debug)]
+pub struct Written {
     /// The object as it is now.
     pub object: Value,
     /// Others wrote after the base was read: the caller's copy lacks what they did.

@@ -9,23 +9,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_conformance::{claim, held, mk_address, mk_record, release, write};
 use berth_core::{Change, Cooldown};
 use berth_kube::{Connect, ObjectClient, Selection};
 use berth_ledger::object::{WriteAs, now};
 use berth_ledger::{
-    ClaimKey, ClaimKind, Contention, Ledger, LedgerError, ObjectLedger, PoolKey, Rejection,
-    SharedLedger, Version,
+    Contention, Ledger, LedgerError, ObjectLedger, PoolKey, Rejection, SharedLedger, Version,
 };
 use berth_testkit::{Cluster, Fate, FaultProxy};
-use conformance::{claim, held, mk_address, mk_record, release, write};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use shelf::{SHELVES, Shelves};
 use tokio::sync::OnceCell;
 
-#[path = "../conformance/mod.rs"]
-mod conformance;
 mod shelf;
 
 /// The shared cluster with the kind in it.
@@ -109,7 +106,7 @@ impl Bed {
     }
 
     async fn commit(&self, base: &Version, change: Change) -> Result<Version, LedgerError> {
-        self.ledger.commit(&self.pool, base, &[change]).await
+        self.ledger.commit(&self.pool, base, &[change], None).await
     }
 
     async fn raw(&self) -> Value {
@@ -161,14 +158,8 @@ async fn conforms(name: &str, write_as: WriteAs) {
     for _ in 0..4 {
         ledgers.push(Arc::new(open(&cluster.kubeconfig(), codec).await));
     }
-    conformance::suite(conformance::Subject {
-        pool: PoolKey::of_network(name, "10.0.0.0/16".parse().unwrap()),
-        ledgers,
-        cooldowns: true,
-        named: false,
-        guarded: false,
-    })
-    .await;
+    let pool = PoolKey::of_network(name, "10.0.0.0/16".parse().unwrap());
+    berth_conformance::suite(berth_conformance::Subject::new(pool, ledgers)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -224,11 +215,11 @@ async fn an_absent_pool_is_an_error_where_people_create_them() {
         bed.ledger.load(&absent).await.err(),
         bed.ledger.peek(&absent).await.err(),
         bed.ledger
-            .commit(&absent, &Version::absent(), &changes)
+            .commit(&absent, &Version::absent(), &changes, None)
             .await
             .err(),
         bed.ledger
-            .commit(&absent, &Version::default(), &changes)
+            .commit(&absent, &Version::default(), &changes, None)
             .await
             .err(),
     ] {
@@ -337,7 +328,7 @@ async fn what_can_not_be_read_or_kept_is_refused_and_stays() {
         let (change, base) = (claim(n, &format!("p{n}")), bed.base().await);
         let changes = [change];
         let fits = bed.ledger.has_room(&bed.pool, &changes).is_ok();
-        match bed.ledger.commit(&bed.pool, &base, &changes).await {
+        match bed.ledger.commit(&bed.pool, &base, &changes, None).await {
             Ok(_) => assert!(fits, "the {n}th has room"),
             Err(error) => {
                 full = Some((n, error));
@@ -391,14 +382,8 @@ async fn an_address_that_cools_down_is_its_last_owners_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn named_records_are_refused_and_pools_are_listed() {
+async fn pools_are_listed() {
     let bed = Bed::new("listed").await;
-    let key = ClaimKey::new(ClaimKind::Reservation, "10.0.0.1");
-    let refused = bed.ledger.create(&key, &mk_record("a")).await.unwrap_err();
-    assert!(
-        refused.to_string().contains("no named records"),
-        "{refused}"
-    );
     write(&bed.ledger, &bed.pool, &[claim(1, "a")])
         .await
         .unwrap();

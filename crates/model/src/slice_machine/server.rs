@@ -1,4 +1,4 @@
-//! The API server: objects, and what conditional writes make of them.
+//! The model's API server: objects and conditional writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ pub struct Server {
     pub plain: BTreeSet<Address>,
 }
 
-/// A stamp that nothing names; a write of an object keeps its UID.
+/// A new stamp; a write of an object keeps its UID.
 fn stamp(fresh: u64, of: Option<Stamp>) -> Stamp {
     Stamp {
         uid: of.map_or(Uid(fresh.into()), |stamp| stamp.uid),

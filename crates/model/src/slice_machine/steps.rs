@@ -1,4 +1,4 @@
-//! What can happen next.
+//! The possible next steps of a state, and their execution.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use berth_core::slice::machine::{Slice, Step as Doing};
 
 use super::Slices;
 use super::executor::{owned, unknown};
-use super::world::{Careless, DESK, World};
+use super::state::{Careless, DESK, State};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// A process begins; without the API server, if it may trust its file.
+    /// A process starts; without the API server, if it may trust its file.
     Start(usize),
     StartOffline(usize),
     Crash(usize),
@@ -30,7 +30,7 @@ pub enum Step {
     /// A request that nothing waits for is carried out, or was lost.
     Orphan(usize),
     Drop(usize),
-    Tell(usize, Event),
+    Deliver(usize, Event),
     /// A pod ends; its address is released later.
     End(Address, usize),
     ReleasePlain(Address),
@@ -52,95 +52,95 @@ pub enum Step {
 }
 
 impl Slices {
-    pub(super) fn steps(&self, world: &World) -> Vec<Step> {
+    pub(super) fn steps(&self, state: &State) -> Vec<Step> {
         let mut steps = Vec::new();
-        for p in 0..world.processes.len() {
-            self.process_steps(world, p, &mut steps);
+        for p in 0..state.processes.len() {
+            self.process_steps(state, p, &mut steps);
         }
-        self.wire_steps(world, &mut steps);
-        for (address, owner) in &world.pods {
+        self.wire_steps(state, &mut steps);
+        for (address, owner) in &state.pods {
             steps.push(Step::End(*address, *owner));
         }
-        self.fault_steps(world, &mut steps);
-        self.controller_steps(world, &mut steps);
-        self.desk_steps(world, &mut steps);
+        self.fault_steps(state, &mut steps);
+        self.controller_steps(state, &mut steps);
+        self.desk_steps(state, &mut steps);
         steps
     }
 
-    fn process_steps(&self, world: &World, p: usize, steps: &mut Vec<Step>) {
-        let process = &world.processes[p];
+    fn process_steps(&self, state: &State, p: usize, steps: &mut Vec<Step>) {
+        let process = &state.processes[p];
         let Some(machine) = &process.machine else {
-            let mut others = world.processes.iter();
+            let mut others = state.processes.iter();
             let locked = others.any(|other| other.node == process.node && other.machine.is_some());
             let may = !locked || self.is(Careless::NoLock);
             // A new file has no memory of the server, so its node joins after the others have settled.
-            let is_new = world.files[process.file].now.is_new();
-            let is_early = is_new && world.is_server_restored() && !self.is_settled(world);
-            if may && !is_early && !world.gone.contains(&process.node) {
+            let is_new = state.files[process.file].now.is_new();
+            let is_early = is_new && state.is_server_restored() && !self.is_settled(state);
+            if may && !is_early && !state.gone.contains(&process.node) {
                 steps.push(Step::Start(p));
-                let file = &world.files[process.file];
+                let file = &state.files[process.file];
                 let current = !file.is_restored || self.is(Careless::TrustAnyFile);
-                if world.budget.offline > 0 && current && !file.now.slices.is_empty() {
+                if state.budget.offline > 0 && current && !file.now.slices.is_empty() {
                     steps.push(Step::StartOffline(p));
                 }
             }
             return;
         };
-        if world.budget.crashes > 0 {
+        if state.budget.crashes > 0 {
             steps.push(Step::Crash(p));
         }
         if !process.queue.is_empty() {
             steps.push(Step::Run(p));
             return;
         }
-        let mut tell = |event| steps.push(Step::Tell(p, event));
-        for address in world.addresses() {
+        let mut deliver = |event| steps.push(Step::Deliver(p, event));
+        for address in state.addresses() {
             if machine.may_allocate(address) {
-                tell(Event::Allocate(address));
+                deliver(Event::Allocate(address));
             }
-            let has_pod = world.pods.contains(&(address, process.node));
+            let has_pod = state.pods.contains(&(address, process.node));
             if machine.stored.held.get(&address) == Some(&Hold::Pod) && !has_pod {
-                tell(Event::Release(address));
+                deliver(Event::Release(address));
             }
         }
-        let entry = machine.slices.get(&world.slice);
+        let entry = machine.slices.get(&state.slice);
         match entry {
-            None if machine.link == Link::Ready => tell(Event::Claim(world.slice)),
+            None if machine.link == Link::Ready => deliver(Event::Claim(state.slice)),
             Some(entry) if entry.step == Doing::Idle => {
-                for event in idle_events(world, machine, entry, process.node) {
-                    tell(event);
+                for event in idle_events(state, machine, entry, process.node) {
+                    deliver(event);
                 }
             }
             _ => {}
         }
         let listing = |p: usize| {
-            let mut wire = world.wire.iter();
+            let mut wire = state.wire.iter();
             wire.any(|one| one.from == Some(p) && one.effect == Effect::ListOwned)
         };
         let idle = entry.is_none_or(|entry| entry.step == Doing::Idle && !entry.serving);
         let has_something = entry.is_some()
-            || machine.stored.slices.contains_key(&world.slice)
-            || !owned(world, process.node).is_empty();
+            || machine.stored.slices.contains_key(&state.slice)
+            || !owned(state, process.node).is_empty();
         if idle && has_something && !listing(p) {
-            tell(Event::Resync);
+            deliver(Event::Resync);
         }
-        if machine.link == Link::Settling && self.is_settled(world) {
+        if machine.link == Link::Settling && self.is_settled(state) {
             steps.push(Step::Settle(p));
         }
     }
 
     /// The settle time is longer than a live node needs to verify what it has.
-    fn is_settled(&self, world: &World) -> bool {
+    fn is_settled(&self, state: &State) -> bool {
         let calm = |p: usize| {
-            let process = &world.processes[p];
+            let process = &state.processes[p];
             let Some(machine) = &process.machine else {
-                return world.files[process.file].now.slices.is_empty()
-                    || world.gone.contains(&process.node)
-                    || world.backup.is_none();
+                return state.files[process.file].now.slices.is_empty()
+                    || state.gone.contains(&process.node)
+                    || state.backup.is_none();
             };
-            let mut wire = world.wire.iter();
+            let mut wire = state.wire.iter();
             let stands = |(slice, entry): (&_, &Slice)| {
-                let lease = world.server.leases.get(slice).map(|(_, stamp)| *stamp);
+                let lease = state.server.leases.get(slice).map(|(_, stamp)| *stamp);
                 let known = entry.lease.as_ref().map(|(_, stamp)| *stamp);
                 !machine.stored.slices.contains_key(slice) || (entry.serving && lease == known)
             };
@@ -148,44 +148,44 @@ impl Slices {
                 && process.queue.is_empty()
                 && machine.slices.iter().all(stands)
         };
-        self.is(Careless::NoSettling) || (0..world.processes.len()).all(calm)
+        self.is(Careless::NoSettling) || (0..state.processes.len()).all(calm)
     }
 
-    fn wire_steps(&self, world: &World, steps: &mut Vec<Step>) {
-        for (at, request) in world.wire.iter().enumerate() {
+    fn wire_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        for (at, request) in state.wire.iter().enumerate() {
             let Some(p) = request.from else {
                 steps.extend([Step::Orphan(at), Step::Drop(at)]);
                 continue;
             };
-            if !world.processes[p].queue.is_empty() {
+            if !state.processes[p].queue.is_empty() {
                 continue;
             }
             steps.push(Step::Exchange(at));
-            if world.budget.late > 0 && request.answer.is_none() {
+            if state.budget.late > 0 && request.answer.is_none() {
                 steps.push(Step::Execute(at));
             }
-            if world.budget.losses > 0 && request.answer.is_none() {
+            if state.budget.losses > 0 && request.answer.is_none() {
                 steps.push(Step::Lose(at));
             }
         }
     }
 
-    fn fault_steps(&self, world: &World, steps: &mut Vec<Step>) {
-        let budget = &world.budget;
-        for (n, file) in world.files.iter().enumerate() {
+    fn fault_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        let budget = &state.budget;
+        for (n, file) in state.files.iter().enumerate() {
             if budget.copies > 0 && file.copy.is_none() && !file.is_restored {
                 steps.push(Step::Copy(n));
             }
-            let mut users = world.processes.iter().filter(|process| process.file == n);
+            let mut users = state.processes.iter().filter(|process| process.file == n);
             let is_down = users.all(|process| process.machine.is_none());
-            let published = world
+            let published = state
                 .server
                 .published
                 .get(&n)
                 .map(|(pool, _)| &pool.entries);
             // Without a cache only what was published can be recovered.
-            let covered = world.has_cache
-                || world
+            let covered = state.has_cache
+                || state
                     .pods
                     .iter()
                     .filter(|(_, of)| *of == n)
@@ -195,60 +195,60 @@ impl Slices {
             }
         }
         if budget.by_hand > 0 {
-            if !world.server.leases.is_empty() {
+            if !state.server.leases.is_empty() {
                 steps.push(Step::DeleteLease);
             }
-            let nodes = world.server.published.keys();
+            let nodes = state.server.published.keys();
             steps.extend(nodes.map(|node| Step::DeletePublished(*node)));
         }
-        let plain = &world.server.plain;
-        if budget.plain_by_hand > 0 && plain.is_empty() && world.server.mode.is_some() {
+        let plain = &state.server.plain;
+        if budget.plain_by_hand > 0 && plain.is_empty() && state.server.mode.is_some() {
             steps.push(Step::DeletePlain);
         }
         if budget.backups > 0 {
-            match world.backup {
+            match state.backup {
                 None => steps.push(Step::Backup),
                 Some(_) => steps.push(Step::RestoreServer),
             }
         }
         if budget.gone > 0 {
-            steps.extend((0..world.files.len()).map(Step::Gone));
+            steps.extend((0..state.files.len()).map(Step::Gone));
         }
-        steps.extend(world.gone.iter().copied().map(Step::Return));
+        steps.extend(state.gone.iter().copied().map(Step::Return));
     }
 
-    fn controller_steps(&self, world: &World, steps: &mut Vec<Step>) {
-        if world.recall_request.is_some() {
+    fn controller_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        if state.recall_request.is_some() {
             steps.push(Step::RecallGo);
-        } else if world.recall == Recall::Idle && self.proof(world, false).is_some() {
+        } else if state.recall == Recall::Idle && self.proof(state, false).is_some() {
             steps.push(Step::Recall);
         }
     }
 
-    fn desk_steps(&self, world: &World, steps: &mut Vec<Step>) {
-        for address in &world.server.plain {
-            if world.owners(*address) == 0 {
+    fn desk_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        for address in &state.server.plain {
+            if state.owners(*address) == 0 {
                 steps.push(Step::ReleasePlain(*address));
             }
         }
-        let Some(desk) = &world.desk else { return };
-        if world.desk_request.is_some() {
+        let Some(desk) = &state.desk else { return };
+        if state.desk_request.is_some() {
             steps.push(Step::DeskGo);
             return;
         }
         match desk {
-            Desk::Settling if self.is_settled(world) => steps.push(Step::SettleDesk),
+            Desk::Settling if self.is_settled(state) => steps.push(Step::SettleDesk),
             Desk::Unread => steps.push(Step::Desk(DeskEvent::Wanted)),
             Desk::Closed(_) | Desk::Open { .. } => {
-                for address in world.addresses() {
-                    if desk.offers(address).is_some() && !world.server.plain.contains(&address) {
+                for address in state.addresses() {
+                    if desk.offers(address).is_some() && !state.server.plain.contains(&address) {
                         steps.push(Step::Desk(DeskEvent::Allocate(address)));
                     }
                 }
-                if desk_mode(desk) != world.server.mode {
+                if desk_mode(desk) != state.server.mode {
                     steps.push(Step::Desk(DeskEvent::Failed));
                 }
-                if world.budget.modes > 0 {
+                if state.budget.modes > 0 {
                     let changes = [
                         DeskEvent::Tighten,
                         DeskEvent::Loosen,
@@ -262,180 +262,180 @@ impl Slices {
         }
     }
 
-    pub(super) fn act(&self, world: &mut World, step: Step) {
+    pub(super) fn act(&self, state: &mut State, step: Step) {
         match step {
-            Step::Start(p) => self.start(world, p),
+            Step::Start(p) => self.start(state, p),
             Step::StartOffline(p) => {
-                world.budget.offline -= 1;
-                let file = world.processes[p].file;
-                let stored = world.files[file].now.clone();
-                let (mut machine, _) = NodeMachine::start(world.me(p), stored);
+                state.budget.offline -= 1;
+                let file = state.processes[p].file;
+                let stored = state.files[file].now.clone();
+                let (mut machine, _) = NodeMachine::start(state.me(p), stored);
                 machine.trust_file();
-                world.processes[p].machine = Some(machine);
+                state.processes[p].machine = Some(machine);
             }
             Step::Crash(p) => {
-                world.budget.crashes -= 1;
-                stop(world, p);
+                state.budget.crashes -= 1;
+                stop(state, p);
             }
-            Step::Run(p) => self.run_one(world, p),
+            Step::Run(p) => self.run_one(state, p),
             Step::Exchange(at) => {
-                let request = world.wire.remove(at);
+                let request = state.wire.remove(at);
                 let answer = match request.answer.clone() {
                     Some(answer) => answer,
-                    None => self.execute(world, &request),
+                    None => self.execute(state, &request),
                 };
                 if let Some(p) = request.from {
-                    self.handle(world, p, answer);
+                    self.handle(state, p, answer);
                 }
             }
             Step::Execute(at) => {
-                world.budget.late -= 1;
-                let mut request = world.wire.remove(at);
-                request.answer = Some(self.execute(world, &request));
-                world.wire.push(request);
+                state.budget.late -= 1;
+                let mut request = state.wire.remove(at);
+                request.answer = Some(self.execute(state, &request));
+                state.wire.push(request);
             }
             Step::Lose(at) => {
-                world.budget.losses -= 1;
-                let mut request = world.wire.remove(at);
+                state.budget.losses -= 1;
+                let mut request = state.wire.remove(at);
                 let event = unknown(&request.effect);
                 let from = request.from.take();
-                world.wire.push(request);
+                state.wire.push(request);
                 if let Some(p) = from {
-                    self.handle(world, p, event);
+                    self.handle(state, p, event);
                 }
             }
             Step::Orphan(at) => {
-                let request = world.wire.remove(at);
-                self.execute(world, &request);
+                let request = state.wire.remove(at);
+                self.execute(state, &request);
             }
             Step::Drop(at) => {
-                world.wire.remove(at);
+                state.wire.remove(at);
             }
-            Step::Tell(p, event) => self.handle(world, p, event),
+            Step::Deliver(p, event) => self.handle(state, p, event),
             Step::End(address, owner) => {
-                world.pods.remove(&(address, owner));
+                state.pods.remove(&(address, owner));
             }
             Step::ReleasePlain(address) => {
-                world.server.plain.remove(&address);
+                state.server.plain.remove(&address);
             }
             Step::Copy(n) => {
-                world.budget.copies -= 1;
-                world.files[n].copy = Some(world.files[n].now.clone());
+                state.budget.copies -= 1;
+                state.files[n].copy = Some(state.files[n].now.clone());
             }
             Step::Restore(n) => {
-                if let Some(copy) = world.files[n].copy.take() {
-                    world.files[n].now = copy;
-                    world.files[n].is_restored = true;
+                if let Some(copy) = state.files[n].copy.take() {
+                    state.files[n].now = copy;
+                    state.files[n].is_restored = true;
                 }
             }
             Step::DeleteLease => {
-                world.budget.by_hand -= 1;
-                world.server.leases.clear();
+                state.budget.by_hand -= 1;
+                state.server.leases.clear();
             }
             Step::DeletePublished(node) => {
-                world.budget.by_hand -= 1;
-                world.server.published.remove(&node);
+                state.budget.by_hand -= 1;
+                state.server.published.remove(&node);
             }
             Step::DeletePlain => {
-                world.budget.plain_by_hand -= 1;
-                world.server.mode = None;
+                state.budget.plain_by_hand -= 1;
+                state.server.mode = None;
             }
-            Step::Backup => world.backup = Some(world.server.clone()),
-            Step::RestoreServer => self.restore_server(world),
-            Step::Settle(p) => self.handle(world, p, Event::Settled),
+            Step::Backup => state.backup = Some(state.server.clone()),
+            Step::RestoreServer => self.restore_server(state),
+            Step::Settle(p) => self.handle(state, p, Event::Settled),
             Step::Gone(node) => {
-                world.budget.gone -= 1;
-                world.gone.insert(node);
-                for p in 0..world.processes.len() {
-                    if world.processes[p].node == node {
-                        stop(world, p);
+                state.budget.gone -= 1;
+                state.gone.insert(node);
+                for p in 0..state.processes.len() {
+                    if state.processes[p].node == node {
+                        stop(state, p);
                     }
                 }
-                world.pods.retain(|(_, owner)| *owner != node);
+                state.pods.retain(|(_, owner)| *owner != node);
             }
             Step::Return(node) => {
-                world.gone.remove(&node);
+                state.gone.remove(&node);
             }
             Step::Recall => {
-                if let Some((_, proof)) = self.proof(world, false) {
+                if let Some((_, proof)) = self.proof(state, false) {
                     let event = RecallEvent::Seen(proof);
-                    world.recall_request = world.recall.handle(world.slice, event);
+                    state.recall_request = state.recall.handle(state.slice, event);
                 }
             }
-            Step::RecallGo => self.recall_go(world),
-            Step::Desk(event) => self.desk_told(world, event),
-            Step::DeskGo => self.desk_go(world),
-            Step::SettleDesk => self.desk_event(world, DeskEvent::Settled),
+            Step::RecallGo => self.recall_go(state),
+            Step::Desk(event) => self.desk_event_delivered(state, event),
+            Step::DeskGo => self.desk_go(state),
+            Step::SettleDesk => self.desk_event(state, DeskEvent::Settled),
         }
     }
 
-    fn desk_told(&self, world: &mut World, event: DeskEvent) {
+    fn desk_event_delivered(&self, state: &mut State, event: DeskEvent) {
         if event == DeskEvent::Wanted && self.is(Careless::ListFirst) {
-            world.listed = Some(self.list(world));
+            state.listed = Some(self.list(state));
         }
         let changes = matches!(
             event,
             DeskEvent::Tighten | DeskEvent::Loosen | DeskEvent::Leave | DeskEvent::Finish
         );
-        self.desk_event(world, event);
-        if changes && world.desk_request.is_some() {
-            world.budget.modes -= 1;
+        self.desk_event(state, event);
+        if changes && state.desk_request.is_some() {
+            state.budget.modes -= 1;
         }
     }
 
-    fn start(&self, world: &mut World, p: usize) {
-        let stored = world.files[world.processes[p].file].now.clone();
-        let (machine, effects) = NodeMachine::start(world.me(p), stored);
-        world.processes[p].machine = Some(machine);
-        world.processes[p].queue = effects;
-        while !world.processes[p].queue.is_empty() {
-            self.run_one(world, p);
+    fn start(&self, state: &mut State, p: usize) {
+        let stored = state.files[state.processes[p].file].now.clone();
+        let (machine, effects) = NodeMachine::start(state.me(p), stored);
+        state.processes[p].machine = Some(machine);
+        state.processes[p].queue = effects;
+        while !state.processes[p].queue.is_empty() {
+            self.run_one(state, p);
         }
     }
 
     /// The server was down meanwhile: every process noticed, and no request is on its way any more.
-    fn restore_server(&self, world: &mut World) {
-        world.budget.backups -= 1;
-        if let Some(backup) = &world.backup {
-            world.server = backup.clone();
+    fn restore_server(&self, state: &mut State) {
+        state.budget.backups -= 1;
+        if let Some(backup) = &state.backup {
+            state.server = backup.clone();
         }
-        let plain = world.server.plain.clone();
+        let plain = state.server.plain.clone();
         // Pods that the cluster does not know any more are ended by their kubelet.
-        world
+        state
             .pods
             .retain(|(address, owner)| *owner != DESK || plain.contains(address));
-        let wire = std::mem::take(&mut world.wire);
-        for p in 0..world.processes.len() {
+        let wire = std::mem::take(&mut state.wire);
+        for p in 0..state.processes.len() {
             for request in wire.iter().filter(|request| request.from == Some(p)) {
-                self.handle(world, p, unknown(&request.effect));
+                self.handle(state, p, unknown(&request.effect));
             }
-            self.handle(world, p, Event::Disconnected);
-            self.handle(world, p, Event::Connected);
+            self.handle(state, p, Event::Disconnected);
+            self.handle(state, p, Event::Connected);
         }
-        world.recall = Recall::Idle;
-        world.recall_request = None;
-        if world.desk.is_some() {
-            self.desk_event(world, DeskEvent::Disconnected);
+        state.recall = Recall::Idle;
+        state.recall_request = None;
+        if state.desk.is_some() {
+            self.desk_event(state, DeskEvent::Disconnected);
         }
     }
 }
 
-fn stop(world: &mut World, p: usize) {
-    world.processes[p].machine = None;
-    world.processes[p].queue.clear();
-    world
+fn stop(state: &mut State, p: usize) {
+    state.processes[p].machine = None;
+    state.processes[p].queue.clear();
+    state
         .wire
         .retain(|one| one.from != Some(p) || one.answer.is_none());
-    for request in &mut world.wire {
+    for request in &mut state.wire {
         if request.from == Some(p) {
             request.from = None;
         }
     }
     // Reads change nothing.
-    world.wire.retain(|one| {
+    state.wire.retain(|one| {
         let reads = matches!(
             one.effect,
-            Effect::Look(_) | Effect::ListOwned | Effect::ReadRange(_)
+            Effect::ReadSlice(_) | Effect::ListOwned | Effect::ReadRange(_)
         );
         one.from.is_some() || !reads
     });
@@ -449,9 +449,9 @@ fn desk_mode(desk: &Desk) -> Option<berth_core::slice::machine::Mode> {
 }
 
 /// What may happen to a slice of which nothing is outstanding.
-fn idle_events(world: &World, machine: &NodeMachine, entry: &Slice, node: usize) -> Vec<Event> {
-    let (slice, mut events) = (world.slice, Vec::new());
-    let lease = world.server.leases.get(&slice).map(|(_, stamp)| *stamp);
+fn idle_events(state: &State, machine: &NodeMachine, entry: &Slice, node: usize) -> Vec<Event> {
+    let (slice, mut events) = (state.slice, Vec::new());
+    let lease = state.server.leases.get(&slice).map(|(_, stamp)| *stamp);
     if entry.lease.as_ref().map(|(_, stamp)| *stamp) != lease && machine.link != Link::Away {
         events.push(Event::LeaseChanged(slice));
     }
@@ -463,9 +463,9 @@ fn idle_events(world: &World, machine: &NodeMachine, entry: &Slice, node: usize)
         return events;
     }
     if !machine.stored.has_pods_in(slice) {
-        events.push(Event::GiveBack(slice));
+        events.push(Event::Return(slice));
     }
-    let shown: BTreeSet<Address> = match world.server.published.get(&node) {
+    let shown: BTreeSet<Address> = match state.server.published.get(&node) {
         Some((pool, _)) => pool.entries.clone(),
         None => BTreeSet::new(),
     };
@@ -476,7 +476,7 @@ fn idle_events(world: &World, machine: &NodeMachine, entry: &Slice, node: usize)
     if holds.any(|hold| *hold == Hold::Plain) {
         events.push(Event::Refresh(slice));
     }
-    match world.server.mode {
+    match state.server.mode {
         Some(mode) if mode.kind.is_yielding() => events.push(Event::ModeSeen(mode)),
         Some(mode) if mode.kind == ModeKind::Sliced => {
             let stopped = machine.stored.slices.get(&slice);

@@ -1,8 +1,10 @@
-//! The flat file (a bare `ipam` object with a node's defaults), and which files of the node a network definition may name.
+//! The flat file (a bare `ipam` object with a node's defaults), and which files of the node a network definition may
+//! name.
 //!
-//! A definition is written by a tenant. Where the node's cluster is known (a flag, an installation, the marker of an earlier
-//! agent, the node's own flat file), the paths that a definition names are ignored. Elsewhere they are read only from below the
-//! administrator's directories, and only if root owns the file. Nothing but a regular file of at most 64 KiB is read.
+//! A definition is written by a tenant. Where the node's cluster is known (a flag, an installation, the marker of an
+//! earlier agent, the node's own flat file), the paths that a definition names are ignored. Elsewhere they are read
+//! only from below the administrator's directories, and only if root owns the file. Nothing but a regular file of at
+//! most 64 KiB is read.
 //!
 //! The flat file is optional. Where the node has one that cannot be read, that is an error: serving without the node's
 //! defaults could send addresses to another store. These calls block.
@@ -25,7 +27,8 @@ pub const PLACES: [&str; 4] = [
     "/var/lib/rancher/k3s/agent/etc/cni/net.d/whereabouts.d/whereabouts.conf",
 ];
 
-/// The directories of CNI configurations: below these a definition may name files, unless the administrator names others.
+/// The directories of CNI configurations: below these a definition may name files, unless the administrator names
+/// others.
 pub const DIRECTORIES: [&str; 5] = [
     "/etc/kubernetes/cni/net.d",
     "/etc/cni/net.d",
@@ -64,11 +67,11 @@ pub struct NodeFiles {
     cluster_known: bool,
 }
 
-/// What counts of the node's files and of those that a definition names.
+/// The node's files and those that a definition names, as far as they are used.
 #[derive(Debug, Default)]
 pub struct Found {
     pub flat: Option<FlatFile>,
-    /// The cluster of the network, where neither a flag nor the surroundings of the process name it.
+    /// The cluster of the network, where neither a flag nor the process's environment names it.
     pub kubeconfig: Option<PathBuf>,
     pub warnings: Vec<Warning>,
     /// Why no address is allocated. They do not stop a DEL.
@@ -133,19 +136,21 @@ impl NodeFiles {
         Ok(None)
     }
 
-    /// The directories that may have the node's name in a file `nodename`, the likeliest first: the one that the node's flat
-    /// file names, and the flat file's own. No definition names one.
+    /// The directories that may have the node's name in a file `nodename`, the likeliest first: the one that the
+    /// node's flat file names, and the flat file's own. A definition can't name one.
     pub fn homes(&self) -> Vec<PathBuf> {
         let Ok(Some(file)) = self.flat() else {
             return Vec::new();
         };
-        let said = file.object.get(CONFIGURATION_PATH).and_then(Value::as_str);
-        let said = said.filter(|text| !text.is_empty()).map(PathBuf::from);
+        let configured = file.object.get(CONFIGURATION_PATH).and_then(Value::as_str);
+        let configured = configured
+            .filter(|text| !text.is_empty())
+            .map(PathBuf::from);
         let beside = file.path.parent().map(Path::to_owned);
-        said.into_iter().chain(beside).collect()
+        configured.into_iter().chain(beside).collect()
     }
 
-    /// Reads the node's flat file, and what `named` names as far as it counts here.
+    /// Reads the node's flat file, and what `named` names as far as it is allowed here.
     pub fn find(&self, named: &NamedPaths) -> Result<Found, ConfigError> {
         let mut found = Found {
             flat: self.flat()?,
@@ -237,7 +242,7 @@ impl NodeFiles {
     }
 }
 
-/// Whether it is absolute and leads nowhere but down.
+/// Whether the path is absolute and has no `..`.
 fn is_plain(path: &Path) -> bool {
     let down = |part: Component<'_>| !matches!(part, Component::ParentDir);
     path.is_absolute() && path.components().all(down)
@@ -371,7 +376,7 @@ mod tests {
         let found = node.files().find(&foreign).unwrap();
         assert_eq!(found.kubeconfig, Some(ours.clone()));
         assert_eq!(found.warnings.len(), 2);
-        // Whereabouts' own manifests name the installed files: nothing is wrong with that.
+        // Whereabouts' own manifests name the installed files: no warning.
         let usual = named(Some(node.at("net.d/whereabouts.d")), Some(ours));
         let found = node.files().find(&usual).unwrap();
         assert_eq!(found.warnings, []);
@@ -456,9 +461,9 @@ mod tests {
         assert!(node.files().homes().is_empty());
         node.write(
             "net.d/whereabouts.d/whereabouts.conf",
-            r#"{"configuration_path": "/said"}"#,
+            r#"{"configuration_path": "/configured"}"#,
         );
-        let homes = [PathBuf::from("/said"), node.at("net.d/whereabouts.d")];
+        let homes = [PathBuf::from("/configured"), node.at("net.d/whereabouts.d")];
         assert_eq!(node.files().homes(), homes);
     }
 }

@@ -1,5 +1,5 @@
-//! The keys that an `ipam` object may have. An unknown key is ignored, as whereabouts does, and reported: it is usually a
-//! typing error.
+//! The keys that an `ipam` object may have. An unknown key is ignored, as whereabouts does, and reported: it is usually
+//! a typing error.
 
 use berth_cni::ids::shown;
 use berth_core::Warning;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// How many unknown keys of one network are reported: a definition may have thousands.
 const MOST: usize = 16;
 
-/// A key that a network's author may write: what is known here is accepted, and documented in docs/settings.md.
+/// A key that a network's author may write. Known keys are accepted, and documented in docs/settings.md.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
     pub name: &'static str,
@@ -202,7 +202,7 @@ pub const ADDRESS: &[Key] = &[
     key("version", "", "ignored"),
 ];
 
-/// What is unknown in an `ipam` object, its ranges and its addresses.
+/// The unknown keys of an `ipam` object, its ranges and its addresses.
 pub(super) fn unknown(ipam: &Value) -> Vec<Warning> {
     let mut found = Vec::new();
     let Some(fields) = ipam.as_object() else {
@@ -251,7 +251,8 @@ fn note(
     }
 }
 
-/// How many characters have to be inserted, removed, replaced or swapped with their neighbour. Long words are not compared.
+/// How many characters have to be inserted, removed, replaced or swapped with their neighbour. Long words are not
+/// compared.
 fn distance(a: &str, b: &str) -> usize {
     const LONGEST: usize = 40;
     let (a, b): (Vec<char>, Vec<char>) = (
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_typing_error_is_told_with_what_is_meant() {
+    fn a_typing_error_is_reported_with_the_likely_key() {
         for (typo, meant) in [
             ("rnage", "range"),
             ("fast_ipma", "fast_ipam"),
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn known_keys_of_any_case_and_comments_are_not_told() {
+    fn known_keys_of_any_case_and_comments_are_not_reported() {
         let ipam =
             json!({"TYPE": "x", "IPRanges": [], "_comment": "y", "Range": "z", "etcd_host": ""});
         assert_eq!(messages(ipam), [""; 0]);
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_of_many_keys_is_told_of_a_few() {
+    fn of_many_unknown_keys_only_a_few_are_reported() {
         let keys = (0..5000).map(|n| (format!("key{n}"), json!(1)));
         let ipam = Value::Object(keys.collect());
         assert_eq!(unknown(&ipam).len(), MOST);

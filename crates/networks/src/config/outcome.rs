@@ -26,7 +26,7 @@ pub(super) fn routes(source: &Source<'_>) -> Result<Vec<Route>, ConfigError> {
             priority: fields
                 .integer("priority")?
                 .filter(|priority| *priority != 0),
-            // Table 0 and scope 0 mean something.
+            // Table 0 and scope 0 are valid values.
             table: fields.integer("table")?,
             scope: fields.integer("scope")?,
         });

@@ -1,4 +1,4 @@
-//! `range` and `ipRanges`: each becomes a range that one address is taken from.
+//! `range` and `ipRanges`: each becomes a range from which one address is allocated.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{ConfigError, RangeConfig, Settings};
 /// One range as it is written, before anything is parsed.
 struct Written {
     range: String,
-    /// Several where inline and flat file both give one: the first that can be read counts.
+    /// Several if inline and flat file both set one: the first valid one is used.
     starts: Vec<String>,
     ends: Vec<String>,
     exclude: Vec<String>,
@@ -69,7 +69,7 @@ fn build(
     warnings: &mut Vec<Warning>,
 ) -> Result<RangeConfig, ConfigError> {
     let mut spec = RangeSpec::parse(&written.range)?;
-    // A range of the form first-last/length has its bounds; what stands beside it does not count.
+    // A range of the form first-last/length has its bounds; separate bounds are ignored.
     if spec.start.is_none() {
         spec.start = bound("range_start", &written.starts, warnings);
         spec.end = bound("range_end", &written.ends, warnings);
@@ -115,7 +115,7 @@ fn build(
     })
 }
 
-/// The first text that is an address. One that is not is passed over, as whereabouts does.
+/// The first text that is an address. Invalid ones are skipped, as in whereabouts.
 fn bound(field: &'static str, texts: &[String], warnings: &mut Vec<Warning>) -> Option<Address> {
     for text in texts {
         match Address::parse_lenient(text) {

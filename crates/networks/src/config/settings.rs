@@ -7,16 +7,17 @@ use berth_cni::NetConf;
 use super::ConfigError;
 use super::source::Source;
 
-/// Berth's own keys. All may stand in the flat file.
+/// Berth's own keys. All may be set in the flat file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// `exclude_gateway`, default true: the gateway is never allocated to a pod.
     pub exclude_gateway: bool,
-    /// `enable_l3`, default false: /31, /32, /127 and /128 give all their addresses.
+    /// `enable_l3`, default false: all addresses of /31, /32, /127 and /128 may be allocated.
     pub tiny_networks: bool,
-    /// `cooldown_seconds`, default 0, at most 86,400: how long a released address cools down before another owner gets it.
+    /// `cooldown_seconds`, default 0, at most 86,400: how long a released address cools down before another owner gets
+    /// it.
     pub cooldown: Duration,
-    /// `sticky_statefulset`, default false: a StatefulSet's pod keeps its addresses while it is made again.
+    /// `sticky_statefulset`, default false: a StatefulSet's pod keeps its addresses while it is recreated.
     pub sticky_statefulset: bool,
     /// `allowPersistentIPs`, beside `ipam` or in it, default false: a pod that refers to an IPAMClaim gets the claim's
     /// addresses, and they outlive it.
@@ -25,17 +26,17 @@ pub struct Settings {
     pub probe: bool,
     /// `slice_size`: the length of slices that nodes claim by themselves; none: by the range's size.
     pub slice_size: Option<u8>,
-    /// `slice_borrow`, default true: a node that finds no free slice asks others for parts of theirs. Off where
-    /// routes follow slices.
+    /// `slice_borrow`, default true: a node that finds no free slice asks others for parts of theirs. Set to false
+    /// where routes follow slices.
     pub slice_borrow: bool,
-    /// `reserve_later`, default false: while the API server is away, an address of a slice is allocated without the check for
-    /// overlapping ranges, if a controller has proved that there are none; its reservation follows.
+    /// `reserve_later`, default false: while the API server is away, an address of a slice is allocated without the
+    /// check for overlapping ranges, if a controller has proved that there are none; its reservation follows.
     pub reserve_later: bool,
     /// `check_addresses`, default true: a static address is recorded and refused to a second pod.
     pub check_addresses: bool,
 }
 
-/// Keys that steer what Berth does otherwise or not at all. Accepted, with whereabouts' defaults.
+/// Keys of settings that Berth does otherwise or does not have. Accepted, with whereabouts' defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compatible {
     pub leader_lease_duration: Duration,
@@ -46,7 +47,7 @@ pub struct Compatible {
     pub reconciler_cron_expression: String,
 }
 
-/// The longest cooldown, a day: a longer one takes addresses from everybody who shares the range.
+/// The longest cooldown, a day: a longer one would take addresses from all users of the range.
 const LONGEST_COOLDOWN: u64 = 86_400;
 
 pub(super) fn read(
@@ -54,12 +55,12 @@ pub(super) fn read(
     conf: &NetConf,
     faults: &mut Vec<ConfigError>,
 ) -> Result<Settings, ConfigError> {
-    let said = source.integer("cooldown_seconds")?.unwrap_or(0);
-    let cooldown = u64::try_from(said).unwrap_or(0).min(LONGEST_COOLDOWN);
-    if i64::try_from(cooldown) != Ok(said) {
+    let configured = source.integer("cooldown_seconds")?.unwrap_or(0);
+    let cooldown = u64::try_from(configured).unwrap_or(0).min(LONGEST_COOLDOWN);
+    if i64::try_from(cooldown) != Ok(configured) {
         faults.push(ConfigError::Value {
             field: "cooldown_seconds".to_owned(),
-            value: said.to_string(),
+            value: configured.to_string(),
             expected: "a number of seconds from 0 to 86400",
         });
     }
@@ -82,7 +83,7 @@ pub(super) fn compatible(source: &Source<'_>) -> Result<Compatible, ConfigError>
         let value = source.integer(key)?.and_then(|ms| u64::try_from(ms).ok());
         Ok(Duration::from_millis(value.unwrap_or(default)))
     };
-    // Type-checked as whereabouts does, and no more: a test aid of its own.
+    // Type-checked as in whereabouts, and otherwise ignored: it is a test aid there.
     source.integer("sleep_for_race")?;
     let cron = source.text("reconciler_cron_expression")?;
     Ok(Compatible {
@@ -99,7 +100,7 @@ pub(super) fn compatible(source: &Source<'_>) -> Result<Compatible, ConfigError>
     })
 }
 
-/// `node_slice_size` switches slices of that size on.
+/// `node_slice_size` enables slices of that size.
 pub(super) fn node_slice_size(source: &Source<'_>) -> Result<Option<u8>, ConfigError> {
     length(source, "node_slice_size")
 }

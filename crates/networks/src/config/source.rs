@@ -1,7 +1,7 @@
-//! The inline object and the flat file behind it, read as one.
+//! Reads the inline object and the flat file behind it as one.
 //!
-//! Inline wins. The file fills what is empty, one level down in `kubernetes` and `dns` too; a list comes whole
-//! from one of the two. Empty text, zero and an empty list count as not said.
+//! Inline wins. The file fills what is empty, also inside `kubernetes` and `dns`; a list comes whole from one of the
+//! two. Empty text, zero and an empty list count as unset.
 
 use berth_cni::fields::{FieldError, Fields, Path};
 use serde_json::Value;
@@ -43,7 +43,7 @@ impl<'a> Source<'a> {
         Ok(String::new())
     }
 
-    /// Every text that is set for `key`, the stronger one first: for values that may turn out unreadable.
+    /// Every text that is set for `key`, the stronger one first: for values that may turn out invalid.
     pub fn texts_in_turn(&self, key: &str) -> Result<Vec<String>, FieldError> {
         let mut texts = Vec::new();
         for object in &self.objects {
@@ -55,7 +55,7 @@ impl<'a> Source<'a> {
         Ok(texts)
     }
 
-    /// A setting that may be switched off: what is said counts, even if it is `false`.
+    /// A setting that may be switched off: a value of `false` counts as set.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, FieldError> {
         for object in &self.objects {
             if let Some(flag) = object.flag(key)? {

@@ -1,9 +1,8 @@
-//! Addresses that are named rather than chosen: `addresses`, `IP=` and `GATEWAY=` in CNI_ARGS, and what the
-//! runtime asks for (`runtimeConfig.ips`, `args.cni.ips`).
+//! Static addresses: `addresses`, `IP=` and `GATEWAY=` in CNI_ARGS, and those that the runtime requests
+//! (`runtimeConfig.ips`, `args.cni.ips`).
 //!
-//! The first two come after those of the ranges, as in whereabouts. What the runtime asks for takes the place of
-//! a range's own choice where it lies in that range: a pod that asks for 10.0.0.7 wants to be 10.0.0.7, not
-//! that and another one.
+//! The first two come after those of the ranges, as in whereabouts. An address that the runtime requests replaces the
+//! choice of the range that contains it: a pod that requests 10.0.0.7 gets 10.0.0.7, and not another address besides.
 
 use berth_cni::fields::{Fields, Path};
 use berth_cni::{Args, NetConf, Version};
@@ -37,7 +36,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Vec<StaticAddress>, ConfigErro
     Ok(addresses)
 }
 
-/// Adds what this call asks for to what the network says.
+/// Adds the requests of this call to the network's addresses.
 pub(super) fn add_requested(
     network: &mut PodNetwork,
     conf: &NetConf,
@@ -63,7 +62,7 @@ pub(super) fn add_requested(
     Ok(())
 }
 
-/// The same where addresses are released: what can't be read is left out, and gateways do not matter.
+/// The same for a release: invalid requests are left out, and gateways do not matter.
 pub(super) fn add_readable(network: &mut PodNetwork, conf: &NetConf, args: &Args) {
     for text in &args.ip {
         if let Ok(one) = requested("CNI_ARGS IP", text, network) {
@@ -77,14 +76,14 @@ pub(super) fn add_readable(network: &mut PodNetwork, conf: &NetConf, args: &Args
     }
 }
 
-/// What the runtime asks for, with the field that says so.
+/// The addresses that the runtime requests, with their field.
 fn asked_by_runtime(conf: &NetConf) -> impl Iterator<Item = (&'static str, &String)> {
     let of_runtime = conf.runtime_ips.iter();
     let of_runtime = of_runtime.map(|text| ("runtimeConfig.ips", text));
     of_runtime.chain(conf.arg_ips.iter().map(|text| ("args.cni.ips", text)))
 }
 
-/// Asked for twice it would be refused: held by itself.
+/// A duplicate is left out: it would be refused, because the pod itself has the address.
 fn add_static(network: &mut PodNetwork, one: StaticAddress) {
     let known = |other: &StaticAddress| other.address == one.address;
     if !network.addresses.iter().any(known) {
@@ -92,7 +91,7 @@ fn add_static(network: &mut PodNetwork, one: StaticAddress) {
     }
 }
 
-/// In the place of the choice of a range that it lies in.
+/// Replaces the choice of the range that contains it.
 fn add_named(network: &mut PodNetwork, one: StaticAddress) {
     let named_already = |range: &super::RangeConfig| range.wanted == Some(one.address);
     if network.ranges.iter().any(named_already) {
@@ -105,7 +104,7 @@ fn add_named(network: &mut PodNetwork, one: StaticAddress) {
     match home {
         Some(range) => {
             range.wanted = Some(one.address);
-            // Multus tells a selection's `ips` twice, as `IP=` too.
+            // Multus passes a selection's `ips` a second time, as `IP=`.
             network
                 .addresses
                 .retain(|other| other.address != one.address);

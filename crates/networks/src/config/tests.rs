@@ -245,7 +245,7 @@ fn keys_match_in_any_case_and_unknown_ones_are_ignored() {
 }
 
 #[test]
-fn typing_errors_that_whereabouts_swallows_are_swallowed_and_told() {
+fn typing_errors_that_whereabouts_ignores_are_ignored_with_a_warning() {
     let table = [
         (
             json!({"range": "10.0.0.0/24", "range_start": "10.0.0.x"}),
@@ -286,9 +286,9 @@ fn the_gateway_is_withheld_unless_a_setting_says_so_and_goes_to_its_own_family()
     );
     assert_eq!(network.ranges[0].gateway.unwrap().to_string(), "10.0.0.1");
     assert_eq!(network.ranges[1].gateway, None);
-    let mut given_away = dual;
-    given_away["exclude_gateway"] = json!(false);
-    let network = read(given_away).unwrap();
+    let mut without_exclusion = dual;
+    without_exclusion["exclude_gateway"] = json!(false);
+    let network = read(without_exclusion).unwrap();
     assert_eq!(
         network.ranges[0].space.first().unwrap().to_string(),
         "10.0.0.1"
@@ -322,8 +322,7 @@ fn slices_are_switched_on_by_their_size() {
     assert_eq!((both.fast_ipam, both.node_slice_size), (true, Some(22)));
 }
 
-/// whereabouts never built `fast_ipam`: a manifest that has it must go on working as the plain range that
-/// it is.
+/// whereabouts never built `fast_ipam`: a manifest with it must keep working as the plain range that it is.
 #[test]
 fn fast_ipam_is_accepted() {
     let network = read(json!({"fast_ipam": true})).unwrap();
@@ -375,7 +374,7 @@ fn flat_files_are_found_in_order_and_none_is_needed() {
     assert_eq!(flat(&places[..1]).unwrap(), None);
     assert_eq!(flat(&places).unwrap().unwrap().path, second);
 
-    // The directory's own file is meant as well as the directory; a path without a file is reported.
+    // The directory's own file may be named as well as the directory; a path without a file is reported.
     let own = dir.path().join("own");
     std::fs::create_dir(&own).unwrap();
     std::fs::write(own.join("whereabouts.conf"), "{}").unwrap();
@@ -479,7 +478,7 @@ fn a_release_leaves_out_requests_that_can_not_be_read() {
 }
 
 #[test]
-fn an_exclude_without_an_address_of_the_range_is_told() {
+fn an_exclude_without_an_address_of_the_range_is_reported() {
     let network =
         read(json!({"range": "10.0.0.0/24", "exclude": ["10.0.1.0/28", "10.0.0.7"]})).unwrap();
     let messages: Vec<String> = network.warnings.iter().map(ToString::to_string).collect();

@@ -44,6 +44,8 @@ pub(super) enum Sign {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     granted: BTreeMap<(String, String), Address>,
+    /// Addresses that the enactment of another node claims too: they are not taken back.
+    contested: BTreeSet<(String, Address)>,
     /// The pools, by UID and generation, that the last apply failed with.
     failed_with: BTreeMap<String, (String, i64)>,
     next_try: Option<Instant>,
@@ -84,6 +86,14 @@ impl Memory {
     pub fn granted(&self, pool: &str, capture: &str) -> Option<Address> {
         let key = (pool.to_owned(), capture.to_owned());
         self.granted.get(&key).copied()
+    }
+
+    pub fn contest(&mut self, pool: &str, address: Address) {
+        self.contested.insert((pool.to_owned(), address));
+    }
+
+    pub fn is_contested(&self, pool: &str, address: Address) -> bool {
+        self.contested.contains(&(pool.to_owned(), address))
     }
 
     pub fn failed(&mut self, pause: Duration, pools: BTreeMap<String, (String, i64)>) {

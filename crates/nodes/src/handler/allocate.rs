@@ -2,10 +2,17 @@
 
 use berth_core::{Address, AddressRequest, Allocate, Answer, Refusal, Request, Space};
 use berth_ledger::PoolKey;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, ListParams, PartialObjectMeta};
+use serde_json::json;
 
 use super::execute::{Done, HandlerError, Next, Run};
 use super::observe::wants;
+use crate::enactment::Claims;
 use crate::pool::codec::{self, Holder, TAKEN_BACK};
+
+/// Objects in one answer of a list.
+const PAGE: u32 = 500;
 
 impl Run<'_> {
     pub(super) async fn allocate(
@@ -37,9 +44,10 @@ impl Run<'_> {
         }
     }
 
-    /// Claims the address that the enactment names.
+    /// Claims the address that the enactment names. One that the pool has allocated without a description may be another node's, whose
+    /// enactment then claims it (I1).
     async fn take_back(
-        &self,
+        &mut self,
         pool: &str,
         holder: &Holder,
         address: Address,
@@ -55,6 +63,11 @@ impl Run<'_> {
         match desk.submit(claim).await? {
             Answer::Granted(granted) => Ok(granted.first().map(|one| one.address)),
             Answer::Refused(Refusal::Held { by, .. }) if by == unnamed.owner => {
+                if let Some(other) = self.other_claim(pool, address).await? {
+                    tracing::warn!(pool, %address, other, "another enactment claims the address too; allocating another one");
+                    self.memory.contest(pool, address);
+                    return Ok(None);
+                }
                 let transfer = Request::Transfer {
                     address,
                     expected: unnamed,
@@ -64,6 +77,32 @@ impl Run<'_> {
                 Ok(matches!(answer, Answer::Transferred).then_some(address))
             }
             _ => Ok(None),
+        }
+    }
+
+    /// Another enactment that claims an address, by a quorum read of all.
+    async fn other_claim(
+        &self,
+        pool: &str,
+        address: Address,
+    ) -> Result<Option<String>, HandlerError> {
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let page = self.handler.enactments.list_metadata(&params);
+            let page = self.handler.ask(page).await?;
+            let claims = |one: &&PartialObjectMeta<DynamicObject>| {
+                let annotations = one.annotations();
+                let (claims, _) =
+                    Claims::read(&json!({ "metadata": { "annotations": annotations } }));
+                one.name_any() != self.name && claims.of_pool(pool).any(|(_, of)| of == address)
+            };
+            if let Some(other) = page.items.iter().find(claims) {
+                return Ok(Some(other.name_any()));
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(None),
+            }
         }
     }
 

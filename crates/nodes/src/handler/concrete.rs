@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::enact;
 use super::execute::{Done, HandlerError, Next, Run};
+use super::observe::KEPT_AWAY;
 use super::phase::{Phase, Shown};
 use super::plan::{Peers, TRIES};
 use crate::capture::Rendered;
@@ -109,6 +110,11 @@ impl Run<'_> {
         let Some(policy) = self.seen.policy.clone() else {
             return Ok(Done::Again);
         };
+        if !is_kept_away(&policy) {
+            let shown = Shown::new(Phase::Pending, "NotKeptAway", not_kept_away(self.policy));
+            self.show(&shown).await?;
+            return Ok(Done::Rest(Next::Settled));
+        }
         let node = self.handler.config.node.clone();
         let labels = &self.seen.node.labels;
         let hostname = labels.get("kubernetes.io/hostname").unwrap_or(&node);
@@ -236,6 +242,20 @@ impl Run<'_> {
             deleted => deleted.map(drop),
         }
     }
+}
+
+/// Whether kubernetes-nmstate finds no node for a pool policy. A policy that is older than the rule has no such selector yet.
+fn is_kept_away(policy: &Value) -> bool {
+    let selector = policy.pointer("/spec/nodeSelector");
+    selector.is_some_and(|selector| selector.get(KEPT_AWAY).is_some())
+}
+
+fn not_kept_away(policy: &str) -> String {
+    // Upstream's rule refuses a new spec while the policy is in progress, so writing it again is not enough.
+    format!(
+        "spec.nodeSelector of policy {policy} has no {KEPT_AWAY}, so kubernetes-nmstate serves it too: it is older than the \
+         MutatingAdmissionPolicy {KEEPER}; delete the policy and create it again"
+    )
 }
 
 fn owned(concrete: &Value, policy: &Value) -> bool {

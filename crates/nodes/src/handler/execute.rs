@@ -122,7 +122,13 @@ impl Handler {
             return Ok(Some(Next::Settled));
         }
         seen.lost = self.has_lost(&seen, memory).await;
-        let mut steps = plan(&seen.observed(self, policy, memory, Peers::unlimited()));
+        let observed = seen.observed(self, policy, memory, Peers::unlimited());
+        for (pool, view) in &observed.pools {
+            for (capture, address) in &view.held {
+                memory.grant(pool, capture, *address);
+            }
+        }
+        let mut steps = plan(&observed);
         let begins =
             |step: &Step| matches!(step, Step::Show(shown) if shown.phase == Phase::Progressing);
         let limited = |object: &&Value| steps.iter().any(begins) && !is_unlimited(object);

@@ -151,6 +151,14 @@ impl Seen {
         Some(read)
     }
 
+    /// Whether the enactment's captured states have this address, which are written when pool and enactment both name it.
+    fn has_recorded(&self, capture: &str, address: Address) -> bool {
+        let status = self.enactment.as_ref().and_then(|one| one.get("status"));
+        let ip = status.map(|status| &status["capturedStates"][capture]["state"]["ip"]);
+        let ip = ip.and_then(Value::as_str);
+        ip.and_then(|text| text.parse().ok()) == Some(address)
+    }
+
     pub fn observed<'a>(
         &'a self,
         handler: &'a Handler,
@@ -193,6 +201,7 @@ impl Seen {
                 return PoolView {
                     space: Err(why.clone()),
                     held: BTreeMap::new(),
+                    claimed: BTreeMap::new(),
                     allocates: false,
                     refused: false,
                     changed: false,
@@ -205,27 +214,40 @@ impl Seen {
         });
         let wanted: Vec<String> = wanted.collect();
         let enactment = self.enactment();
-        let claimed = |capture: &str| enactment.as_ref()?.claims.address(name, capture);
         let mut held = BTreeMap::new();
+        let mut claimed = BTreeMap::new();
         if self.policy.is_none() {
             let described = read.recorded.described.iter();
             let own = described.filter(|one| one.node == node && one.policy == policy);
             held.extend(own.map(|one| (one.capture.clone(), one.address)));
         }
         for capture in &wanted {
-            let known = memory.granted(name, capture).or_else(|| claimed(capture));
-            let found = held_for(read, &Holder::new(node, policy, capture), known);
-            if let Some(address) = found {
+            let named = enactment
+                .as_ref()
+                .and_then(|one| one.claims.address(name, capture));
+            let recorded = named.filter(|address| self.has_recorded(capture, *address));
+            let holder = Holder::new(node, policy, capture);
+            if let Some(address) = held_for(read, &holder, recorded) {
                 held.insert(capture.clone(), address);
+            }
+            // What the enactment lost, this process may remember.
+            let known = named.into_iter().chain(memory.granted(name, capture));
+            let mut possible = known.filter(|one| {
+                may_be_taken_back(read, &holder, *one) && !memory.is_contested(name, *one)
+            });
+            if let Some(address) = possible.next() {
+                claimed.insert(capture.clone(), address);
             }
         }
         let missing = wanted.iter().find(|capture| !held.contains_key(*capture));
         let refused = missing.is_some_and(|capture| {
-            claimed(capture).is_none() && is_exhausted(read, &Holder::new(node, policy, capture))
+            !claimed.contains_key(capture)
+                && is_exhausted(read, &Holder::new(node, policy, capture))
         });
         PoolView {
             space: Ok(&read.space),
             held,
+            claimed,
             allocates: read.allocates(),
             refused: refused && read.allocates(),
             changed: memory.has_changed(name, &pool.identity()),
@@ -233,9 +255,9 @@ impl Seen {
     }
 }
 
-/// The address that a pool has for a holder. In a pool that is too large to describe every owner, one that is allocated without a
-/// description is the holder's if the holder knows it.
-fn held_for(read: &NodePool, holder: &Holder, known: Option<Address>) -> Option<Address> {
+/// The address that a pool has for a holder. One that is allocated without a description is the holder's if its enactment records it: a
+/// description is removed only when an enactment claims the address, and none is released that an enactment claims (I1).
+fn held_for(read: &NodePool, holder: &Holder, recorded: Option<Address>) -> Option<Address> {
     let record = holder.record();
     let mut mine = read.pool.held_by(&record.owner);
     // A second owner that the status names too is no owner.
@@ -248,10 +270,18 @@ fn held_for(read: &NodePool, holder: &Holder, known: Option<Address>) -> Option<
         return Some(address);
     }
     let large = read.pool.len() > berth_api::nmstate::MAX_DESCRIBED;
-    known.filter(|address| {
+    recorded.filter(|address| {
         let held = read.pool.get(*address);
         large && held.is_some_and(|held| held.same_holder(&codec::unnamed()))
     })
+}
+
+/// Whether an address that a holder had may still be its own: the pool names no other owner.
+fn may_be_taken_back(read: &NodePool, holder: &Holder, address: Address) -> bool {
+    let free = |held: &berth_core::Record| {
+        held.same_holder(&holder.record()) || held.same_holder(&codec::unnamed())
+    };
+    read.space.offset(address).is_some() && read.pool.get(address).is_none_or(free)
 }
 
 /// Whether the pool has nothing for a holder, now.

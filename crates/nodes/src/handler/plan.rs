@@ -42,6 +42,8 @@ pub struct PoolView<'a> {
     pub space: Result<&'a PoolSpace, String>,
     /// What it has allocated to this node and policy: capture -> address.
     pub held: BTreeMap<String, Address>,
+    /// What the enactment names, and the pool may allocate to it again.
+    pub claimed: BTreeMap<String, Address>,
     /// Its condition allows new allocations.
     pub allocates: bool,
     /// An allocation for this node found no free address, and the pool has not changed since.
@@ -272,10 +274,7 @@ fn addresses(observed: &Observed<'_>, policy: &PoolPolicy, enactment: &Enactment
             granted.insert(capture.to_owned(), result);
             continue;
         }
-        // What the enactment names is taken back, where the pool has it.
-        let claimed = enactment.claims.address(pool, capture);
-        let address = claimed.filter(|address| space.offset(*address).is_some());
-        let step = match address {
+        let step = match view.claimed.get(capture).copied() {
             None if view.refused => return Addresses::Missing(exhausted(pool, observed.node)),
             None if !observed.ready => return Addresses::Missing(not_ready(observed.node)),
             None if !view.allocates => {

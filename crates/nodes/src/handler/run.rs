@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_desk::Desks;
@@ -14,6 +13,7 @@ use kube::api::{DynamicObject, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, ResourceExt};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -93,7 +93,7 @@ impl Handler {
     }
 
     pub(super) fn this_node(&self) -> Option<ThisNode> {
-        let node = self.node.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = self.node.lock();
         node.clone()
     }
 
@@ -166,7 +166,7 @@ impl Handler {
 
     fn take(&self, sign: Sign, agenda: &mut Agenda) {
         if let Sign::Node(node) = &sign {
-            let mut known = self.node.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.node.lock();
             if *known == *node {
                 return;
             }

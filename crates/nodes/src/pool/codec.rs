@@ -1,7 +1,8 @@
 //! A NodeIPPool object as a pool of the engine, and changes of that pool as the object's next status; pure.
 //!
 //! Guarantees: a change that the pool's spec does not allow is refused, also if it was planned on an older spec (I1); a pool whose status
-//! can't be read whole, or that is being rebuilt, takes no new owner (I5); fields of the status that are not about allocations
+//! can't be read whole, or that is being rebuilt, takes no new owner (I5); the description of an allocation, once written, stays until the
+//! leader has read an enactment that claims the address, so that an undescribed offset is never a new owner's (I1); fields of the status that are not about allocations
 //! stay as they are (I7).
 
 use std::collections::BTreeSet;
@@ -15,7 +16,7 @@ use thiserror::Error;
 use super::condition::Health;
 use super::range::SpecError;
 use super::space::{Place, PoolSpace};
-use super::status::{Described, Offsets, Recorded, encode};
+use super::status::{Described, Offsets, Recorded, encode_whole};
 
 /// The attribute of a record whose address an enactment names: the pool takes it back in any condition that has a usable spec.
 pub const TAKEN_BACK: &str = "taken-back";
@@ -89,6 +90,11 @@ pub enum ChangeError {
     Place { address: Address, place: Place },
     #[error("{address} is reserved for node {node}")]
     Reserved { address: Address, node: String },
+    /// An allocation that no enactment claims yet must say whose it is.
+    #[error(
+        "the pool's status describes the most allocations that fit; the controller shortens it"
+    )]
+    Descriptions,
     #[error(transparent)]
     Spec(#[from] SpecError),
 }
@@ -162,7 +168,8 @@ pub fn apply(object: &Value, changes: &[Change], now: Timestamp) -> Result<Value
                 why: mismatch.to_string(),
             })?;
     }
-    Ok(write(object, &read, now))
+    let (next, whole) = written(object, &read, now);
+    whole.then_some(next).ok_or(ChangeError::Descriptions)
 }
 
 fn check_claim(read: &NodePool, address: Address, record: &Record) -> Result<(), ChangeError> {
@@ -190,6 +197,11 @@ fn check_claim(read: &NodePool, address: Address, record: &Record) -> Result<(),
 
 /// The object with the pool's allocations in its status.
 pub fn write(object: &Value, read: &NodePool, now: Timestamp) -> Value {
+    written(object, read, now).0
+}
+
+/// The same, and whether all descriptions fit.
+fn written(object: &Value, read: &NodePool, now: Timestamp) -> (Value, bool) {
     let mut typed = NodeIPPoolStatus::default();
     let mut held = BTreeSet::new();
     let mut described = Vec::new();
@@ -208,7 +220,7 @@ pub fn write(object: &Value, read: &NodePool, now: Timestamp) -> Value {
             });
         }
     }
-    encode(&mut typed, &read.space, &held, &described);
+    let whole = encode_whole(&mut typed, &read.space, &held, &described);
     let cooldowns = read
         .pool
         .cooldowns()
@@ -216,7 +228,7 @@ pub fn write(object: &Value, read: &NodePool, now: Timestamp) -> Value {
     typed.cooling_down = cooldowns
         .filter_map(|(address, cooldown)| cooling_entry(&read.space, address, cooldown))
         .collect();
-    put_status(object, &typed)
+    (put_status(object, &typed), whole)
 }
 
 /// Replaces the fields of the status that are about allocations; the others stay.

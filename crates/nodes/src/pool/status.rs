@@ -22,6 +22,9 @@ pub const LSB_FIRST: &str = "lsb-first/1";
 /// The most JSON of offsets and `allocations` together: an object stays under 300 KB with it.
 const MOST_BYTES: usize = 290_000;
 
+/// The most of `allocations` until the leader has shortened the list: etcd takes 1.5 MB.
+const MOST_UNSHORTENED: (usize, usize) = (4 * MAX_DESCRIBED, 900_000);
+
 /// The largest bitmap that is read: 2^24 offsets.
 const LONGEST_BITMAP: usize = 3 << 20;
 
@@ -244,7 +247,7 @@ fn read_described(
     described
 }
 
-/// The fields of a status that say what is allocated; all others are left as they are in `status`.
+/// The fields of a status that say what is allocated, shortened; all others are left as they are in `status`.
 ///
 /// Nothing allocated is an absent field: an empty list would ask for a rebuild.
 pub fn encode(
@@ -253,6 +256,38 @@ pub fn encode(
     held: &BTreeSet<u64>,
     described: &[Described],
 ) {
+    encode_offsets(status, space, held);
+    let most = MOST_BYTES.saturating_sub(size_of_offsets(status));
+    status.allocations = describe(described, MAX_DESCRIBED, most);
+}
+
+/// The same with all descriptions; whether they fit.
+pub(super) fn encode_whole(
+    status: &mut NodeIPPoolStatus,
+    space: &PoolSpace,
+    held: &BTreeSet<u64>,
+    described: &[Described],
+) -> bool {
+    encode_offsets(status, space, held);
+    let (count, bytes) = MOST_UNSHORTENED;
+    status.allocations = describe(described, count, bytes);
+    status.allocations.len() == described.len()
+}
+
+/// How many allocations a status describes when it is shortened, if these are more than fit.
+pub(crate) fn shortened(
+    space: &PoolSpace,
+    held: &BTreeSet<u64>,
+    described: &[Described],
+) -> Option<usize> {
+    let mut status = NodeIPPoolStatus::default();
+    encode(&mut status, space, held, described);
+    let fit = status.allocations.len();
+    // Room for some more, so that not every allocation makes the leader write.
+    (fit < described.len()).then_some(fit / 4 * 3)
+}
+
+fn encode_offsets(status: &mut NodeIPPoolStatus, space: &PoolSpace, held: &BTreeSet<u64>) {
     (status.allocated_offsets, status.allocated_bitmap) = match as_bitmap(held) {
         _ if held.is_empty() => (None, None),
         Some(bitmap) => (None, Some(bitmap)),
@@ -263,13 +298,16 @@ pub fn encode(
     };
     let format = status.allocated_bitmap.is_some();
     status.bitmap_format = format.then(|| LSB_FIRST.to_owned());
-    let bitmap = status.allocated_bitmap.as_ref().map_or(0, String::len);
-    let list = status.allocated_offsets.as_ref().map_or(0, Vec::len);
-    status.allocations = describe(described, MOST_BYTES.saturating_sub(bitmap + 8 * list));
     let totals = Totals::of(space, held.iter().copied());
     status.total = Some(totals.total);
     status.used = Some(totals.used);
     status.free = Some(totals.free);
+}
+
+fn size_of_offsets(status: &NodeIPPoolStatus) -> usize {
+    let bitmap = status.allocated_bitmap.as_ref().map_or(0, String::len);
+    let list = status.allocated_offsets.as_ref().map_or(0, Vec::len);
+    bitmap + 8 * list
 }
 
 /// A bitmap, where the list would be long and the bitmap is not longer: a few offsets far apart in an IPv6 pool stay a list.
@@ -295,7 +333,7 @@ const fn digits(number: u64) -> usize {
 }
 
 /// The first allocations by offset, as many as fit.
-fn describe(described: &[Described], most: usize) -> Vec<Allocation> {
+fn describe(described: &[Described], count: usize, most: usize) -> Vec<Allocation> {
     let mut sorted: Vec<&Described> = described.iter().collect();
     sorted.sort_unstable();
     let mut bytes = 0;
@@ -312,7 +350,7 @@ fn describe(described: &[Described], most: usize) -> Vec<Allocation> {
         policy: one.policy.clone(),
         capture: one.capture.clone(),
     };
-    let first = sorted.into_iter().take(MAX_DESCRIBED);
+    let first = sorted.into_iter().take(count);
     first.take_while(fits).map(allocation).collect()
 }
 

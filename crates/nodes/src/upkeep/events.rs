@@ -1,14 +1,13 @@
 //! Events of what the leader did and found.
 
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 
 use berth_api::nmstate::RESET_ANNOTATION;
 use berth_kube::events::Tone;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::plan::{Outcome, Step};
+use super::plan::{Claim, Outcome, Step};
 use super::run::Upkeep;
 use super::seen::Seen;
 use crate::enactment;
@@ -57,17 +56,26 @@ impl Upkeep {
                         seen.address, seen.node, seen.interface
                     ),
                 ),
-                Step::ReportForeign(claim) => (
-                    Tone::Warning,
-                    "ForeignClaim",
-                    format!(
-                        "the enactment of policy {} on node {} claims {}, which is not in this pool",
-                        claim.policy, claim.node, claim.address
-                    ),
-                ),
                 _ => continue,
             };
             self.tell(NODE_IP_POOL, pool, tone, reason, &message).await;
+        }
+    }
+
+    /// Claims of addresses that their pool does not have.
+    pub(super) async fn report_foreign(&self, known: &Seen, foreign: &[(String, Claim)]) {
+        for (pool, claim) in foreign {
+            let mut pools = known.pools();
+            let Some((_, object)) = pools.find(|(name, _)| *name == pool) else {
+                continue;
+            };
+            let message = format!(
+                "the enactment of policy {} on node {} claims {}, which is not in this pool",
+                claim.policy, claim.node, claim.address
+            );
+            let tone = Tone::Warning;
+            self.tell(NODE_IP_POOL, object, tone, "ForeignClaim", &message)
+                .await;
         }
     }
 
@@ -163,7 +171,7 @@ impl Upkeep {
 
     /// Whether this was not written yet, in this term: every pass finds what is still wrong.
     fn is_news(&self, uid: &str, reason: &str, message: &str) -> bool {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         if written.len() >= REMEMBERED {
             written.clear();
         }

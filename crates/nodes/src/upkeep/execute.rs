@@ -44,6 +44,11 @@ fn apply(read: &mut NodePool, step: &Step, now: Timestamp) {
                 },
             }
         }
+        Step::Undescribe(one) => Change::Update {
+            address: one.address,
+            expected: Holder::new(&one.node, &one.policy, &one.capture).record(),
+            record: codec::unnamed(),
+        },
         Step::Hold { seen, .. } => Change::Allocate {
             address: seen.address,
             record: codec::unnamed(),

@@ -7,7 +7,9 @@ use berth_collector::suspicions::Round;
 use berth_core::{Address, Offset};
 
 use super::collisions;
-use crate::pool::{Described, Health, Holder, Offsets, Place, PoolSpace, Recorded, SpecError};
+use crate::pool::{
+    Described, Health, Holder, Offsets, Place, PoolSpace, Recorded, SpecError, shortened,
+};
 
 /// An enactment's claim to an address of this pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub struct Observed<'a> {
     pub recorded: &'a Recorded,
     /// The pool's status has no condition yet: it is a new one.
     pub new: bool,
+    /// The pool's condition is ReconcilingPool.
+    pub reconciling: bool,
     /// A reset is asked for: on the pool, on a policy (every node) or on an enactment.
     pub resets: Vec<Reset>,
     /// The other pools that can be read.
@@ -105,6 +109,9 @@ pub enum Step {
         offset: u64,
         seen: Seen,
     },
+    /// Removes the description of an offset. Its owner's enactment claims it, and the status describes too many; or it claims another
+    /// address, and the offset is released next. From then on no handler applies the address unless its enactment claims it.
+    Undescribe(Described),
     /// Reads owner, enactments and hosts again with quorum, then releases the offset; it cools down for that long.
     Release {
         offset: u64,
@@ -155,14 +162,28 @@ pub fn plan(observed: &Observed<'_>, round: &mut Round<'_>) -> Outcome {
     steps.extend(plan.dead_enactments());
     let adopted = plan.adopted(&mut steps);
     plan.release(&adopted, round, &mut steps);
-    let rebuilding = plan.rebuilding(&steps);
-    if !rebuilding {
+    plan.shorten(&adopted, &mut steps);
+    let changes = changes(&steps);
+    // Every reset is shown for as long as its annotation is there.
+    if !changes && observed.reconciling {
         steps.extend(observed.resets.iter().cloned().map(Step::RemoveReset));
     }
+    let rebuilding = plan.rebuilding(changes);
     Outcome {
         health: plan.health(rebuilding, &adopted, &steps),
         steps,
     }
+}
+
+/// Whether the pool is not yet as a reset leaves it.
+fn changes(steps: &[Step]) -> bool {
+    steps.iter().any(|step| {
+        let reset = Freed::Reset;
+        matches!(
+            step,
+            Step::Adopt(_) | Step::Hold { .. } | Step::Undescribe(_)
+        ) || matches!(step, Step::Release { why, .. } if *why == reset)
+    })
 }
 
 struct Plan<'a> {
@@ -268,10 +289,48 @@ impl Plan<'_> {
             .find(|one| one.offset == offset)
     }
 
-    /// The owner may still write its enactment: it claims in the pool first.
+    /// The owner may still write its enactment: it claims in the pool first. One whose enactment claims another address has moved.
     fn is_live(&self, offset: u64) -> bool {
-        self.described(offset)
-            .is_some_and(|one| self.observed.live.contains(&holder(one)))
+        let Some(one) = self.described(offset) else {
+            return false;
+        };
+        let mut claims = self.claims();
+        let moved = claims.any(|claim| is_of(claim, one) && claim.address != one.address);
+        self.may_hold(one) && !moved
+    }
+
+    fn may_hold(&self, one: &Described) -> bool {
+        self.observed.live.contains(&holder(one))
+    }
+
+    /// Removes descriptions that enactments make superfluous, where there are more than a status has room for.
+    fn shorten(&self, held: &BTreeSet<u64>, steps: &mut Vec<Step>) {
+        let adopted = steps.iter().filter_map(|step| match step {
+            Step::Adopt(one) => Some(one),
+            _ => None,
+        });
+        let all: BTreeSet<&Described> = self
+            .observed
+            .recorded
+            .described
+            .iter()
+            .chain(adopted)
+            .collect();
+        let all: Vec<Described> = all.into_iter().cloned().collect();
+        let Some(most) = shortened(self.space, held, &all) else {
+            return;
+        };
+        let claimed: BTreeSet<(Address, &str, &str, &str)> = self.claims().map(key).collect();
+        let is_claimed = |one: &&Described| {
+            let (node, policy) = (one.node.as_str(), one.policy.as_str());
+            claimed.contains(&(one.address, node, policy, one.capture.as_str()))
+        };
+        let superfluous = all.iter().rev().filter(is_claimed);
+        let superfluous: Vec<Step> = superfluous
+            .take(all.len() - most)
+            .map(|one| Step::Undescribe(one.clone()))
+            .collect();
+        steps.extend(superfluous);
     }
 
     /// Offsets that are free again, and those that a host still shows.
@@ -289,6 +348,11 @@ impl Plan<'_> {
                 false => round.usual_grace(),
             };
             if !round.is_due((self.observed.uid, offset, &owner), grace) {
+                continue;
+            }
+            // Its owner may record it at any time: the pool disowns it first, and the next pass reads the enactments again.
+            if let Some(one) = described.filter(|one| self.may_hold(one)) {
+                steps.push(Step::Undescribe(one.clone()));
                 continue;
             }
             let mut shown = self.observed.shown.iter();
@@ -314,15 +378,10 @@ impl Plan<'_> {
     }
 
     /// The pool is being brought in line with the enactments: nothing new is allocated meanwhile.
-    fn rebuilding(&self, steps: &[Step]) -> bool {
-        let changes = steps.iter().any(|step| {
-            let reset = Freed::Reset;
-            matches!(step, Step::Adopt(_) | Step::Hold { .. })
-                || matches!(step, Step::Release { why, .. } if *why == reset)
-        });
-        let asked =
-            !self.observed.resets.is_empty() || self.observed.recorded.offsets == Offsets::Emptied;
-        changes && (asked || self.observed.new || !self.observed.recorded.set_aside.is_empty())
+    fn rebuilding(&self, changes: bool) -> bool {
+        let recorded = self.observed.recorded;
+        let unread = recorded.offsets == Offsets::Emptied || !recorded.set_aside.is_empty();
+        !self.observed.resets.is_empty() || (changes && (unread || self.observed.new))
     }
 
     fn health(&self, rebuilding: bool, held: &BTreeSet<u64>, steps: &[Step]) -> Health {
@@ -381,6 +440,21 @@ impl Plan<'_> {
         };
         held.iter().filter(counts).count() as u128 >= self.space.total()
     }
+}
+
+/// Whether a claim is of the owner of an allocation.
+fn is_of(claim: &Claim, one: &Described) -> bool {
+    claim.node == one.node && claim.policy == one.policy && claim.capture == one.capture
+}
+
+fn key(claim: &Claim) -> (Address, &str, &str, &str) {
+    let Claim {
+        address,
+        node,
+        policy,
+        capture,
+    } = claim;
+    (*address, node, policy, capture)
 }
 
 fn holder(one: &Described) -> Holder {

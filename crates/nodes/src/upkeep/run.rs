@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use berth_collector::GracePeriods;
@@ -20,13 +19,14 @@ use kube::api::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, ResourceExt};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::execute;
-use super::plan::{Outcome, Step, plan};
+use super::plan::{Claim, Outcome, Step, plan};
 use super::policies;
 use super::seen::{self, Seen};
 use crate::metrics::UpkeepMetrics;
@@ -128,7 +128,7 @@ impl Upkeep {
     }
 
     fn look<T>(&self, read: impl FnOnce(&mut Seen) -> T) -> T {
-        read(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+        read(&mut self.seen.lock())
     }
 
     /// Watches until it is stopped; a follower watches too, so that it can take over at once.
@@ -222,8 +222,7 @@ impl Upkeep {
 
     /// Works until the term ends. Reads of an earlier term prove nothing: grace periods start over.
     pub async fn lead(&self, term: CancellationToken) {
-        let written = self.written.lock();
-        written.unwrap_or_else(PoisonError::into_inner).clear();
+        self.written.lock().clear();
         tokio::select! {
             () = term.cancelled() => {}
             () = self.work() => {}
@@ -251,8 +250,9 @@ impl Upkeep {
             return SOON;
         };
         let mut pause = self.config.resync;
+        let mut foreign = Vec::new();
         let due = term.compare(self.config.grace, |round| {
-            self.is_anything_due(&known, round)
+            self.is_anything_due(&known, round, &mut foreign)
         });
         if due {
             match Seen::read(&self.client).await {
@@ -274,6 +274,7 @@ impl Upkeep {
                 pause = SOON;
             }
         }
+        self.report_foreign(&known, &foreign).await;
         self.report_unknown_resets(&known).await;
         self.report_unnameable(&known).await;
         self.report_failures(&known).await;
@@ -281,8 +282,13 @@ impl Upkeep {
         pause
     }
 
-    /// Whether a plan on what the watches show would change anything.
-    fn is_anything_due(&self, known: &Seen, round: &mut Round<'_>) -> bool {
+    /// Whether a plan on what the watches show would change anything, and the claims in it that no pool has.
+    fn is_anything_due(
+        &self,
+        known: &Seen,
+        round: &mut Round<'_>,
+        foreign: &mut Vec<(String, Claim)>,
+    ) -> bool {
         let spaces = known.spaces();
         let mut due = false;
         for (name, object) in known.pools() {
@@ -296,6 +302,10 @@ impl Upkeep {
                     let is_write = |step: &Step| {
                         !matches!(step, Step::ReportHeld { .. } | Step::ReportForeign(_))
                     };
+                    foreign.extend(outcome.steps.iter().filter_map(|step| match step {
+                        Step::ReportForeign(claim) => Some((name.clone(), claim.clone())),
+                        _ => None,
+                    }));
                     outcome.steps.iter().any(is_write)
                         || execute::next(object, &read, &outcome, Timestamp::now()).is_some()
                 }

@@ -19,7 +19,7 @@ use crate::handler::{InUse, Phase, enact, is_ours, no_free_address, selects};
 use crate::host;
 use crate::objects::{self, ENACTMENT, NODE_IP_POOL, NODE_LABEL, NODE_STATE, POLICY, POLICY_LABEL};
 use crate::pool::codec::{self, Holder, NodePool};
-use crate::pool::{PoolSpace, SpecError};
+use crate::pool::{Health, PoolSpace, SpecError};
 
 /// Objects in one answer of a list: a NodeNetworkState may have some hundred kilobytes.
 const PAGE: u32 = 100;
@@ -316,6 +316,7 @@ impl Seen {
             space: Ok(&read.space),
             recorded: &read.recorded,
             new: read.reason.is_none(),
+            reconciling: read.reason.as_deref() == Some(Health::Reconciling.condition().reason),
             resets: self.resets(pool),
             others: others
                 .filter_map(|(name, space)| Some((name.as_str(), space.as_ref().ok()?)))

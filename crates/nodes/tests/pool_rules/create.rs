@@ -296,3 +296,19 @@ async fn each_bad_pool_is_refused_with_field_value_and_what_would_be_right() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Captures can name a pool of at most 63 characters.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_over_63_characters_is_refused() {
+    let pools = pools().await;
+    let create = async |length: usize| {
+        let object = object(&"p".repeat(length), good());
+        pools.create(&PostParams::default(), &object).await
+    };
+    let refused = create(64).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("metadata.name") && refused.contains("63 characters"),
+        "{refused}"
+    );
+    create(63).await.unwrap();
+}

@@ -18,7 +18,7 @@ use berth_nodes::objects::{self, ENACTMENT, Kind, NODE_IP_POOL, NODE_STATE, POLI
 use berth_nodes::store::{self, PoolStore};
 use berth_nodes::upkeep::{Upkeep, UpkeepConfig};
 use berth_parts::Parts;
-use berth_testkit::Cluster;
+use berth_testkit::{Account, Cluster, FaultProxy};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -29,9 +29,8 @@ use tokio_util::sync::CancellationToken;
 
 /// How long the leader waits before it frees what nothing claims, in these tests.
 pub const GRACE: Duration = Duration::from_millis(1500);
-const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
-const HANDLER: &str = "berth-agent";
 const CONTROLLER: &str = "berth-controller";
 const HOME: &str = "kube-system";
 
@@ -56,19 +55,22 @@ async fn install(cluster: &Cluster) {
         let text = std::fs::read_to_string(manifests.join(file)).unwrap();
         cluster.apply(&text).await.unwrap();
     }
+    for crd in berth_api::crds().unwrap() {
+        cluster.apply_object(crd).await.unwrap();
+    }
     for text in [
-        include_str!("../../../../deploy/crds/nmstate.io_nodeippools.yaml"),
+        include_str!("../../../../deploy/crds/namespace-slices.yaml"),
         include_str!("../../../../deploy/nodes/rbac.yaml"),
         include_str!("../../../../deploy/nodes/captures.yaml"),
+        include_str!("../../../../deploy/nodes/policies.yaml"),
         include_str!("../../../../deploy/nodes/beside-nmstate/rbac.yaml"),
     ] {
         cluster.apply(text).await.unwrap();
     }
-    for name in [HANDLER, CONTROLLER] {
-        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-                    "metadata": { "name": name, "namespace": HOME } });
-        cluster.apply_object(account).await.unwrap();
-    }
+    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": { "name": CONTROLLER, "namespace": HOME } });
+    cluster.apply_object(account).await.unwrap();
+    cluster.agents(HOME).await.unwrap();
 }
 
 /// One leader for all tests of the process, in a runtime of its own.
@@ -192,13 +194,31 @@ impl Bed {
         }
     }
 
-    /// A leader of this cluster, until it is aborted.
-    pub fn leader(&self, client: kube::Client) -> JoinHandle<()> {
+    /// A leader of this cluster with the controller's rights, until it is aborted.
+    pub async fn leader(&self) -> JoinHandle<()> {
+        self.leader_by(self.controller().await.client().await.unwrap())
+    }
+
+    pub fn leader_by(&self, client: kube::Client) -> JoinHandle<()> {
         let upkeep = upkeep(client);
         let stop = CancellationToken::new();
         tokio::spawn(async move {
             tokio::join!(upkeep.follow(stop.clone()), upkeep.lead(stop));
         })
+    }
+
+    /// The controller's account.
+    pub async fn controller(&self) -> Account {
+        self.cluster.account(HOME, CONTROLLER).await.unwrap()
+    }
+
+    /// The account of the agent on a node: its token is bound to that node.
+    pub async fn agent(&self, node: &str) -> Account {
+        self.cluster.agent(HOME, node).await.unwrap()
+    }
+
+    pub async fn agent_client(&self, node: &str) -> kube::Client {
+        self.agent(node).await.client().await.unwrap()
     }
 
     /// A client by a kubeconfig.
@@ -240,6 +260,13 @@ impl Bed {
             .patch_status(node, &params, &Patch::Merge(&patch))
             .await
             .unwrap();
+    }
+
+    pub async fn label_node(&self, node: &str, key: &str, value: &str) {
+        let patch = json!({ "metadata": { "labels": { key: value } } });
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let nodes: Api<Node> = Api::all(self.admin.clone());
+        nodes.patch(node, &params, &patch).await.unwrap();
     }
 
     pub async fn delete_node(&self, node: &str) {
@@ -320,10 +347,22 @@ impl Bed {
         self.api(kind).patch(name, &params, &patch).await.unwrap();
     }
 
-    /// A handler with an account's rights and a client of its own.
+    /// A handler with the rights of its node's agent and a client of its own.
     pub async fn handler(&self, node: &str) -> Running {
-        let account = self.cluster.account(HOME, HANDLER).await.unwrap();
-        self.handler_by(node, account.client().await.unwrap(), Mode::Host)
+        self.handler_in(node, Mode::Host).await
+    }
+
+    pub async fn handler_in(&self, node: &str, mode: Mode) -> Running {
+        self.handler_by(node, self.agent_client(node).await, mode)
+    }
+
+    /// A handler that reaches the API server through a relay with that rule.
+    pub async fn handler_through(&self, node: &str, mode: Mode, relay: &FaultProxy) -> Running {
+        self.handler_by(node, self.client_of(&relay.kubeconfig()).await, mode)
+    }
+
+    pub async fn relay(&self, node: &str) -> FaultProxy {
+        FaultProxy::of(&self.agent(node).await).await.unwrap()
     }
 
     pub fn handler_by(&self, node: &str, client: kube::Client, mode: Mode) -> Running {
@@ -377,10 +416,14 @@ impl Bed {
 
     /// So many nodes, each with its handler.
     pub async fn handlers(&self, count: usize) -> Vec<Running> {
+        self.handlers_in(count, Mode::Host).await
+    }
+
+    pub async fn handlers_in(&self, count: usize, mode: Mode) -> Vec<Running> {
         let mut all = Vec::new();
         for number in 1..=count {
             let node = self.add_node(number).await;
-            all.push(self.handler(&node).await);
+            all.push(self.handler_in(&node, mode).await);
         }
         all
     }

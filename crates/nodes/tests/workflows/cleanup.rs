@@ -19,7 +19,7 @@ fn has_reset(object: &serde_json::Value) -> bool {
 
 impl Bed {
     /// Adds an offset to a pool's status that nothing claims.
-    async fn add_stale(&self, pool: &str, offset: u64) {
+    pub async fn add_stale(&self, pool: &str, offset: u64) {
         let object = self.get(NODE_IP_POOL, pool).await.unwrap();
         let mut list = offsets(&object);
         list.push(offset);
@@ -63,24 +63,31 @@ async fn manual_clean_up_of_the_pool() {
     let _handlers = bed.handlers(3).await;
     bed.until_policy(&policy, "Available").await;
     let before = bed.addresses(&policy).await;
-    bed.add_stale(&pool, 7).await;
+    let held = offsets(&bed.get(NODE_IP_POOL, &pool).await.unwrap());
+    let stale = (0..9).find(|offset| !held.contains(offset)).unwrap();
+    bed.add_stale(&pool, stale).await;
     let conditions = bed.watch_conditions(&pool).await;
     bed.annotate(NODE_IP_POOL, &pool, RESET, "").await;
     let done = bed
         .until(NODE_IP_POOL, &pool, |pool| {
-            !has_reset(pool) && !offsets(pool).contains(&7)
+            !has_reset(pool) && !offsets(pool).contains(&stale)
         })
         .await;
     assert_eq!(offsets(&done).len(), 3);
     let done = bed.until_pool(&pool, "ReconciledPool").await;
     assert_eq!(available(&done).0, "True");
     assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
+    until_reconciling(&conditions).await;
+}
+
+/// The condition was Unknown, ReconcilingPool.
+async fn until_reconciling(conditions: &Mutex<Vec<(String, String)>>) {
     let reconciling = ("Unknown".to_owned(), "ReconcilingPool".to_owned());
     let begun = std::time::Instant::now();
     loop {
         let seen = conditions.lock().unwrap().clone();
         if seen.contains(&reconciling) {
-            break;
+            return;
         }
         assert!(begun.elapsed().as_secs() < 60, "only {seen:?}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -96,36 +103,25 @@ async fn manual_clean_up_of_nncp_and_nnce() {
     let _handlers = bed.handlers(3).await;
     bed.until_policy(&policy, "Available").await;
     let before = bed.addresses(&policy).await;
+    let conditions = bed.watch_conditions(&pool).await;
     bed.annotate(POLICY, &policy, RESET, &pool).await;
     bed.until(POLICY, &policy, |policy| !has_reset(policy))
         .await;
+    until_reconciling(&conditions).await;
+    bed.until_pool(&pool, "ReconciledPool").await;
+    let conditions = bed.watch_conditions(&pool).await;
     let enactment = format!("{}.{policy}", bed.node(1));
     bed.annotate(ENACTMENT, &enactment, RESET, &pool).await;
     bed.until(ENACTMENT, &enactment, |one| !has_reset(one))
         .await;
+    until_reconciling(&conditions).await;
     bed.until_pool(&pool, "ReconciledPool").await;
     assert_eq!(bed.addresses(&policy).await, before, "addresses stay");
     // A pool that does not exist.
-    bed.annotate(POLICY, &policy, RESET, "no-such-pool").await;
-    let begun = std::time::Instant::now();
-    loop {
-        let events = bed.events(&policy).await;
-        let told = events.iter().any(|event| {
-            event.reason.as_deref() == Some("UnknownIPPool")
-                && event
-                    .message
-                    .as_deref()
-                    .unwrap_or("")
-                    .contains("`no-such-pool`")
-        });
-        if told {
-            break;
-        }
-        assert!(
-            begun.elapsed().as_secs() < 60,
-            "no event of an unknown pool"
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    for (kind, name) in [(POLICY, &policy), (ENACTMENT, &enactment)] {
+        bed.annotate(kind, name, RESET, "no-such-pool").await;
+        bed.until_event(name, "UnknownIPPool", vec!["`no-such-pool`"])
+            .await;
     }
 }
 
@@ -187,6 +183,75 @@ async fn a_status_that_can_not_be_read_is_set_aside_and_rebuilt() {
     assert!(told, "an event says so");
 }
 
+/// The same where the status is a bitmap: in a format that is not known, and emptied.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bitmap_is_set_aside_or_emptied_and_the_pool_rebuilt() {
+    let bed = Bed::new("bitmap").await;
+    let pool = bed.pool("traffic-1", "10.21.8.1", "10.21.8.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let _handlers = bed.handlers(2).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    let held = offsets(&bed.get(NODE_IP_POOL, &pool).await.unwrap());
+    // All nine offsets.
+    let bitmap = |format: &str, list: serde_json::Value| json!({ "status": { "allocated-offsets": list, "allocated-bitmap": "/wE=", "bitmap-format": format } });
+    for (status, reason) in [
+        (bitmap("roaring/1", json!(null)), "UnsyncronizedIPPool"),
+        (bitmap("lsb-first/1", json!([])), "ReconcilingPool"),
+    ] {
+        let conditions = bed.watch_conditions(&pool).await;
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&status));
+        let api = bed.api(NODE_IP_POOL);
+        api.patch_status(&pool, &params, &patch).await.unwrap();
+        let rebuilt = bed
+            .until(NODE_IP_POOL, &pool, |pool| {
+                offsets(pool) == held && pool["status"].get("allocated-bitmap").is_none()
+            })
+            .await;
+        if reason == "UnsyncronizedIPPool" {
+            let aside = rebuilt["status"]["set-aside"].to_string();
+            assert!(
+                aside.contains("/wE=") && aside.contains("roaring/1"),
+                "{aside}"
+            );
+            bed.until_event(&pool, reason, vec!["roaring/1", "lsb-first/1"])
+                .await;
+        } else {
+            until_reconciling(&conditions).await;
+        }
+        bed.until_pool(&pool, "ReconciledPool").await;
+    }
+    assert_eq!(bed.addresses(&policy).await, before);
+}
+
+/// Claims that no pool has, or that can't be read: an event of the pool, or of the enactment.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_can_not_be_taken_in_are_events() {
+    let bed = Bed::new("claims").await;
+    let pool = bed.pool("traffic-1", "10.21.9.1", "10.21.9.9").await;
+    bed.until_pool(&pool, "ReconciledPool").await;
+    let node = bed.add_node(1).await;
+    let outside = json!({ pool.as_str(): { "captures": { "a": "10.21.9.200" } } });
+    let name = format!("{node}.outside");
+    bed.claiming_enactment(&name, &node, "outside", &outside)
+        .await;
+    let parts = vec![node.as_str(), "policy outside", "10.21.9.200"];
+    bed.until_event(&pool, "ForeignClaim", parts).await;
+    let unreadable = json!({ pool.as_str(): { "captures": { "a": "10.21.9.300" } } });
+    let name = format!("{node}.unreadable");
+    bed.claiming_enactment(&name, &node, "unreadable", &unreadable)
+        .await;
+    let parts = vec![
+        "berth.dev/ippool",
+        "captures.a",
+        "10.21.9.300",
+        "is no address",
+    ];
+    bed.until_event(&name, "UnreadableClaim", parts).await;
+    let pool = bed.get(NODE_IP_POOL, &pool).await.unwrap();
+    assert!(offsets(&pool).is_empty());
+}
+
 /// A policy is deleted: the hosts' addresses are withdrawn, then the offsets are free. What an enactment claims or a host shows stays held, and
 /// the pool says where.
 #[tokio::test(flavor = "multi_thread")]
@@ -218,6 +283,8 @@ async fn a_deleted_policy_frees_what_no_host_shows() {
         text.contains(&shown[0]) && text.contains(node) && text.contains("eth1"),
         "{text}"
     );
+    let parts = vec![shown[0].as_str(), node.as_str(), "interface eth1"];
+    bed.until_event(&pool, "AddressStillInUse", parts).await;
     // One handler returns and withdraws its address; the other host shows its address no more.
     let _back = bed.handler(&bed.node(2)).await;
     bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 1)
@@ -245,4 +312,31 @@ async fn a_node_that_is_no_longer_selected_gives_its_address_back() {
         .await;
     bed.until_gone(ENACTMENT, &format!("{}.{policy}", bed.node(2)))
         .await;
+}
+
+/// An enactment is edited to claim a free address: the node moves to it, and its old address is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edited_claim_leaves_no_address_behind() {
+    let bed = Bed::new("edited").await;
+    let pool = bed.pool("traffic-1", "10.21.7.1", "10.21.7.9").await;
+    let policy = bed.policy(&[&pool]).await;
+    let mut handlers = bed.handlers(1).await;
+    bed.until_policy(&policy, "Available").await;
+    handlers.pop().unwrap().kill().await;
+    let claim = json!({ pool.as_str(): { "captures": { "address-1": "10.21.7.6" } } });
+    let node = bed.node(1);
+    let name = format!("{node}.{policy}");
+    bed.annotate(ENACTMENT, &name, "berth.dev/ippool", &claim.to_string())
+        .await;
+    // The host still shows the old address: the pool keeps it until the handler has moved.
+    bed.until(NODE_IP_POOL, &pool, |pool| {
+        offsets(pool) == [0, 5] && available(pool).2.contains("stays held")
+    })
+    .await;
+    let _back = bed.handler(&node).await;
+    bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool) == [5])
+        .await;
+    bed.until_enacted(&node, &policy, "Available").await;
+    let address = "10.21.7.6".to_owned();
+    assert_eq!(bed.addresses(&policy).await, [(node, vec![address])]);
 }

@@ -8,7 +8,7 @@ use crate::bed::{Bed, message, offsets};
 
 impl Bed {
     /// Waits for an event of an object, with these parts in its message.
-    async fn until_event(&self, of: &str, reason: &str, parts: Vec<&str>) {
+    pub async fn until_event(&self, of: &str, reason: &str, parts: Vec<&str>) {
         let begun = std::time::Instant::now();
         loop {
             let events = self.events(of).await;
@@ -235,7 +235,7 @@ async fn an_apply_that_hangs_is_rolled_back_and_tried_again() {
     let handler = bed.handler(&node).await;
     let failed = bed.until_enacted(&node, &policy, "Failing").await;
     assert!(
-        message(&failed).contains("gave no result within 5 s"),
+        message(&failed).contains("gave no result within 15 s"),
         "{}",
         message(&failed)
     );
@@ -264,4 +264,113 @@ async fn a_reservation_is_kept_for_its_node() {
     let addresses = bed.addresses(&policy).await;
     assert_eq!(addresses[1], (reserved, vec!["10.23.5.1".to_owned()]));
     crate::bed::all_different(&addresses);
+}
+
+/// Excludes that only together leave nothing: the API server can't find that, the condition and an event say it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_without_any_address_is_invalid() {
+    let bed = Bed::new("nothing").await;
+    let pool = bed
+        .pool_with("traffic-1", json!({ "range": { "cidr": "10.23.8.0/24", "start": "10.23.8.1", "end": "10.23.8.2", "exclude": ["10.23.8.1", "10.23.8.2"] } }))
+        .await;
+    let told = bed.until_pool(&pool, "InvalidIPPool").await;
+    let (status, _, text) = crate::bed::available(&told);
+    assert_eq!(status, "False");
+    assert!(text.contains("spec.range.exclude"), "{text}");
+    bed.until_event(&pool, "InvalidIPPool", vec!["spec.range.exclude"])
+        .await;
+}
+
+/// A released address waits for the reuse delay: another node does not get it, though no other one is free; its own node does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_released_address_waits_for_the_reuse_delay() {
+    let bed = Bed::new("delay").await;
+    let pool = bed
+        .pool_with("traffic-1", json!({ "range": { "cidr": "10.23.9.0/24", "start": "10.23.9.1", "end": "10.23.9.2" }, "reuse-delay": "1h" }))
+        .await;
+    let policy = bed.policy(&[&pool]).await;
+    let mut handlers = bed.handlers(2).await;
+    bed.until_policy(&policy, "Available").await;
+    let before = bed.addresses(&policy).await;
+    handlers.pop().unwrap().kill().await;
+    let second = bed.node(2);
+    bed.delete_node(&second).await;
+    let released = bed
+        .until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 1)
+        .await;
+    let cooling = &released["status"]["cooling-down"][0];
+    assert_eq!(cooling["node"], second.as_str());
+    let third = bed.add_node(3).await;
+    let _third = bed.handler(&third).await;
+    let failed = bed.until_enacted(&third, &policy, "Failing").await;
+    assert!(
+        message(&failed).contains("no free address"),
+        "{}",
+        message(&failed)
+    );
+    bed.add_node(2).await;
+    let _back = bed.handler(&second).await;
+    bed.until_enacted(&second, &policy, "Available").await;
+    let after = bed.addresses(&policy).await;
+    assert_eq!(after[..2], before[..]);
+}
+
+/// A NodeNetworkState that another program writes is left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_of_another_program_is_left_alone() {
+    use berth_nodes::objects::NODE_STATE;
+    let bed = Bed::new("foreignstate").await;
+    let pool = bed.pool("traffic-1", "10.23.10.1", "10.23.10.9").await;
+    let node = bed.add_node(1).await;
+    bed.create(NODE_STATE, json!({ "metadata": { "name": node } }))
+        .await;
+    let state = json!({ "status": { "currentState": { "interfaces": [{ "name": "eth7" }] } } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&state));
+    let api = bed.api(NODE_STATE);
+    api.patch_status(&node, &params, &patch).await.unwrap();
+    let before = bed.get(NODE_STATE, &node).await.unwrap();
+    let _handler = bed.handler(&node).await;
+    // The second one is applied after all that belongs to the first.
+    for name in ["first", "second"] {
+        let spec = bed.policy_spec(&[&pool]);
+        let policy = bed.policy_with(name, spec).await;
+        bed.until_enacted(&node, &policy, "Available").await;
+    }
+    let after = bed.get(NODE_STATE, &node).await.unwrap();
+    assert_eq!(after, before);
+}
+
+/// Without kubernetes-nmstate's own rule a policy may have a name that is too long for a label: an event says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_name_that_is_too_long_is_an_event() {
+    let bed = Bed::alone("longname").await;
+    let _leader = bed.leader().await;
+    let pool = bed.pool("traffic-1", "10.23.11.1", "10.23.11.9").await;
+    let node = bed.add_node(1).await;
+    let handler = bed.handler(&node).await;
+    let rule = [
+        "delete",
+        "validatingadmissionpolicybinding",
+        "nncp-validation-policy-binding",
+    ];
+    assert!(bed.cluster.kubectl(&rule).unwrap().status.success());
+    let long = "p".repeat(64);
+    let object = json!({
+        "apiVersion": "nmstate.io/v1", "kind": "NodeNetworkConfigurationPolicy",
+        "metadata": { "name": long }, "spec": bed.policy_spec(&[&pool]),
+    });
+    // The API server forgets the rule after a moment.
+    let begun = std::time::Instant::now();
+    while let Err(error) = bed.cluster.apply_object(object.clone()).await {
+        assert!(begun.elapsed().as_secs() < 60, "{error:#}");
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    }
+    let parts = vec![long.as_str(), "64 characters", "at most 63"];
+    bed.until_event(&long, "NameTooLong", parts).await;
+    assert!(!handler.calls().contains("apply"));
+    // Other policies are served.
+    let policy = bed.policy(&[&pool]).await;
+    bed.until_enacted(&node, &policy, "Available").await;
+    let pool = bed.get(NODE_IP_POOL, &pool).await.unwrap();
+    assert_eq!(offsets(&pool).len(), 1);
 }

@@ -6,6 +6,8 @@ mod bed;
 mod beside;
 mod cleanup;
 mod inputs;
+mod kills;
+mod large;
 mod nodes;
 mod proposal;
 mod real_host;

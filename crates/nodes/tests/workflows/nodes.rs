@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use berth_nodes::handler::Mode;
 use berth_nodes::objects::{ENACTMENT, NODE_IP_POOL};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use crate::bed::{
-    Bed, all_different, applied, available, is_true, message, offsets, state_kind, upkeep,
-};
+use crate::bed::{Bed, all_different, available, message, offsets, state_kind, upkeep};
 
 /// 50 handlers, each with its own client and desk, race for 50 addresses: each gets one, none twice.
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +73,7 @@ async fn two_pools_per_node_and_dual_stack() {
     assert_eq!(route["next-hop-address"], "fd00:22::1");
 }
 
-/// A reboot: the handler starts anew on a host that has lost the address, on a node that is not Ready, and uses the same one again.
+/// A reboot: the handler starts anew on a host that has lost the address, and applies the same one again while the node is not Ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reboot_keeps_the_address() {
     let bed = Bed::new("reboot").await;
@@ -90,7 +87,6 @@ async fn a_reboot_keeps_the_address() {
     bed.set_ready(&node, false).await;
     std::fs::remove_file(bed.host_dir(&node).join("state")).unwrap();
     let _again = bed.handler(&node).await;
-    bed.set_ready(&node, true).await;
     let state = bed.host_dir(&node).join("state");
     let begun = std::time::Instant::now();
     while !std::fs::read_to_string(&state).is_ok_and(|text| text.contains(&before[1].1[0])) {
@@ -99,6 +95,7 @@ async fn a_reboot_keeps_the_address() {
     }
     bed.until_enacted(&node, &policy, "Available").await;
     assert_eq!(bed.addresses(&policy).await, before);
+    bed.set_ready(&node, true).await;
     let pool = bed.get(NODE_IP_POOL, &pool).await.unwrap();
     assert_eq!(offsets(&pool).len(), 2);
 }
@@ -175,7 +172,7 @@ async fn a_pool_is_created_again_larger_under_load() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_leader_does_no_harm_and_takes_over() {
     let bed = Bed::new("leader").await;
-    let second = upkeep(bed.admin.clone());
+    let second = upkeep(bed.controller().await.client().await.unwrap());
     let stop = tokio_util::sync::CancellationToken::new();
     let both = {
         let stop = stop.clone();
@@ -192,66 +189,6 @@ async fn a_second_leader_does_no_harm_and_takes_over() {
     bed.delete_node(&bed.node(3)).await;
     bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).len() == 2)
         .await;
-}
-
-/// kill -9 between each pair of writes: the next handler ends with one address, in pool, enactment and host alike.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_handler_killed_after_each_of_its_writes_is_resumed() {
-    use berth_testkit::{Fate, FaultProxy};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    let bed = Bed::new("killed").await;
-    let pool = bed.pool("traffic-1", "10.22.8.1", "10.22.8.60").await;
-    bed.until_pool(&pool, "ReconciledPool").await;
-    let policy = bed.policy(&[&pool]).await;
-    for allowed in 0..8 {
-        let node = bed.add_node(allowed).await;
-        let relay = FaultProxy::new(bed.cluster).await.unwrap();
-        let writes = Arc::new(AtomicUsize::new(0));
-        let (counter, limit) = (Arc::clone(&writes), allowed);
-        relay.rule(move |asked| {
-            if asked.method == "GET" {
-                return Fate::Pass;
-            }
-            match counter.fetch_add(1, Ordering::SeqCst) {
-                nth if nth < limit => Fate::Pass,
-                // The write goes through and its answer is lost: the worst place to die.
-                nth if nth == limit => Fate::Lose,
-                _ => Fate::Cut,
-            }
-        });
-        let client = bed.client_of(&relay.kubeconfig()).await;
-        let handler = bed.handler_by(&node, client, Mode::Host);
-        let begun = std::time::Instant::now();
-        let name = format!("{node}.{policy}");
-        loop {
-            let done = bed.get(ENACTMENT, &name).await;
-            let done = done.is_some_and(|object| is_true(&object, "Available"));
-            if writes.load(Ordering::SeqCst) > allowed || done {
-                break;
-            }
-            assert!(
-                begun.elapsed().as_secs() < 60,
-                "write {allowed} does not come"
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        handler.kill().await;
-        drop(relay);
-        let _again = bed.handler(&node).await;
-        let object = bed.until_enacted(&node, &policy, "Available").await;
-        let address = applied(&object).pop().unwrap();
-        let state = std::fs::read_to_string(bed.host_dir(&node).join("state")).unwrap();
-        assert!(state.contains(&address), "after {allowed} writes: {state}");
-    }
-    let addresses = bed.addresses(&policy).await;
-    all_different(&addresses);
-    let pool = bed
-        .until(NODE_IP_POOL, &pool, |pool| {
-            offsets(pool).len() == addresses.len()
-        })
-        .await;
-    assert_eq!(available(&pool).1, "ReconciledPool");
 }
 
 /// Enactments that somebody else deletes or overwrites are written again, with the same address.
@@ -347,69 +284,4 @@ async fn pools_that_overlap_name_each_other() {
         let start = format!("The NodeIPPool {other} is overlapping with this one.");
         assert!(text.starts_with(&start), "{text}");
     }
-}
-
-/// kill -9 between each pair of writes of the leader, while it rebuilds a pool that was deleted and created again: the addresses are kept, and the last
-/// leader ends what the others began.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_leader_killed_after_each_of_its_writes_is_replaced() {
-    use berth_testkit::{Fate, FaultProxy};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    let bed = Bed::alone("leaderkill").await;
-    let first = bed.leader(bed.admin.clone());
-    let pool = bed.pool("traffic-1", "10.22.12.1", "10.22.12.5").await;
-    let policy = bed.policy(&[&pool]).await;
-    let _handlers = bed.handlers(3).await;
-    bed.until_policy(&policy, "Available").await;
-    let before = bed.addresses(&policy).await;
-    first.abort();
-    bed.delete(NODE_IP_POOL, &pool).await;
-    bed.pool("traffic-1", "10.22.12.1", "10.22.12.9").await;
-    bed.annotate(NODE_IP_POOL, &pool, "nmstate.io/reset-ippool", "")
-        .await;
-    // A node that joins meanwhile gets nothing before the others have theirs back.
-    let node = bed.add_node(4).await;
-    let _fourth = bed.handler(&node).await;
-    for allowed in 0..6 {
-        let relay = FaultProxy::new(bed.cluster).await.unwrap();
-        let writes = Arc::new(AtomicUsize::new(0));
-        let (counter, limit) = (Arc::clone(&writes), allowed);
-        relay.rule(move |asked| {
-            if asked.method == "GET" {
-                return Fate::Pass;
-            }
-            match counter.fetch_add(1, Ordering::SeqCst) {
-                nth if nth < limit => Fate::Pass,
-                nth if nth == limit => Fate::Lose,
-                _ => Fate::Cut,
-            }
-        });
-        let leader = bed.leader(bed.client_of(&relay.kubeconfig()).await);
-        let begun = std::time::Instant::now();
-        while writes.load(Ordering::SeqCst) <= allowed {
-            let settled = bed.get(NODE_IP_POOL, &pool).await.unwrap();
-            if available(&settled).1 == "ReconciledPool" && begun.elapsed().as_secs() > 3 {
-                break;
-            }
-            assert!(
-                begun.elapsed().as_secs() < 60,
-                "write {allowed} does not come"
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        leader.abort();
-    }
-    let _last = bed.leader(bed.admin.clone());
-    bed.until_enacted(&node, &policy, "Available").await;
-    let after = bed.addresses(&policy).await;
-    all_different(&after);
-    assert_eq!(after[..3], before[..], "kept");
-    let done = bed
-        .until(NODE_IP_POOL, &pool, |pool| {
-            let reset = pool["metadata"]["annotations"].get("nmstate.io/reset-ippool");
-            reset.is_none() && available(pool).1 == "ReconciledPool" && offsets(pool).len() == 4
-        })
-        .await;
-    assert_eq!(done["status"]["used"], 4);
 }

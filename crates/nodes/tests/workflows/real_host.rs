@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use berth_nodes::handler::Mode;
 use berth_nodes::host::Host as Program;
 use berth_nodes::objects::{ENACTMENT, NODE_IP_POOL, POLICY};
-use berth_testkit::{Fate, FaultProxy, Netns, host_beside};
+use berth_testkit::{Fate, Netns, host_beside};
 use tempfile::TempDir;
 
 use crate::bed::{Bed, Running, applied, available, is_true, message, offsets, state_kind};
@@ -97,20 +97,42 @@ impl Host {
     }
 
     async fn handler(&self, bed: &Bed, node: &str) -> Running {
-        let account = bed
-            .cluster
-            .account("kube-system", "berth-agent")
-            .await
-            .unwrap();
-        self.handler_by(bed, node, account.client().await.unwrap())
+        self.handler_by(bed, node, bed.agent_client(node).await)
     }
 
     fn handler_by(&self, bed: &Bed, node: &str, client: kube::Client) -> Running {
+        self.handler_within(bed, node, client, Duration::from_secs(60))
+    }
+
+    fn handler_within(
+        &self,
+        bed: &Bed,
+        node: &str,
+        client: kube::Client,
+        limit: Duration,
+    ) -> Running {
         let mut program = Program::new(&self.program);
         program.kernel = true;
-        program.limit = Duration::from_secs(60);
+        program.limit = limit;
         let netns = Some(self.netns.path().to_owned());
         bed.handler_on(node, client, Mode::Host, program, netns)
+    }
+
+    /// The process of berth-host that applies a state in this namespace.
+    fn worker(&self) -> Option<String> {
+        use std::os::unix::fs::MetadataExt;
+        let own = std::fs::metadata(self.netns.path()).unwrap().ino();
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut all = processes.map(|entry| entry.path());
+        let worker = all.find(|path| {
+            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            let namespace = std::fs::metadata(path.join("ns/net"));
+            words.contains(&b"work".as_slice())
+                && words.contains(&b"--parent".as_slice())
+                && namespace.is_ok_and(|one| one.ino() == own)
+        });
+        Some(worker?.file_name()?.to_str()?.to_owned())
     }
 
     fn addresses(&self) -> Vec<String> {
@@ -186,7 +208,7 @@ async fn the_probe_fails_and_the_address_is_gone() {
     for (number, host) in hosts.iter().enumerate() {
         let was_up = host.is_up();
         let node = bed.add_node(number).await;
-        let relay = FaultProxy::new(bed.cluster).await.unwrap();
+        let relay = bed.relay(&node).await;
         let (unconfirmed, path) = (host.dir.path().join("applied"), format!("/{policy}"));
         relay.rule(move |asked| match asked.path.ends_with(&path) {
             true if unconfirmed.exists() => Fate::Cut,
@@ -333,4 +355,74 @@ async fn what_the_host_can_not_do_is_said_in_its_own_words() {
         }
         assert!(host.addresses().is_empty());
     }
+}
+
+/// An apply that hangs: the enactment has berth-host's own words, and the host is as it was before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_that_hangs_is_said_in_the_programs_own_words() {
+    let bed = Bed::new("realhang").await;
+    let switch = Switch::new();
+    let host = Host::on(&switch, 1).with_nic_down();
+    let pool = bed.pool("traffic-1", "10.25.7.1", "10.25.7.9").await;
+    let mut spec = bed.policy_spec(&[&pool]);
+    // Only NetworkManager can turn LLDP on: nmstate verifies for some seconds, and its process is stopped meanwhile.
+    spec["desiredState"]["interfaces"][0]["lldp"] = serde_json::json!({ "enabled": true });
+    let policy = bed.policy_with("static-ip", spec).await;
+    let node = bed.add_node(1).await;
+    let client = bed.agent_client(&node).await;
+    let _handler = host.handler_within(&bed, &node, client, Duration::from_secs(12));
+    let has_address = |host: &Host| !host.addresses().is_empty();
+    host.until("configured", has_address).await;
+    let worker = host.worker().unwrap();
+    let stopped = std::process::Command::new("kill")
+        .args(["-STOP", &worker])
+        .status();
+    assert!(stopped.unwrap().success());
+    let name = format!("{node}.{policy}");
+    let said = bed.until(ENACTMENT, &name, |object| {
+        let text = message(object);
+        text.contains("did not finish within") && text.contains("rolled back")
+    });
+    said.await;
+}
+
+/// A capture of the host's state beside one of an IPv6 pool: berth-host evaluates the first, on what Berth has rendered of the second.
+#[tokio::test(flavor = "multi_thread")]
+async fn captures_of_the_host_and_of_a_pool_are_resolved_together() {
+    let bed = Bed::new("realboth").await;
+    let switch = Switch::new();
+    let host = Host::on(&switch, 1);
+    let range =
+        serde_json::json!({ "cidr": "fd00:25::/64", "start": "fd00:25::10", "end": "fd00:25::1f" });
+    let pool = bed
+        .pool_with("six", serde_json::json!({ "range": range }))
+        .await;
+    let spec = serde_json::json!({
+        "nodeSelector": { "bed": bed.name },
+        "capture": {
+            "address": format!("ippool.{pool}.allocate"),
+            "nic": format!("interfaces.name==\"{NIC}\""),
+        },
+        "desiredState": { "interfaces": [{
+            "name": "{{ capture.nic.interfaces.0.name }}", "type": "ethernet", "state": "up",
+            "ipv6": { "enabled": true, "autoconf": false, "dhcp": false, "address": [{
+                "ip": "{{ capture.address.ip }}", "prefix-length": "{{ capture.address.prefix-length }}" }] },
+        }] },
+    });
+    let policy = bed.policy_with("static-ip", spec).await;
+    let node = bed.add_node(1).await;
+    let _handler = host.handler(&bed, &node).await;
+    let done = bed.until_enacted(&node, &policy, "Available").await;
+    assert_eq!(applied(&done), ["fd00:25::10"]);
+    let state = &done["status"]["desiredState"]["interfaces"][0];
+    assert_eq!(state["name"], NIC);
+    let captured = &done["status"]["capturedStates"];
+    assert!(captured["nic"].to_string().contains(NIC), "{captured}");
+    assert_eq!(captured["address"]["state"]["prefix-length"], 64);
+    let own = |host: &Host| host.addresses().contains(&"fd00:25::10/64".to_owned());
+    assert!(own(&host), "{:?}", host.addresses());
+    bed.delete(POLICY, &policy).await;
+    bed.until(NODE_IP_POOL, &pool, |pool| offsets(pool).is_empty())
+        .await;
+    assert!(!own(&host), "{:?}", host.addresses());
 }

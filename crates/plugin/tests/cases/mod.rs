@@ -1,5 +1,5 @@
-//! What users of whereabouts rely on, case by case, numbered as in the list of known cases; and what they
-//! have long asked for. Each case runs on a node with empty pools, whatever the pools are kept in.
+//! What users of whereabouts rely on, case by case, numbered as in the list of known cases; and what they have long
+//! requested. Each case runs on a node with empty pools, in every kind of store.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ macro_rules! run_cases {
     ($setup:path) => {
         $crate::run_cases! { $setup:
             case_01_the_lowest_address_with_the_gateway
-            case_02_freed_and_given_again
+            case_02_freed_and_allocated_again
             case_03_a_range_by_its_ends
             case_04_an_ipv6_range_by_its_ends
             case_05_a_wide_ipv6_range_by_its_ends
@@ -40,20 +40,20 @@ macro_rules! run_cases {
             the_same_call_gets_the_same_answer
             a_late_del_of_the_old_container_frees_nothing
             a_range_that_fails_takes_nothing_from_the_others
-            two_ranges_of_one_network_give_two_addresses
+            two_ranges_of_one_network_allocate_two_addresses
             del_frees_in_every_pool_even_if_one_has_nothing
             overlap_checks_can_be_switched_off
-            a_static_address_is_given_once
-            an_address_asked_for_is_given_or_refused
-            the_gateway_is_not_given_away
+            a_static_address_is_allocated_once
+            a_requested_address_is_allocated_or_refused
+            the_gateway_is_not_allocated
             small_networks_behind_their_setting
             addresses_past_the_first_65_bits
             no_range_is_no_address
             another_plugins_type_is_refused
             check_verifies_the_record
             gc_frees_what_is_not_valid
-            status_tells_exhaustion
-            a_freed_address_rests_for_all_but_its_last_owner
+            status_reports_exhaustion
+            a_freed_address_cools_down_for_all_but_its_last_owner
         }
     };
 }
@@ -70,7 +70,7 @@ pub fn case_01_the_lowest_address_with_the_gateway(node: &TestNode) {
     );
 }
 
-pub fn case_02_freed_and_given_again(node: &TestNode) {
+pub fn case_02_freed_and_allocated_again(node: &TestNode) {
     let ipam = json!({"range": "192.168.1.0/24"});
     assert_eq!(
         node.add(&pod("a"), ipam.clone()).addresses(),
@@ -335,7 +335,7 @@ pub fn a_range_that_fails_takes_nothing_from_the_others(node: &TestNode) {
     let both = json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "10.9.0.0/30", "exclude": ["10.9.0.2"]}]});
     let (code, _) = node.add(&pod("a"), both).error();
     assert_eq!(code, 11);
-    // Not even the reservation is left: another pool over the same addresses gets the first.
+    // Not even the reservation is left: another pool over the same addresses allocates the first.
     assert_eq!(
         node.add(&pod("b"), json!({"range": "10.0.0.0/25"}))
             .addresses(),
@@ -343,7 +343,7 @@ pub fn a_range_that_fails_takes_nothing_from_the_others(node: &TestNode) {
     );
 }
 
-pub fn two_ranges_of_one_network_give_two_addresses(node: &TestNode) {
+pub fn two_ranges_of_one_network_allocate_two_addresses(node: &TestNode) {
     let ipam = json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "10.0.0.0/24"}]});
     let first = node.add(&pod("a"), ipam.clone());
     assert_eq!(first.addresses(), ["10.0.0.1/24", "10.0.0.2/24"]);
@@ -381,7 +381,7 @@ pub fn overlap_checks_can_be_switched_off(node: &TestNode) {
         node.add(&pod("c"), off("10.0.0.0/24")).addresses(),
         ["10.0.0.2/24"]
     );
-    // Networks of different names do not see each other.
+    // Networks with different names are independent.
     let named = |name: &str| json!({"range": "10.5.0.0/24", "network_name": name});
     assert_eq!(
         node.add(&pod("d"), named("blue")).addresses(),
@@ -398,7 +398,7 @@ pub fn overlap_checks_can_be_switched_off(node: &TestNode) {
     );
 }
 
-pub fn a_static_address_is_given_once(node: &TestNode) {
+pub fn a_static_address_is_allocated_once(node: &TestNode) {
     let fixed = json!({"addresses": [{"address": "10.3.0.1/24"}]});
     assert_eq!(
         node.add(&pod("a"), fixed.clone()).addresses(),
@@ -410,7 +410,7 @@ pub fn a_static_address_is_given_once(node: &TestNode) {
         message.contains("10.3.0.1") && message.contains("ns/a"),
         "{message}"
     );
-    // A dynamic range over the same network passes it over.
+    // A dynamic range over the same network skips it.
     assert_eq!(
         node.add(&pod("c"), json!({"range": "10.3.0.0/24"}))
             .addresses(),
@@ -425,7 +425,7 @@ pub fn a_static_address_is_given_once(node: &TestNode) {
     assert_eq!(node.add(&pod("b"), fixed).addresses(), ["10.3.0.1/24"]);
 }
 
-pub fn an_address_asked_for_is_given_or_refused(node: &TestNode) {
+pub fn a_requested_address_is_allocated_or_refused(node: &TestNode) {
     let asking = |ip: &str| {
         let mut conf = node.conf(
             "1.0.0",
@@ -453,12 +453,15 @@ pub fn an_address_asked_for_is_given_or_refused(node: &TestNode) {
     assert_eq!(result["ips"][1]["gateway"], "10.4.1.1");
 }
 
-pub fn the_gateway_is_not_given_away(node: &TestNode) {
+pub fn the_gateway_is_not_allocated(node: &TestNode) {
     let ipam = json!({"range": "10.6.0.0/24", "gateway": "10.6.0.1"});
     assert_eq!(node.add(&pod("a"), ipam).addresses(), ["10.6.0.2/24"]);
-    let given_away =
+    let without_exclusion =
         json!({"range": "10.6.0.0/24", "gateway": "10.6.0.1", "exclude_gateway": false});
-    assert_eq!(node.add(&pod("b"), given_away).addresses(), ["10.6.0.1/24"]);
+    assert_eq!(
+        node.add(&pod("b"), without_exclusion).addresses(),
+        ["10.6.0.1/24"]
+    );
 }
 
 pub fn small_networks_behind_their_setting(node: &TestNode) {
@@ -562,7 +565,7 @@ pub fn gc_frees_what_is_not_valid(node: &TestNode) {
     assert_eq!(again, ["10.0.0.1/24", "10.0.0.3/24", "10.0.0.5/24"]);
 }
 
-pub fn status_tells_exhaustion(node: &TestNode) {
+pub fn status_reports_exhaustion(node: &TestNode) {
     let conf = node.conf("1.1.0", json!({"range": "10.0.0.0/30"}));
     node.run("STATUS", &pod("x"), &conf).succeeded();
     for name in ["a", "b"] {
@@ -573,7 +576,7 @@ pub fn status_tells_exhaustion(node: &TestNode) {
     assert!(message.contains("exhausted"), "{message}");
 }
 
-pub fn a_freed_address_rests_for_all_but_its_last_owner(node: &TestNode) {
+pub fn a_freed_address_cools_down_for_all_but_its_last_owner(node: &TestNode) {
     let ipam = json!({"range": "10.0.0.0/29", "cooldown_seconds": 3600});
     assert_eq!(
         node.add(&pod("a"), ipam.clone()).addresses(),

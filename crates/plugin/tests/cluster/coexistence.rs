@@ -28,21 +28,24 @@ impl Whereabouts {
     }
 }
 
-/// Who holds which address, as the plugins' answers tell it.
+/// Which pod holds which address, by the plugins' answers.
 #[derive(Default)]
 struct Held(Mutex<BTreeMap<String, String>>);
 
 impl Held {
-    /// An answer came: nobody else may have the address.
+    /// An answer came: no other pod may have the address.
     fn gain(&self, who: &Interface, outcome: &Outcome) {
         let address = outcome.addresses().remove(0);
         let mut held = self.0.lock().unwrap();
         if let Some(other) = held.insert(address.clone(), who.pod.clone()) {
-            panic!("{address} was given to {} while {other} has it", who.pod);
+            panic!(
+                "{address} was allocated to {} while {other} has it",
+                who.pod
+            );
         }
     }
 
-    /// A DEL is about to be called: from now on anybody may get the address.
+    /// A DEL is about to be called: from now on any pod may get the address.
     fn lose(&self, who: &Interface) {
         self.0.lock().unwrap().retain(|_, pod| *pod != who.pod);
     }
@@ -82,13 +85,13 @@ fn reservations(home: &Home) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn both_give_and_free_on_one_pool_at_once() {
+fn both_allocate_and_release_in_one_pool_at_once() {
     let home = home();
     let berth = home.node();
     let whereabouts = Whereabouts::new(&home);
     let ipam = json!({"range": "10.0.0.0/22"});
     let held = Held::default();
-    // Each side makes 60 ADDs and 20 DELs while the other does; then each frees the other's 40.
+    // Each side makes 60 ADDs and 20 DELs at the same time; then each releases the other's 40.
     let of_berth = |n: usize| pod(&format!("berth-{n}"));
     let of_whereabouts = |n: usize| pod(&format!("where-{n}"));
     std::thread::scope(|scope| {
@@ -124,7 +127,7 @@ fn both_give_and_free_on_one_pool_at_once() {
     assert_eq!(pool_entries(&home), expected);
     assert_eq!(reservations(&home), expected);
 
-    // Each gives the other's pods what they have already, and frees it.
+    // Each repeats the ADD of the other's pods, which keep their addresses, and releases them.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for n in (0..60).filter(|n| n % 3 != 0) {
@@ -151,14 +154,14 @@ fn both_see_each_others_reservations_across_ranges() {
     let whereabouts = Whereabouts::new(&home);
     let wide = json!({"range": "10.0.0.0/24"});
     let narrow = json!({"range": "10.0.0.0/28"});
-    let mut given = Vec::new();
+    let mut allocated = Vec::new();
     for n in 0..3 {
         let (a, b) = (pod(&format!("a{n}")), pod(&format!("b{n}")));
-        given.extend(whereabouts.run("ADD", &a, &wide).addresses());
-        given.extend(berth.add(&b, narrow.clone()).addresses());
+        allocated.extend(whereabouts.run("ADD", &a, &wide).addresses());
+        allocated.extend(berth.add(&b, narrow.clone()).addresses());
     }
     assert_eq!(
-        given,
+        allocated,
         [
             "10.0.0.1/24",
             "10.0.0.2/28",

@@ -1,5 +1,5 @@
-//! The built plugin and an agent on a real API server: pools in whereabouts' objects, under a service account
-//! that may do no more than the agent needs.
+//! The built plugin and an agent on a real API server: pools in whereabouts' objects, under a service account with
+//! only the rights that the agent needs.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,7 +33,7 @@ fn objects_are_those_of_whereabouts() {
     let node = home.node();
     let ipam = json!({"range": "10.0.0.5/24", "network_name": "blue", "ipRanges": [{"range": "fd00::/64"}]});
     node.add(&pod("a"), ipam.clone()).result();
-    // The node is Berth's addition: whereabouts passes over it.
+    // The node is Berth's addition: whereabouts ignores it.
     let entry = json!({"id": "a-container", "podref": "ns/a", "ifname": "net1", "node": "node-1"});
     assert_eq!(
         home.specs("IPPool"),
@@ -168,7 +168,8 @@ fn a_pool_of_another_range_under_our_name_is_left_alone() {
     assert_eq!(home.specs("OverlappingRangeIPReservation"), []);
 }
 
-/// Nodes that give from ranges of one another at once: no address twice, none lost, whoever has won the reservation.
+/// Nodes that allocate from overlapping ranges at once: no address is allocated twice, none is leaked, in every order
+/// of the reservations.
 #[test]
 fn overlapping_ranges_give_no_address_twice_from_many_nodes() {
     let home = home();
@@ -176,8 +177,8 @@ fn overlapping_ranges_give_no_address_twice_from_many_nodes() {
     let nodes: Vec<_> = ranges.iter().map(|_| home.node()).collect();
     let ipam = |n: usize| json!({"range": ranges[n % 3], "range_end": "10.0.0.40"});
     let who = |n: usize| pod(&format!("p{n}"));
-    let given: Vec<String> = std::thread::scope(|scope| {
-        // Every node gives from two of the ranges, every range from two nodes.
+    let allocated: Vec<String> = std::thread::scope(|scope| {
+        // Every node allocates from two of the ranges, every range serves two nodes.
         let lanes: Vec<_> = (0..6)
             .map(|lane| {
                 let node = &nodes[lane / 2];
@@ -188,11 +189,11 @@ fn overlapping_ranges_give_no_address_twice_from_many_nodes() {
         let lanes = lanes.into_iter();
         lanes.flat_map(|lane| lane.join().unwrap()).collect()
     });
-    let bare = given
+    let bare = allocated
         .iter()
         .map(|address| address.split('/').next().unwrap());
     let bare: std::collections::BTreeSet<&str> = bare.collect();
-    assert_eq!(bare.len(), 36, "{given:?}");
+    assert_eq!(bare.len(), 36, "{allocated:?}");
     let reserved = home.specs("OverlappingRangeIPReservation");
     let names: std::collections::BTreeSet<&str> =
         reserved.iter().map(|(name, _)| name.as_str()).collect();
@@ -205,7 +206,7 @@ fn overlapping_ranges_give_no_address_twice_from_many_nodes() {
     };
     assert_eq!(entries(), 36);
     for n in 0..36 {
-        // By another node than gave it.
+        // By another node than the one that allocated it.
         nodes[(n + 1) % 3].del(&who(n), ipam(n)).succeeded();
     }
     assert_eq!(entries(), 0);

@@ -1,4 +1,4 @@
-//! The API server goes away in the middle of calls and comes back: one address for each pod, nothing leaked.
+//! The API server stops in the middle of calls and comes back: one address for each pod, nothing leaked.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,24 +37,24 @@ async fn a_killed_api_server_costs_time_and_nothing_else() {
         .map(|lane| {
             let (node, ipam) = (std::sync::Arc::clone(&node), ipam.clone());
             std::thread::spawn(move || {
-                let mut given = Vec::new();
+                let mut allocated = Vec::new();
                 for n in (lane..PODS).step_by(4) {
                     let who = pod(&format!("p{n}"));
-                    // What a runtime does: it asks again until it is served.
+                    // What a runtime does: it repeats the call until it succeeds.
                     let outcome = loop {
                         let outcome = node.add(&who, ipam.clone());
                         if outcome.exit == 0 {
                             break outcome;
                         }
-                        // A server that has just started refuses everybody until it has read the roles: that
+                        // A server that has just started refuses every request until it has read the roles: that
                         // passes, too.
                         let (code, message) = outcome.error();
                         assert_eq!(code, 11, "{message}");
                         std::thread::sleep(Duration::from_millis(100));
                     };
-                    given.push((who.pod, outcome.addresses()));
+                    allocated.push((who.pod, outcome.addresses()));
                 }
-                given
+                allocated
             })
         })
         .collect();
@@ -64,17 +64,17 @@ async fn a_killed_api_server_costs_time_and_nothing_else() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         cluster.restart(Part::ApiServer).await.unwrap();
     }
-    let mut given = BTreeMap::new();
+    let mut allocated = BTreeMap::new();
     for lane in lanes {
         for (pod, addresses) in lane.join().unwrap() {
             for address in addresses {
                 let bare = address.split('/').next().unwrap().to_owned();
-                let twice = given.insert(bare, format!("ns/{pod}"));
+                let twice = allocated.insert(bare, format!("ns/{pod}"));
                 assert_eq!(twice, None, "{address}");
             }
         }
     }
-    assert_eq!(given.len(), 2 * PODS);
+    assert_eq!(allocated.len(), 2 * PODS);
 
     let mut recorded = BTreeMap::new();
     for pool in list(&cluster, &namespace, "IPPool").await {
@@ -101,7 +101,7 @@ async fn a_killed_api_server_costs_time_and_nothing_else() {
             );
         }
     }
-    assert_eq!(recorded, given);
+    assert_eq!(recorded, allocated);
     let mut reserved = BTreeMap::new();
     for reservation in list(&cluster, &namespace, "OverlappingRangeIPReservation").await {
         let podref = reservation.data["spec"]["podref"]
@@ -116,7 +116,7 @@ async fn a_killed_api_server_costs_time_and_nothing_else() {
         };
         reserved.insert(address, podref);
     }
-    assert_eq!(reserved, given);
+    assert_eq!(reserved, allocated);
     // A lost server is not a success for DEL either.
     cluster.kill(Part::ApiServer).unwrap();
     let waiting = {

@@ -1,4 +1,4 @@
-//! STATUS on a cluster: what an ADD would run into, without one.
+//! STATUS on a cluster: what an ADD would fail with, without making one.
 
 use serde_json::{Value, json};
 
@@ -48,15 +48,15 @@ fn an_object_that_takes_no_more_entries_is_said_by_add_and_status() {
     let node = home.node();
     let ipam = json!({"range": "10.0.0.0/16"});
     status(&node, ipam.clone()).succeeded();
-    let mut given = 0;
+    let mut allocated = 0;
     let (code, message) = loop {
-        let name = format!("p{given}");
+        let name = format!("p{allocated}");
         let outcome = node.run("ADD", &pod(&name), &node.conf("1.1.0", ipam.clone()));
         if outcome.exit != 0 {
             break outcome.error();
         }
-        given += 1;
-        assert!(given < 40, "it never filled up");
+        allocated += 1;
+        assert!(allocated < 40, "it never filled up");
     };
     assert_eq!(code, 11, "{message}");
     assert!(message.contains("is full"), "{message}");
@@ -67,10 +67,10 @@ fn an_object_that_takes_no_more_entries_is_said_by_add_and_status() {
     let recorded = &home.specs("IPPool")[0].1["allocations"];
     assert_eq!(
         recorded.as_object().unwrap().len(),
-        156 + given,
+        156 + allocated,
         "all of it recorded (I2)"
     );
-    assert_eq!(home.specs("OverlappingRangeIPReservation").len(), given);
+    assert_eq!(home.specs("OverlappingRangeIPReservation").len(), allocated);
 }
 
 #[test]

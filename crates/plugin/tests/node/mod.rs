@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use berth_agent::AgentConfig;
 use berth_front::Node;
 use berth_pods::garbage::{GarbageSettings, GracePeriods};
 use berth_pods::node::PodFront;
-use berth_testkit::fed;
+use berth_testkit::{PodCall, fed};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -159,8 +159,8 @@ impl TestNode {
                 flat_places: Some(Vec::new()),
                 // Tests name their clusters in the network.
                 definition_paths: Some(vec!["/".into()]),
-                // The pods of these tests are in no API server: the collector would release their addresses once its grace
-                // period is over, in the middle of a test that takes longer.
+                // The pods of these tests are in no API server: the collector would release their addresses once its
+                // grace period is over, in the middle of a test that takes longer.
                 garbage: GarbageSettings {
                     grace: GracePeriods {
                         pod: NEVER,
@@ -179,10 +179,10 @@ impl TestNode {
             });
             runtime.block_on(served).unwrap();
         });
-        let began = Instant::now();
+        let started = Instant::now();
         while !self.socket().exists() {
             assert!(
-                began.elapsed() < Duration::from_secs(20),
+                started.elapsed() < Duration::from_secs(20),
                 "the agent does not start"
             );
             std::thread::sleep(Duration::from_millis(2));
@@ -220,23 +220,12 @@ impl TestNode {
     }
 
     pub fn run(&self, verb: &str, who: &Interface, conf: &Value) -> Outcome {
-        let mut args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={}",
-            who.pod
-        );
-        if !who.args.is_empty() {
-            args = format!("{args};{}", who.args);
-        }
-        let mut command = Command::new(&self.plugin);
-        command
-            .env_clear()
-            .env("BERTH_SOCKET", self.socket())
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", &who.container)
-            .env("CNI_IFNAME", &who.ifname)
-            .env("CNI_NETNS", "/var/run/netns/none")
-            .env("CNI_PATH", "/opt/cni/bin")
-            .env("CNI_ARGS", args);
+        let call = PodCall::new("whereabouts", verb, &who.pod)
+            .of_container(&who.container)
+            .of_interface(&who.ifname)
+            .and_args(&who.args);
+        let mut command = call.command(&self.plugin);
+        command.env("BERTH_SOCKET", self.socket());
         Outcome::of(fed(&mut command, conf.to_string()).unwrap())
     }
 }

@@ -33,21 +33,21 @@ impl Machine {
 
     fn run(&self, verb: &str, pod: &Netns) -> String {
         let output = self.cnitool(verb, pod);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{verb}: {told}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{verb}: {text}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Adds the pod; gives back the addresses of the result, which are the ones that it has.
+    /// Adds the pod; returns the addresses of the result, which are the ones that it has.
     fn add(&self, pod: &Netns) -> Vec<String> {
         let result: Value = serde_json::from_str(&self.run("add", pod)).unwrap();
         let ips = result["ips"].as_array().unwrap();
-        let told: Vec<String> = ips
+        let text: Vec<String> = ips
             .iter()
             .map(|ip| ip["address"].as_str().unwrap().to_owned())
             .collect();
-        assert_eq!(pod.addresses_of("eth0").unwrap(), told);
-        told
+        assert_eq!(pod.addresses_of("eth0").unwrap(), text);
+        text
     }
 }
 
@@ -112,7 +112,7 @@ fn ptp_routes_through_the_host() {
 }
 
 #[test]
-fn an_exhausted_range_is_told_to_the_runtime() {
+fn an_exhausted_range_is_reported_to_the_runtime() {
     let machine = Machine::with_network(
         json!({"type": "bridge", "bridge": "cni0"}),
         json!({"range": "10.77.0.0/30", "gateway": "10.77.0.1"}),
@@ -121,15 +121,15 @@ fn an_exhausted_range_is_told_to_the_runtime() {
     assert_eq!(machine.add(&a), ["10.77.0.2/30"]);
     let refused = machine.cnitool("add", &b);
     assert!(!refused.status.success());
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(told.contains("Could not allocate IP in range"), "{told}");
-    // What a runtime does after a failed ADD: the bridge plugin had made an interface already.
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(text.contains("Could not allocate IP in range"), "{text}");
+    // What a runtime does after a failed ADD: the bridge plugin had already made an interface.
     machine.run("del", &b);
     let status = machine.cnitool("status", &b);
-    let told = String::from_utf8_lossy(&status.stderr);
+    let text = String::from_utf8_lossy(&status.stderr);
     assert!(
-        !status.status.success() && told.contains("exhausted"),
-        "{told}"
+        !status.status.success() && text.contains("exhausted"),
+        "{text}"
     );
     machine.run("del", &a);
     machine.run("status", &b);

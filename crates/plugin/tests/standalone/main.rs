@@ -24,7 +24,7 @@ fn on_sqlite() -> TestNode {
 }
 
 #[test]
-fn a_new_agent_knows_what_the_old_one_gave() {
+fn a_new_agent_knows_what_the_old_one_allocated() {
     let mut node = on_sqlite();
     let ipam = json!({"range": "10.0.0.0/24"});
     assert_eq!(
@@ -32,7 +32,7 @@ fn a_new_agent_knows_what_the_old_one_gave() {
         ["10.0.0.1/24"]
     );
     node.stop();
-    // Nobody listens, and there is no engine beside the plugin: the runtime must hear of it, on DEL too.
+    // No process listens, and there is no engine beside the plugin: the runtime must get an error, on DEL too.
     assert_eq!(node.del(&pod("a"), ipam.clone()).error().0, 11);
     node.start();
     assert_eq!(
@@ -50,7 +50,7 @@ fn a_new_agent_knows_what_the_old_one_gave() {
 #[test]
 fn many_pods_at_once_get_one_address_each() {
     let node = on_sqlite();
-    let mut given: Vec<String> = std::thread::scope(|scope| {
+    let mut allocated: Vec<String> = std::thread::scope(|scope| {
         let starts: Vec<_> = (0..32)
             .map(|n| {
                 let node = &node;
@@ -65,7 +65,7 @@ fn many_pods_at_once_get_one_address_each() {
             .flat_map(|start| start.join().unwrap())
             .collect()
     });
-    given.sort_by_key(|address| address[7..].trim_end_matches("/26").parse::<u32>().unwrap());
+    allocated.sort_by_key(|address| address[7..].trim_end_matches("/26").parse::<u32>().unwrap());
     let expected: Vec<String> = (1..=32).map(|n| format!("10.0.0.{n}/26")).collect();
-    assert_eq!(given, expected);
+    assert_eq!(allocated, expected);
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use berth_cni::Environment;
-use berth_cni::wire::{Answer, Request};
+use berth_cni::wire::Answer;
 use berth_desk::DeskMetrics;
-use berth_ledger::{ClaimKind, MemoryLedger, SharedLedger};
+use berth_ledger::{ClaimKind, MemoryLedger, SharedRecordLedger};
+use berth_testkit::PodCall;
 use serde_json::{Value, json};
 
 use crate::Front;
@@ -16,27 +16,19 @@ const FIRST: &str = "10.0.0.0/30";
 async fn add(front: &Front, container: &str, ranges: Value) -> Answer {
     let network = json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan",
         "ipam": {"type": "whereabouts", "ipRanges": ranges}});
-    let environment = Environment {
-        command: "ADD".into(),
-        container_id: container.into(),
-        netns: "/run/netns/x".into(),
-        ifname: "net1".into(),
-        args: format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={container}"),
-        path: "/opt/cni/bin".into(),
-    };
-    let request = Request::new("whereabouts", environment, network.to_string());
-    front.answer(&request).await
+    let call = PodCall::new("whereabouts", "ADD", container).of_container(container);
+    front.answer(&call.request_of(&network.to_string())).await
 }
 
 /// Every record and every reservation.
-async fn held(ledger: &SharedLedger) -> Vec<String> {
+async fn held(ledger: &SharedRecordLedger) -> Vec<String> {
     let mut held = Vec::new();
     for pool in ledger.pools().await.unwrap() {
         let now = ledger.load(&pool).await.unwrap();
         let records = now.pool.records();
         held.extend(records.map(|(address, record)| format!("{pool} {address} {}", record.handle)));
     }
-    let reserved = ledger.claims(ClaimKind::Reservation).await.unwrap();
+    let reserved = ledger.list(ClaimKind::Reservation).await.unwrap();
     held.extend(reserved.iter().map(|(key, _)| key.to_string()));
     held.sort();
     held
@@ -44,8 +36,8 @@ async fn held(ledger: &SharedLedger) -> Vec<String> {
 
 #[tokio::test]
 async fn a_failed_repeat_keeps_what_was_held_before_and_its_reservation() {
-    let ledger: SharedLedger = Arc::new(MemoryLedger::new());
-    let store = Store::cluster_once(SharedLedger::clone(&ledger), DeskMetrics::default());
+    let ledger: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let store = Store::cluster_once(SharedRecordLedger::clone(&ledger), DeskMetrics::default());
     let front = Front::new(Arc::new(Arc::new(store)), "node").with_flat_places(Vec::new());
     let first = add(&front, "a", json!([{"range": FIRST}])).await;
     assert_eq!(first.exit, 0, "{}", first.stdout);

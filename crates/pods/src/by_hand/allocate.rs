@@ -11,7 +11,7 @@ use crate::config::PodNetwork;
 use crate::error::PodError;
 use crate::store::Store;
 use berth_collector::{QuorumReader, ReadError};
-use berth_networks::definitions::{self, DefinitionError};
+use berth_networks::definitions::{self, DEFINITIONS, DefinitionError};
 
 /// Why a network's definition can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +50,7 @@ pub async fn network_of_cluster(
     name: &str,
     flat: &[PathBuf],
 ) -> Result<PodNetwork, NetworkError> {
-    let kind = "network-attachment-definitions";
-    let path = format!("/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/{kind}");
-    let found: Option<Object> = reader.get(&path, kind, name).await?;
+    let found: Option<Object> = reader.get(&DEFINITIONS, namespace, name).await?;
     let full_name = format!("{namespace}/{name}");
     let object = found.ok_or_else(|| NetworkError::Absent(full_name.clone()))?;
     let network = read(&full_name, name, &object.spec.config, flat)?;

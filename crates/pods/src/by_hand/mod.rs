@@ -9,23 +9,23 @@ mod release;
 
 use berth_desk::DeskMetrics;
 use berth_kube::Connection;
-use berth_ledger::{PoolKey, SharedLedger};
+use berth_ledger::{PoolKey, SharedRecordLedger};
 use berth_node::journal::OLD_POOLS;
 use berth_slices::{PlainPools, sliced};
 
 use crate::store::Store;
 
 pub use allocate::{Allocated, NetworkError, allocate, network_of_cluster, network_of_text};
-pub use release::{Asker, Standing, end_cooldown, find, leftover, release, runs_here, standing};
+pub use release::{Origin, Standing, end_cooldown, find, leftover, release, runs_here, standing};
 
 /// The pools of a cluster, for one command.
-pub fn cluster_store(ledger: SharedLedger, connection: &Connection) -> Store {
+pub fn cluster_store(ledger: SharedRecordLedger, connection: &Connection) -> Store {
     let plain = PlainPools::new(connection);
     Store::cluster_once(ledger, DeskMetrics::default()).with_plain_pools(plain)
 }
 
 /// The pools of this machine alone, for one command.
-pub fn standalone_store(ledger: SharedLedger) -> Store {
+pub fn standalone_store(ledger: SharedRecordLedger) -> Store {
     Store::standalone(ledger, DeskMetrics::default())
 }
 

@@ -9,7 +9,7 @@ use berth_collector::observed::{Held, NodeState, Note, Owners, PodRef, PodState,
 use berth_collector::{QuorumReader, ReadError};
 use berth_core::plan::Selector;
 use berth_core::{Address, Answer, Change, Handle, Record, Release, Request};
-use berth_ledger::{ClaimKey, ClaimKind, Ledger, LedgerError, PoolKey};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, RecordLedger};
 use berth_node::boot;
 
 use crate::attachment::attribute;
@@ -39,7 +39,7 @@ pub enum Standing {
 
 /// Who asks for a holder's standing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker<'a> {
+pub enum Origin<'a> {
     /// A caller that can't check sandboxes.
     Anywhere,
     /// A caller that has that node's agent check again.
@@ -48,11 +48,11 @@ pub enum Asker<'a> {
     Agent(&'a str),
 }
 
-impl Asker<'_> {
+impl Origin<'_> {
     fn node(&self) -> &str {
         match self {
-            Asker::Anywhere => "",
-            Asker::Through(node) | Asker::Agent(node) => node,
+            Origin::Anywhere => "",
+            Origin::Through(node) | Origin::Agent(node) => node,
         }
     }
 }
@@ -62,7 +62,7 @@ impl Asker<'_> {
 pub async fn standing(
     reader: &QuorumReader,
     record: &Record,
-    asker: Asker<'_>,
+    origin: Origin<'_>,
 ) -> Result<Standing, ReadError> {
     if record.is_by_hand() {
         return Ok(Standing::ByHand);
@@ -89,7 +89,7 @@ pub async fn standing(
     let pod = subject.clone();
     Ok(match judge(subject, &Note::default(), &owners) {
         Verdict::Gone(reason) if reason.is_of_the_object() => {
-            match runs_on(reader, record, asker).await? {
+            match runs_on(reader, record, origin).await? {
                 Some(node) => Standing::Unreleased { pod, node },
                 None => Standing::Gone(reason.to_string()),
             }
@@ -110,26 +110,26 @@ pub fn runs_here(record: &Record) -> bool {
 async fn runs_on(
     reader: &QuorumReader,
     record: &Record,
-    asker: Asker<'_>,
+    origin: Origin<'_>,
 ) -> Result<Option<String>, ReadError> {
     let Some(node) = record.attribute(attribute::NODE) else {
         return Ok(None);
     };
-    let sandbox = match asker {
-        Asker::Agent(_) => sandbox::of(record, &boot::current()),
-        Asker::Anywhere | Asker::Through(_) => Sandbox::Unknown,
+    let sandbox = match origin {
+        Origin::Agent(_) => sandbox::of(record, &boot::current()),
+        Origin::Anywhere | Origin::Through(_) => Sandbox::Unknown,
     };
     let runs = match sandbox {
         Sandbox::Present => true,
         Sandbox::Gone => false,
-        Sandbox::Unknown => node != asker.node() && !reader.node(node).await?.is_lost(),
+        Sandbox::Unknown => node != origin.node() && !reader.node(node).await?.is_lost(),
     };
     Ok(runs.then(|| node.to_owned()))
 }
 
 /// The holders of an address among `pools`.
 pub async fn find(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     pools: &[PoolKey],
     address: Address,
 ) -> Result<Vec<(PoolKey, Record)>, LedgerError> {
@@ -193,15 +193,13 @@ async fn reservations(
         }
     };
     let ledger = store.ledger();
-    ledger
-        .visit_claims(ClaimKind::Reservation, &mut keep)
-        .await?;
+    ledger.visit(ClaimKind::Reservation, &mut keep).await?;
     Ok(found)
 }
 
 /// The reservation of an address that is left of an allocation by hand.
 pub async fn leftover(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     address: Address,
 ) -> Result<Option<(ClaimKey, Record)>, LedgerError> {
     let mut found = None;
@@ -210,16 +208,14 @@ pub async fn leftover(
             found = Some((key, record));
         }
     };
-    ledger
-        .visit_claims(ClaimKind::Reservation, &mut keep)
-        .await?;
+    ledger.visit(ClaimKind::Reservation, &mut keep).await?;
     Ok(found)
 }
 
 /// Ends the cooldown of an address; false if it does not cool down. Its last owner takes it and releases it in one
 /// commit: no other owner may take it before.
 pub async fn end_cooldown(
-    ledger: &dyn Ledger,
+    ledger: &dyn RecordLedger,
     pool: &PoolKey,
     address: Address,
 ) -> Result<bool, LedgerError> {
@@ -246,7 +242,7 @@ pub async fn end_cooldown(
             },
         ];
         tries += 1;
-        match ledger.commit(pool, &now.version, &changes).await {
+        match ledger.commit(pool, &now.version, &changes, None).await {
             Err(error) if error.needs_reload() && tries < TRIES => {}
             Err(error) => return Err(error),
             Ok(_) => return Ok(true),

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use berth_collector::ReadError;
 use berth_collector::observed::{Held, Note};
 use berth_core::{Address, Change, Handle, Owner, Record};
-use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedRecordLedger};
 
 use super::pool_policies::{PoolPolicies, PoolPolicy};
 use super::reservation_index::expected_name;
@@ -54,31 +54,29 @@ pub(super) async fn find(
     if !pool_policies.pools().any(|policy| policy.retention.claims) {
         return Ok(Vec::new());
     }
-    Ok(missing(&sticky.all_claims().await?, held, pool_policies))
+    let mut all = Vec::new();
+    let add = |claim: Claim| all.extend(missing(&claim, held, pool_policies));
+    sticky.all_claims(add).await?;
+    Ok(all)
 }
 
-fn missing(
-    claims: &[Claim],
-    held: &ClaimedPools,
-    pool_policies: &PoolPolicies,
-) -> Vec<MissingEntry> {
+/// The addresses of one claim that its pools lack.
+fn missing(claim: &Claim, held: &ClaimedPools, pool_policies: &PoolPolicies) -> Vec<MissingEntry> {
     let mut missing = Vec::new();
-    for claim in claims {
-        for address in claim.addresses() {
-            let Some((policy, pool)) = pool_of(claim, address, pool_policies) else {
-                continue;
-            };
-            // A pool that does not exist yet has lost nothing.
-            let exists = held.pools.contains(&pool.name);
-            if exists && !held.held.contains(&(pool.name.clone(), address)) {
-                let owner = Owner::new(claim.holder(), claim.interface());
-                missing.push(MissingEntry {
-                    pool,
-                    address,
-                    record: Record::new(owner, Handle::new(claim.name())),
-                    overlap_checks: policy.overlap_checks,
-                });
-            }
+    for address in claim.addresses() {
+        let Some((policy, pool)) = pool_of(claim, address, pool_policies) else {
+            continue;
+        };
+        // A pool that does not exist yet has lost nothing.
+        let exists = held.pools.contains(&pool.name);
+        if exists && !held.held.contains(&(pool.name.clone(), address)) {
+            let owner = Owner::new(claim.holder(), claim.interface());
+            missing.push(MissingEntry {
+                pool,
+                address,
+                record: Record::new(owner, Handle::new(claim.name())),
+                overlap_checks: policy.overlap_checks,
+            });
         }
     }
     missing
@@ -115,7 +113,7 @@ fn pool_of<'a>(
 
 /// Allocates it to the claim's last pod, unless the address has an owner by now.
 pub(super) async fn enter(
-    ledger: &SharedLedger,
+    ledger: &SharedRecordLedger,
     missing: &MissingEntry,
 ) -> Result<bool, LedgerError> {
     let MissingEntry {
@@ -139,7 +137,7 @@ pub(super) async fn enter(
         address: *address,
         record: record.clone(),
     };
-    ledger.commit(pool, &now.version, &[change]).await?;
+    ledger.commit(pool, &now.version, &[change], None).await?;
     tracing::info!(%address, %pool, owner = %record.owner, "an address that a claim records was allocated to it again");
     Ok(true)
 }

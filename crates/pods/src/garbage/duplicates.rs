@@ -10,7 +10,7 @@ use berth_api::names;
 use berth_collector::liveness::{Verdict, judge};
 use berth_collector::observed::{Held, Note, Owners, PodRef};
 use berth_collector::quorum_reader::Attached;
-use berth_core::diagnose::{Sighting, same_owner, shared};
+use berth_core::diagnose::{Observation, same_owner, shared};
 use berth_core::{Address, Owner};
 use berth_ledger::PoolKey;
 
@@ -107,7 +107,7 @@ impl<'a> Sources<'a> {
                 }
             };
             let owner = self.owner(place);
-            Some(Sighting { network, owner })
+            Some(Observation { network, owner })
         };
         let count = self.held.len() + self.reservations.len() + self.attached.len();
         let groups = shared(count, address, sighting);

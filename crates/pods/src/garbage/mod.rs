@@ -40,7 +40,8 @@ use std::time::Duration;
 pub use berth_collector::GracePeriods;
 use berth_collector::{CollectTask, Collector, CollectorSettings};
 use berth_kube::Connection;
-use berth_ledger::{KubeLedger, SharedLedger};
+use berth_ledger::SharedRecordLedger;
+use berth_whereabouts::KubeLedger;
 
 pub use metrics::GarbageMetrics;
 pub use policy::PodPolicy;
@@ -77,7 +78,7 @@ impl Default for GarbageSettings {
 /// pods are collected when they change, and by their UIDs.
 pub fn collector(
     connection: Connection,
-    ledger: SharedLedger,
+    ledger: SharedRecordLedger,
     (node, boot): (&str, &str),
     journal: Option<Arc<Journal>>,
     settings: &GarbageSettings,
@@ -85,7 +86,7 @@ pub fn collector(
 ) -> Collector<PodPolicy> {
     let policy = PodPolicy::new(
         &connection,
-        SharedLedger::clone(&ledger),
+        SharedRecordLedger::clone(&ledger),
         (node, boot),
         journal.clone(),
         settings.flat_places.clone(),

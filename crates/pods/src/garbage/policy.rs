@@ -11,7 +11,7 @@ use berth_collector::policy::Released;
 use berth_collector::{Executor, Policy, QuorumReader, ReadError, SweepError};
 use berth_core::{Address, Record};
 use berth_kube::Connection;
-use berth_ledger::{ClaimKey, ClaimKind, SharedLedger};
+use berth_ledger::{ClaimKey, ClaimKind, SharedRecordLedger};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 
@@ -31,7 +31,7 @@ use berth_networks::range_policy::Policies;
 /// The policy of the pods front, for one cluster.
 #[derive(Debug)]
 pub struct PodPolicy {
-    pub(super) ledger: SharedLedger,
+    pub(super) ledger: SharedRecordLedger,
     pub(super) reader: QuorumReader,
     pub(super) sticky: Sticky,
     pub(super) recorder: Recorder,
@@ -48,7 +48,7 @@ pub struct PodPolicy {
 impl PodPolicy {
     pub(super) fn new(
         connection: &Connection,
-        ledger: SharedLedger,
+        ledger: SharedRecordLedger,
         (node, boot): (&str, &str),
         journal: Option<Arc<Journal>>,
         flat_places: Vec<PathBuf>,
@@ -57,8 +57,8 @@ impl PodPolicy {
         let (client, timeout) = (&connection.client, connection.timeout);
         PodPolicy {
             ledger,
-            reader: QuorumReader::new(client.clone(), timeout),
-            sticky: Sticky::new(client.clone(), timeout),
+            reader: QuorumReader::new(connection),
+            sticky: Sticky::new(connection),
             recorder: Recorder::new(client.clone(), node, timeout),
             metrics,
             journal,

@@ -11,13 +11,14 @@ use std::time::Duration;
 use berth_cni::conf::LONGEST_CONFIGURATION;
 use berth_collector::{QuorumReader, ReadError};
 use berth_core::{Address, Space};
+use berth_kube::Selection;
 use berth_ledger::PoolKey;
 use serde::Deserialize;
 
 use crate::config::PodNetwork;
 use crate::layout::Layout;
 use crate::sticky::Retention;
-use berth_networks::definitions;
+use berth_networks::definitions::{self, DEFINITIONS};
 use berth_networks::range_policy::{Policies, Policy};
 
 /// What the networks of one pool want.
@@ -118,7 +119,14 @@ impl PoolPolicies {
     }
 }
 
-const PATH: &str = "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions";
+/// Definitions of all namespaces, a few at a time: each may have 1.5 MB, and any user may write one.
+const ALL: Selection<'static> = Selection {
+    labels: "",
+    fields: "",
+    page: 16,
+    everywhere: true,
+    cached: false,
+};
 
 /// Reads all definitions, a few at a time. A cluster without the kind has none, and an account that may not read them knows
 /// none. Those that `policies` does not allow are left out.
@@ -128,18 +136,19 @@ pub async fn read_pool_policies(
     flat_places: &[PathBuf],
 ) -> Result<PoolPolicies, ReadError> {
     let policy = match policies {
-        Some(policies) => policies.read().await.map_err(|why| ReadError {
-            target: "RangePolicy".to_owned(),
-            why,
-            code: None,
-        })?,
+        Some(policies) => {
+            let read = policies.read().await;
+            read.map_err(|why| ReadError::unusable("RangePolicy", why))?
+        }
         None => Arc::default(),
     };
     let mut pool_policies = PoolPolicies::default();
-    let mut token = None;
+    let mut pages = reader.pages(&DEFINITIONS, &ALL);
     loop {
-        let (definitions, more) = match reader.large_page::<Definition>(PATH, token).await {
-            Ok(page) => page,
+        let mut definitions = Vec::new();
+        let page = pages.next(|definition: Definition| definitions.push(definition));
+        let more = match page.await.map_err(ReadError::from) {
+            Ok(more) => more,
             Err(error) if error.code == Some(404) => return Ok(pool_policies),
             Err(error) if error.code == Some(403) => {
                 tracing::warn!(%error, "network definitions may not be read: released addresses do not cool down, and no reservation is repaired; grant get and list");
@@ -147,6 +156,7 @@ pub async fn read_pool_policies(
             }
             Err(error) => return Err(error),
         };
+        // What is kept of a page is parsed where it may block: it reads the node's flat file.
         let (flat_places, policy) = (flat_places.to_vec(), Arc::clone(&policy));
         let read = move || {
             for definition in definitions {
@@ -155,14 +165,9 @@ pub async fn read_pool_policies(
             pool_policies
         };
         let read = tokio::task::spawn_blocking(read).await;
-        pool_policies = read.map_err(|error| ReadError {
-            target: PATH.to_owned(),
-            why: error.to_string(),
-            code: None,
-        })?;
-        match more {
-            Some(_) => token = more,
-            None => return Ok(pool_policies),
+        pool_policies = read.map_err(|error| ReadError::unusable(DEFINITIONS.name(), error))?;
+        if !more {
+            return Ok(pool_policies);
         }
     }
 }

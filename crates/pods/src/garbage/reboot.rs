@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use berth_api::names;
 use berth_collector::observed::{Held, Note};
 use berth_core::{Address, Change, Pool, Record, Request};
-use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedRecordLedger};
 
 use super::reservation_index::expected_name;
 use crate::attachment::attribute;
@@ -19,12 +19,12 @@ use crate::store::Store;
 
 /// Frees what older boots than `boot` left in this machine's own ledger, and the reservations that no record is left
 /// for; returns the addresses.
-pub async fn sweep(ledger: &SharedLedger, boot: &str) -> Result<Vec<Address>, LedgerError> {
+pub async fn sweep(ledger: &SharedRecordLedger, boot: &str) -> Result<Vec<Address>, LedgerError> {
     if boot.is_empty() {
         return Ok(Vec::new());
     }
     // Before the pools: a reservation is made after its record, so one without a record has no owner.
-    let reservations = ledger.claims(ClaimKind::Reservation).await?;
+    let reservations = ledger.list(ClaimKind::Reservation).await?;
     let mut freed = Vec::new();
     let mut kept = Kept::default();
     // A cluster's pods are judged by the cluster.
@@ -58,7 +58,7 @@ impl Kept {
 }
 
 async fn sweep_pool(
-    ledger: &SharedLedger,
+    ledger: &SharedRecordLedger,
     pool: &PoolKey,
     boot: &str,
     kept: &mut Kept,
@@ -75,7 +75,7 @@ async fn sweep_pool(
             })
             .collect();
         if !releases.is_empty() {
-            match ledger.commit(pool, &now.version, &releases).await {
+            match ledger.commit(pool, &now.version, &releases, None).await {
                 Ok(_) => {}
                 Err(error) if error.needs_reload() => continue,
                 Err(error) => return Err(error),
@@ -113,8 +113,12 @@ fn reservation(pool: &PoolKey, address: Address, record: &Record) -> Option<Stri
     })
 }
 
-async fn end(ledger: &SharedLedger, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
-    match ledger.remove(key, record).await {
+async fn end(
+    ledger: &SharedRecordLedger,
+    key: &ClaimKey,
+    record: &Record,
+) -> Result<(), LedgerError> {
+    match ledger.delete(key, record).await {
         Err(LedgerError::Taken { .. }) => Ok(()),
         other => other,
     }
@@ -157,8 +161,8 @@ mod tests {
     use super::*;
     use crate::{Front, Store};
 
-    fn mk_front(ledger: &SharedLedger, boot: &str) -> Front {
-        let store = Store::standalone(SharedLedger::clone(ledger), DeskMetrics::default());
+    fn mk_front(ledger: &SharedRecordLedger, boot: &str) -> Front {
+        let store = Store::standalone(SharedRecordLedger::clone(ledger), DeskMetrics::default());
         Front::new(Arc::new(Arc::new(store)), "machine")
             .with_boot(boot)
             .with_flat_places(Vec::new())
@@ -180,7 +184,7 @@ mod tests {
     #[tokio::test]
     async fn plugins_252_697_a_reboot_frees_what_the_old_boot_left() {
         let dir = tempfile::tempdir().unwrap();
-        let ledger: SharedLedger =
+        let ledger: SharedRecordLedger =
             Arc::new(SqliteLedger::open(dir.path().join("berth.db")).unwrap());
         let before = mk_front(&ledger, "old");
         for (container, address) in [("c1", "10.0.0.1/24"), ("c2", "10.0.0.2/24")] {
@@ -194,7 +198,7 @@ mod tests {
         assert_eq!(add(&after, "c2").await, "10.0.0.2/24");
         let freed = sweep(&ledger, "new").await.unwrap();
         assert_eq!(freed, ["10.0.0.1".parse().unwrap()]);
-        let left = ledger.claims(ClaimKind::Reservation).await.unwrap();
+        let left = ledger.list(ClaimKind::Reservation).await.unwrap();
         let left: Vec<&str> = left.iter().map(|(key, _)| key.name.as_str()).collect();
         assert_eq!(left, ["10.0.0.2"], "reservations go with their records");
         let after = mk_front(&ledger, "new");

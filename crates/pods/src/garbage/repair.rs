@@ -56,11 +56,8 @@ async fn end(
     if reason.is_of_the_object() && executor.is_up(reservation.node()).await? {
         return Ok(Outcome::Spared);
     }
-    match executor
-        .ledger()
-        .remove(&reservation.key, &reservation.record)
-        .await
-    {
+    let records = &policy.ledger;
+    match records.delete(&reservation.key, &reservation.record).await {
         Ok(()) => {}
         // Another holder has it by now (I6).
         Err(LedgerError::Taken { .. }) => return Ok(Outcome::Superseded),
@@ -89,7 +86,7 @@ async fn reserve(
     if last.verdict != Verdict::Alive && !held.record.is_by_hand() {
         return Ok(Outcome::Spared);
     }
-    match executor.ledger().create(key, &held.record).await {
+    match policy.ledger.create(key, &held.record).await {
         Ok(()) => {
             policy.metrics.reserved.inc();
             tracing::info!(

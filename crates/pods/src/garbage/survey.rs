@@ -103,7 +103,7 @@ impl PodSurvey {
         let mut add = |key: ClaimKey, record| shared.add_reservation(key, record);
         policy
             .ledger
-            .visit_claims(ClaimKind::Reservation, &mut add)
+            .visit(ClaimKind::Reservation, &mut add)
             .await?;
         let sources = Sources {
             held: &shared.held,
@@ -305,7 +305,7 @@ async fn reservations(policy: &PodPolicy) -> Result<PackedReservations, LedgerEr
     let mut pack = |key: ClaimKey, record| packing.add(&key.name, &record);
     policy
         .ledger
-        .visit_claims(ClaimKind::Reservation, &mut pack)
+        .visit(ClaimKind::Reservation, &mut pack)
         .await?;
     Ok(packing.done())
 }
@@ -323,7 +323,7 @@ async fn still_has(
         }
         Place::Reservation(name) => {
             let key = ClaimKey::new(ClaimKind::Reservation, name);
-            let now = policy.ledger.claim(&key).await?;
+            let now = policy.ledger.get(&key).await?;
             now.is_some_and(|record| record.owner == holder.owner)
         }
         Place::Pod(_) => true,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use berth_kube::Connection;
-use berth_ledger::SharedLedger;
+use berth_ledger::SharedRecordLedger;
 use berth_node::{NodeFile, boot};
 use berth_slices::slices::Setup;
 use berth_slices::{SliceMetrics, SliceSettings, Slices};
@@ -69,7 +69,7 @@ impl Collectors {
     pub(crate) fn start(
         &self,
         connection: Connection,
-        ledger: SharedLedger,
+        ledger: SharedRecordLedger,
         journal: Arc<Journal>,
         stop: CancellationToken,
     ) -> DropGuard {

@@ -15,7 +15,7 @@ use berth_ledger::{LedgerError, PoolKey};
 use serde::{Deserialize, Serialize};
 
 use super::stores::NodeStores;
-use crate::by_hand::{self, Asker, Standing};
+use crate::by_hand::{self, Origin, Standing};
 use crate::{PodError, Store};
 use berth_collector::{QuorumReader, ReadError};
 
@@ -123,7 +123,7 @@ async fn serve(stores: &NodeStores, request: &ReleaseRequest) -> Result<PoolKey,
     let Some((store, connection)) = stores.sliced().await else {
         return Err(nowhere());
     };
-    let reader = QuorumReader::new(connection.client, connection.timeout);
+    let reader = QuorumReader::new(&connection);
     let pools = stores.slice_pools().await?;
     let ledger = store.ledger();
     let Some(holder) = &request.holder else {
@@ -139,8 +139,8 @@ async fn serve(stores: &NodeStores, request: &ReleaseRequest) -> Result<PoolKey,
     let held = found.into_iter().find(|(_, held)| held.same_holder(holder));
     let (pool, held) = held.ok_or_else(nowhere)?;
     if !request.force {
-        let asker = Asker::Agent(node);
-        may_be_released(&reader, &held, request.address, asker).await?;
+        let origin = Origin::Agent(node);
+        may_be_released(&reader, &held, request.address, origin).await?;
     }
     let freed = released(&store, &pool, request, &held).await?;
     match freed {
@@ -153,9 +153,9 @@ async fn may_be_released(
     reader: &QuorumReader,
     held: &Record,
     address: Address,
-    asker: Asker<'_>,
+    origin: Origin<'_>,
 ) -> Result<(), Failed> {
-    let why = match by_hand::standing(reader, held, asker).await? {
+    let why = match by_hand::standing(reader, held, origin).await? {
         Standing::ByHand | Standing::Gone(_) => return Ok(()),
         Standing::Alive { pod, node } => {
             let node = node.unwrap_or_else(|| "no node yet".to_owned());

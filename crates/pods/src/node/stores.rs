@@ -15,11 +15,12 @@ use berth_cni::{CniError, Code};
 use berth_desk::DeskMetrics;
 use berth_front::{Cluster, Clusters};
 use berth_kube::{Connect, Connection};
-use berth_ledger::{ClaimKey, ClaimKind, KubeLedger, LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{ClaimKey, ClaimKind, LedgerError, PoolKey, SharedRecordLedger};
 use berth_node::{BootMarker, LazyFile, Since, boot};
 use berth_slices::sliced::is_sliced;
 use berth_slices::slices::Setup;
 use berth_slices::{PlainPools, SliceMetrics, SliceSettings, Slices};
+use berth_whereabouts::KubeLedger;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OnceCell;
 use tokio_util::sync::DropGuard;
@@ -168,12 +169,12 @@ impl NodeStores {
     pub(crate) async fn ready(&self) -> Result<Served, LedgerError> {
         let probe = ClaimKey::new(ClaimKind::Reservation, "berth-ready");
         let Some(connect) = &self.cluster else {
-            self.local().await?.claim(&probe).await?;
+            self.local().await?.get(&probe).await?;
             return Ok(Served::Whole);
         };
         let store = self.configured(connect, false).await?;
         let ledger = store.ledger();
-        let asked = tokio::time::timeout(READY_LIMIT, ledger.claim(&probe));
+        let asked = tokio::time::timeout(READY_LIMIT, ledger.get(&probe));
         let why = match asked.await {
             Ok(Ok(_)) => return Ok(Served::Whole),
             Ok(Err(error)) => error,
@@ -216,7 +217,7 @@ impl NodeStores {
         Ok(pools)
     }
 
-    async fn local(&self) -> Result<SharedLedger, LedgerError> {
+    async fn local(&self) -> Result<SharedRecordLedger, LedgerError> {
         Ok(self.file.get().await?.ledger())
     }
 
@@ -320,7 +321,7 @@ impl NodeStores {
         } = self.clusters.open(connect).await?;
         let kept = connection.clone();
         let metrics = self.metrics.clone();
-        let sticky = Sticky::new(connection.client.clone(), connection.timeout);
+        let sticky = Sticky::new(&connection);
         Ok(match &self.lifetime {
             Lifetime::Call { .. } if !sliced => {
                 let policies = policies_once(&connection).await;

@@ -9,12 +9,13 @@
 //! migrates has two for a while) or a pod that is provably gone (I4); else the call fails and names the holder.
 
 use berth_core::{Address, Answer, Record, Request};
+use berth_kube::{Failure, Part, Verb};
 use berth_ledger::PoolKey;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::claim::{Claim, path, reference};
+use super::claim::{Claim, IPAM_CLAIMS, reference};
 use super::{ReadError, Sticky};
 use crate::attachment::Attachment;
 use crate::config::PodNetwork;
@@ -23,6 +24,7 @@ use crate::layout::Layout;
 use crate::reserve::Reservations;
 use crate::store::Store;
 use berth_collector::observed::{Phase, PodRef, PodState};
+use berth_collector::quorum_reader::PODS;
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
@@ -59,8 +61,8 @@ pub async fn adopt(
     let Some(name) = sticky.reference(&pod, &who.owner.part).await? else {
         return Ok(None);
     };
-    let claims = path(&pod.namespace);
-    let found: Option<Claim> = sticky.reader.get(&claims, "ipamclaims", &name).await?;
+    let read = sticky.reader.get(&IPAM_CLAIMS, &pod.namespace, &name);
+    let found: Option<Claim> = read.await?;
     let Some(claim) = found else {
         // It may be created a moment after the pod: the runtime retries.
         return Err(PodError::Sticky(format!(
@@ -98,32 +100,33 @@ pub async fn settle(
         "metadata": { "resourceVersion": claim.metadata.resource_version },
         "status": status,
     });
-    sticky.patch_status(adoption, &patch).await
+    sticky.patch_status(adoption, patch).await
 }
 
 impl Sticky {
     async fn reference(&self, pod: &PodRef, ifname: &str) -> Result<Option<String>, ReadError> {
-        let path = format!("/api/v1/namespaces/{}/pods", pod.namespace);
-        let found: Option<Annotated> = self.reader.get(&path, "pods", &pod.name).await?;
+        let read = self.reader.get(&PODS, &pod.namespace, &pod.name);
+        let found: Option<Annotated> = read.await?;
         let annotation = found.and_then(|pod| pod.metadata.annotations.get(NETWORKS).cloned());
         Ok(annotation.and_then(|annotation| reference(&annotation, ifname)))
     }
 
-    async fn patch_status(&self, adoption: &Adoption, patch: &Value) -> Result<(), PodError> {
+    async fn patch_status(&self, adoption: &Adoption, patch: Value) -> Result<(), PodError> {
         let (namespace, name) = (&adoption.pod.namespace, &adoption.claim.metadata.name);
         let failed = |why: String| PodError::Sticky(format!("IPAMClaim {namespace}/{name}: {why}"));
-        let claims: kube::Api<berth_api::cncf::IPAMClaim> =
-            kube::Api::namespaced(self.client.clone(), namespace);
-        let params = PatchParams::default();
         let patch = Patch::Merge(patch);
-        let patched = claims.patch_status(name, &params, &patch);
-        match tokio::time::timeout(self.timeout, patched).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(failed(
+        let (objects, status) = (self.objects.in_namespace(namespace), Part::Status);
+        let patched = objects.patch_part(&IPAM_CLAIMS, status, name, &patch);
+        match patched.await {
+            Ok(_) => Ok(()),
+            Err(Failure::Refused(refusal)) if refusal.code == 409 => Err(failed(
                 "another pod recorded its addresses first; a repeat gets those".into(),
             )),
-            Ok(Err(error)) => Err(failed(format!("its status can't be written: {error}"))),
-            Err(_) => Err(failed("no answer about its status".into())),
+            Err(failure) => {
+                let ask = objects.ask(Verb::Patch, &IPAM_CLAIMS, name).of(status);
+                let error = failure.into_error(ask);
+                Err(failed(format!("its status can't be written: {error}")))
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! An IPAMClaim, and which one a pod's interface refers to.
 
 use berth_core::Address;
+use berth_kube::{Place, Resource};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -97,12 +98,13 @@ impl Claim {
     }
 }
 
-/// Claims of all namespaces.
-pub(super) const ALL: &str = "/apis/k8s.cni.cncf.io/v1alpha1/ipamclaims";
-
-pub(super) fn path(namespace: &str) -> String {
-    format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/{namespace}/ipamclaims")
-}
+pub(super) const IPAM_CLAIMS: Resource = Resource {
+    group: "k8s.cni.cncf.io",
+    version: "v1alpha1",
+    plural: "ipamclaims",
+    kind: "IPAMClaim",
+    place: Place::Namespaced,
+};
 
 /// The claim that the pod's annotation names for an interface. Multus calls the interface of the n-th element `netN`,
 /// unless the element says otherwise.

@@ -13,12 +13,8 @@ mod adoption;
 mod claim;
 mod set;
 
-use std::fmt;
-use std::time::Duration;
-
 use berth_core::Address;
-use kube::Client;
-use kube::api::ListParams;
+use berth_kube::{Connection, ObjectClient, Place, Resource, Selection};
 
 pub use adoption::{Adoption, adopt, settle};
 pub use claim::Claim;
@@ -27,19 +23,22 @@ pub use set::StatefulSet;
 use crate::config::Settings;
 use berth_collector::observed::PodRef;
 use berth_collector::{QuorumReader, ReadError};
+use claim::IPAM_CLAIMS;
+
+const STATEFUL_SETS: Resource = Resource {
+    group: "apps",
+    version: "v1",
+    plural: "statefulsets",
+    kind: "StatefulSet",
+    place: Place::Namespaced,
+};
 
 /// Asks the API server whether an address is kept.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Sticky {
-    client: Client,
     pub(crate) reader: QuorumReader,
-    timeout: Duration,
-}
-
-impl fmt::Debug for Sticky {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sticky").finish_non_exhaustive()
-    }
+    /// Writes the status of claims.
+    objects: ObjectClient,
 }
 
 /// Which addresses of a network outlive their pods.
@@ -73,11 +72,10 @@ impl From<&Settings> for Retention {
 }
 
 impl Sticky {
-    pub fn new(client: Client, timeout: Duration) -> Sticky {
+    pub fn new(connection: &Connection) -> Sticky {
         Sticky {
-            reader: QuorumReader::new(client.clone(), timeout),
-            client,
-            timeout,
+            reader: QuorumReader::new(connection),
+            objects: ObjectClient::new(connection),
         }
     }
 
@@ -96,10 +94,12 @@ impl Sticky {
         if !retention.claims {
             return Ok(false);
         }
-        let claims = self.list(&claim::path(&pod.namespace)).await?;
-        Ok(claims
-            .iter()
-            .any(|claim| claim.keeps(names, &pod.name, address)))
+        let mut kept = false;
+        let of_namespace = Selection::default();
+        let look = |claim: Claim| kept |= claim.keeps(names, &pod.name, address);
+        self.visit_claims(&pod.namespace, &of_namespace, look)
+            .await?;
+        Ok(kept)
     }
 
     /// Whether a StatefulSet will create the pod again.
@@ -107,24 +107,31 @@ impl Sticky {
         let Some((set, ordinal)) = set::parse(&pod.name) else {
             return Ok(false);
         };
-        let path = format!("/apis/apps/v1/namespaces/{}/statefulsets", pod.namespace);
-        let found: Option<StatefulSet> = self.reader.get(&path, "statefulsets", set).await?;
+        let read = self.reader.get(&STATEFUL_SETS, &pod.namespace, set);
+        let found: Option<StatefulSet> = read.await?;
         Ok(found.is_some_and(|set| set.wants(ordinal)))
     }
 
-    /// The claims of all namespaces.
-    pub async fn all_claims(&self) -> Result<Vec<Claim>, ReadError> {
-        self.list(claim::ALL).await
+    /// Shows the claims of all namespaces to `visit`.
+    pub async fn all_claims(&self, visit: impl FnMut(Claim)) -> Result<(), ReadError> {
+        let all = Selection {
+            everywhere: true,
+            ..Selection::default()
+        };
+        self.visit_claims("", &all, visit).await
     }
 
     /// A cluster without the kind has none.
-    async fn list(&self, path: &str) -> Result<Vec<Claim>, ReadError> {
-        let mut claims = Vec::new();
-        let keep = |claim: Claim| claims.push(claim);
-        let listed = self.reader.reduce(path, ListParams::default(), keep);
+    async fn visit_claims(
+        &self,
+        namespace: &str,
+        selection: &Selection<'_>,
+        visit: impl FnMut(Claim),
+    ) -> Result<(), ReadError> {
+        let listed = self.reader.list(&IPAM_CLAIMS, namespace, selection, visit);
         match listed.await {
-            Err(error) if error.code == Some(404) => Ok(Vec::new()),
-            listed => listed.map(|()| claims),
+            Err(error) if error.code == Some(404) => Ok(()),
+            listed => listed,
         }
     }
 }

@@ -19,9 +19,10 @@ async fn whereabouts_546_what_went_while_nobody_watched_is_found_at_the_start() 
     running.stop().await;
 }
 
-/// The controller was away, the pod with a static address was deleted, and no DEL came. When it was back it knew the address
-/// only by pods that are there, and gave it to the next pod that asked for it, while it was still set up for the first. Here
-/// the record stands until it is freed on proof (I4); whoever asks before is refused, and gets it after.
+/// The controller was away, the pod with a static address was deleted, and no DEL came. When it was back it knew the
+/// address only by pods that are there, and gave it to the next pod that asked for it, while it was still set up for
+/// the first. Here the record stands until it is freed on proof (I4); whoever asks before is refused, and gets it
+/// after.
 #[tokio::test(flavor = "multi_thread")]
 async fn kube_ovn_4304_a_static_address_waits_for_the_end_of_its_last_pod() {
     let world = World::new("static").await;

@@ -1,5 +1,5 @@
-//! A forced deletion removes the pod object at once, whatever runs: the address stays until its node has released it, or is
-//! lost.
+//! A forced deletion removes the pod object at once, whatever runs: the address stays until its node has released it,
+//! or is lost.
 
 use kube::Api;
 use kube::api::DynamicObject;
@@ -66,7 +66,7 @@ async fn berth_15_24_a_forced_deletion_frees_the_address_once_the_sandbox_is_gon
 
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_24_a_forced_deletion_frees_the_address_once_the_node_is_lost() {
-    let world = World::new("forced-lost").await;
+    let world = World::without_a_controller("forced-lost").await;
     let sweeper = world.agent("n3").await;
     let (deleted, off) = (world.agent("n1").await, world.agent("n2").await);
     run(&world, &deleted, "on-deleted").await;
@@ -88,7 +88,7 @@ async fn berth_15_24_a_forced_deletion_frees_the_address_once_the_node_is_lost()
 /// The entries of a large pool name no node: there is no room. Their reservations do.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_24_a_forced_deletion_frees_nothing_in_a_large_pool_before_the_node_is_lost() {
-    let world = World::new("forced-large").await;
+    let world = World::without_a_controller("forced-large").await;
     let sweeper = world.agent("n2").await;
     let local = world.node_file().await;
     let one = world.agent_within("n1", "this-boot", local, 2400).await;
@@ -117,7 +117,7 @@ async fn berth_15_24_a_forced_deletion_frees_nothing_in_a_large_pool_before_the_
 /// The entry is in a slice that its node has not published: only the reservation can be seen.
 #[tokio::test(flavor = "multi_thread")]
 async fn berth_15_24_a_forced_deletion_ends_no_reservation_of_a_node_that_may_run_the_pod() {
-    let world = World::new("forced-slice").await;
+    let world = World::without_a_controller("forced-slice").await;
     let (one, sweeper) = (world.agent("n1").await, world.agent("n2").await);
     let made_by = json!({ "berth.dev/node": one.node });
     world

@@ -205,11 +205,11 @@ async fn a_living_entry_gets_back_the_reservation_that_it_lacks() {
     running.stop().await;
 }
 
-/// Spiderpool #2526, whereabouts #182 #291: the pod is made again under its name on another node, where its ADD takes the
-/// entry over. The old node sees its own pod gone and must leave the entry alone.
+/// Spiderpool #2526, whereabouts #182 #291: the pod is made again under its name on another node, where its ADD takes
+/// the entry over. The old node sees its own pod gone and must leave the entry alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn spiderpool_2526_a_pod_made_again_keeps_what_it_took_over() {
-    let world = World::new("again").await;
+    let world = World::without_a_controller("again").await;
     let (one, two) = (world.agent("n1").await, world.agent("n2").await);
     let old = world.run_pod(&one, "web-0").await;
     let first = one.add(&world, "web-0", &old, "old").await;
@@ -259,7 +259,7 @@ async fn an_entry_of_a_replaced_pod_is_freed_though_the_name_lives() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_of_a_deleted_node_lose_their_addresses() {
-    let world = World::new("nodegone").await;
+    let world = World::without_a_controller("nodegone").await;
     let (one, two) = (world.agent("n1").await, world.agent("n2").await);
     for (agent, pod) in [(&one, "goes"), (&two, "stays")] {
         let uid = world.run_pod(agent, pod).await;
@@ -311,8 +311,8 @@ async fn a_reboot_frees_what_the_old_boot_left_but_not_of_pods_that_live() {
     running.stop().await;
 }
 
-/// whereabouts #162 #176 #207 #638: addresses of living pods are freed in races. Here a hundred pods come and go while two
-/// nodes collect as eagerly as they can; whoever lives keeps what it was given.
+/// whereabouts #162 #176 #207 #638: addresses of living pods are freed in races. Here a hundred pods come and go while
+/// two nodes collect as eagerly as they can; whoever lives keeps what it was given.
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_162_176_207_638_no_living_pod_loses_its_address_in_a_storm() {
     let world = World::new("storm").await;

@@ -177,8 +177,8 @@ async fn a_claims_address_goes_from_pod_to_pod_and_is_freed_with_the_claim() {
     };
     let (uid, _) = reservation().await;
 
-    // It migrates: the next pod is there before the last is gone, and the last one's DEL comes late. Both use the address:
-    // its reservation is passed on, it is never gone.
+    // It migrates: the next pod is there before the last is gone, and the last one's DEL comes late. Both use the
+    // address: its reservation is passed on, it is never gone.
     assert_eq!(add("launcher-b").await, "10.0.0.1/24");
     let of = |pod: &str| (uid.clone(), format!("{}/{pod}", world.namespace));
     assert_eq!(reservation().await, of("launcher-b"));

@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use berth_api::whereabouts::{IPPool, IPPoolSpec, OverlappingRangeIPReservation};
 use berth_desk::DeskMetrics;
 use berth_kube::{Connect, Connection};
-use berth_ledger::kube::ETCD_REQUEST_LIMIT;
-use berth_ledger::{KubeLedger, SharedLedger};
+use berth_ledger::SharedRecordLedger;
 use berth_node::NodeFile;
 use berth_pods::garbage::{GarbageMetrics, GarbageSettings, GracePeriods, collector};
 use berth_pods::journal::Journal;
 use berth_pods::sticky::Sticky;
 use berth_pods::{Front, Store};
 use berth_testkit::{Agents, Cluster, InProcess, PodCall};
+use berth_whereabouts::ETCD_REQUEST_LIMIT;
+use berth_whereabouts::KubeLedger;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
@@ -53,7 +54,7 @@ pub struct Agent {
     pub front: Front,
     journal: Arc<Journal>,
     connection: Connection,
-    ledger: SharedLedger,
+    ledger: SharedRecordLedger,
 }
 
 /// A collector at work; it stops when told.
@@ -67,23 +68,43 @@ impl World {
         World::on(Cluster::shared().await, name).await
     }
 
+    /// Where no controller is deployed: agents release what lost nodes held, and take entries over from other nodes.
+    pub async fn without_a_controller(name: &str) -> World {
+        static WITHOUT: OnceCell<Cluster> = OnceCell::const_new();
+        let start = async || {
+            let cluster = Cluster::start().await.unwrap();
+            World::define(&cluster).await;
+            cluster
+        };
+        let cluster = WITHOUT.get_or_init(start).await;
+        let namespace = cluster.namespace(name).await.unwrap();
+        let agents = cluster.agents_without_a_controller(&namespace).await;
+        World::with(cluster, namespace, agents.unwrap()).await
+    }
+
     pub async fn on(cluster: &'static Cluster, name: &str) -> World {
         static DEFINED: OnceCell<()> = OnceCell::const_new();
-        let define = async || {
-            for crd in berth_api::crds().unwrap() {
-                cluster.apply_object(crd).await.unwrap();
-            }
-        };
         if std::ptr::eq(cluster, Cluster::shared().await) {
-            DEFINED.get_or_init(define).await;
+            DEFINED.get_or_init(|| World::define(cluster)).await;
         } else {
-            define().await;
+            World::define(cluster).await;
         }
         let namespace = cluster.namespace(name).await.unwrap();
+        let agents = cluster.agents(&namespace).await.unwrap();
+        World::with(cluster, namespace, agents).await
+    }
+
+    async fn define(cluster: &Cluster) {
+        for crd in berth_api::crds().unwrap() {
+            cluster.apply_object(crd).await.unwrap();
+        }
+    }
+
+    async fn with(cluster: &'static Cluster, namespace: String, agents: Agents) -> World {
         World {
             cluster,
             client: cluster.client().await.unwrap(),
-            agents: cluster.agents(&namespace).await.unwrap(),
+            agents,
             namespace,
             netns: tempfile::tempdir().unwrap(),
             files: tempfile::tempdir().unwrap(),
@@ -136,11 +157,11 @@ impl World {
         };
         let connection = connect.open().await.unwrap();
         let ledger = KubeLedger::new(connection.clone()).with_limit(limit);
-        let ledger: SharedLedger = Arc::new(ledger);
+        let ledger: SharedRecordLedger = Arc::new(ledger);
         let journal = Arc::new(Journal::new(&local));
-        let store = Store::cluster(SharedLedger::clone(&ledger), DeskMetrics::default())
+        let store = Store::cluster(SharedRecordLedger::clone(&ledger), DeskMetrics::default())
             .with_journal(Arc::clone(&journal))
-            .with_sticky(Sticky::new(connection.client.clone(), connection.timeout));
+            .with_sticky(Sticky::new(&connection));
         let front = Front::new(Arc::new(Arc::new(store)), &node)
             .with_boot(boot)
             .with_flat_places(Vec::new());
@@ -455,7 +476,7 @@ impl Agent {
         metrics.register(&mut registry);
         let collector = collector(
             self.connection.clone(),
-            SharedLedger::clone(&self.ledger),
+            SharedRecordLedger::clone(&self.ledger),
             (&self.node, boot),
             with_journal.then(|| Arc::clone(&self.journal)),
             &settings,

@@ -9,21 +9,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use berth_core::Record;
-use berth_ledger::{ClaimKey, Layer, Ledger, LedgerError, PoolKey, SharedLedger};
+use berth_ledger::{
+    ClaimKey, DelegatingLedger, DelegatingRecords, Ledger, LedgerError, PoolKey, Records,
+    SharedRecordLedger,
+};
 
 /// A call of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// A look at the holder of a name.
-    Claim,
-    /// The end of a claim by name.
-    Remove,
+    /// A read of the holder of a name.
+    Get,
+    /// The deletion of a named record.
+    Delete,
 }
 
 type Act = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub struct Interlude {
-    below: SharedLedger,
+    below: SharedRecordLedger,
     before: Mutex<BTreeMap<Step, Act>>,
     after: Mutex<BTreeMap<Step, Act>>,
     removed: AtomicUsize,
@@ -36,7 +39,7 @@ impl fmt::Debug for Interlude {
 }
 
 impl Interlude {
-    pub fn over(below: SharedLedger) -> Interlude {
+    pub fn over(below: SharedRecordLedger) -> Interlude {
         Interlude {
             below,
             before: Mutex::default(),
@@ -78,14 +81,21 @@ impl Interlude {
 }
 
 #[async_trait]
-impl Layer for Interlude {
+impl DelegatingLedger for Interlude {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &*self.below
     }
+}
 
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+#[async_trait]
+impl DelegatingRecords for Interlude {
+    fn records_below(&self) -> &dyn Records {
+        &*self.below
+    }
+
+    async fn delete(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         let removed = self
-            .amid(Step::Remove, self.below.remove(key, expected))
+            .amid(Step::Delete, self.below.delete(key, expected))
             .await;
         if removed.is_ok() {
             self.removed.fetch_add(1, Ordering::SeqCst);
@@ -93,7 +103,7 @@ impl Layer for Interlude {
         removed
     }
 
-    async fn claim(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
-        self.amid(Step::Claim, self.below.claim(key)).await
+    async fn get(&self, key: &ClaimKey) -> Result<Option<Record>, LedgerError> {
+        self.amid(Step::Get, self.below.get(key)).await
     }
 }

@@ -1,17 +1,18 @@
-//! A front over a ledger that can be looked into: a machine by itself, or one node of a cluster that the ledger stands for.
+//! A front over a ledger that can be looked into: a machine by itself, or one node of a cluster that the ledger stands
+//! for.
 
 use std::sync::Arc;
 
 use berth_cni::wire::Answer;
 use berth_desk::DeskMetrics;
-use berth_ledger::{ClaimKind, MemoryLedger, SharedLedger};
+use berth_ledger::{ClaimKind, MemoryLedger, SharedRecordLedger};
 use berth_pods::{Front, Store};
 use berth_testkit::PodCall;
 use serde_json::{Value, json};
 
 pub struct Bench {
     front: Front,
-    pub ledger: SharedLedger,
+    pub ledger: SharedRecordLedger,
 }
 
 impl Bench {
@@ -19,24 +20,24 @@ impl Bench {
         Bench::over(Arc::new(MemoryLedger::new()))
     }
 
-    pub fn over(ledger: SharedLedger) -> Bench {
-        let store = Store::standalone(SharedLedger::clone(&ledger), DeskMetrics::default());
+    pub fn over(ledger: SharedRecordLedger) -> Bench {
+        let store = Store::standalone(SharedRecordLedger::clone(&ledger), DeskMetrics::default());
         Bench::of(store, ledger, "this-boot")
     }
 
     /// An agent that has just begun, in a boot of its node: all that it knows is in the ledger.
-    pub fn agent(ledger: SharedLedger, boot: &str) -> Bench {
-        let store = Store::cluster(SharedLedger::clone(&ledger), DeskMetrics::default());
+    pub fn agent(ledger: SharedRecordLedger, boot: &str) -> Bench {
+        let store = Store::cluster(SharedRecordLedger::clone(&ledger), DeskMetrics::default());
         Bench::of(store, ledger, boot)
     }
 
     /// A process that serves a call where no agent does.
-    pub fn once(ledger: SharedLedger) -> Bench {
-        let store = Store::cluster_once(SharedLedger::clone(&ledger), DeskMetrics::default());
+    pub fn once(ledger: SharedRecordLedger) -> Bench {
+        let store = Store::cluster_once(SharedRecordLedger::clone(&ledger), DeskMetrics::default());
         Bench::of(store, ledger, "this-boot")
     }
 
-    fn of(store: Store, ledger: SharedLedger, boot: &str) -> Bench {
+    fn of(store: Store, ledger: SharedRecordLedger, boot: &str) -> Bench {
         let front = Front::new(Arc::new(Arc::new(store)), "node-1")
             .with_boot(boot)
             .with_flat_places(Vec::new());
@@ -66,7 +67,7 @@ impl Bench {
         for pool in self.ledger.pools().await.unwrap() {
             held += self.ledger.load(&pool).await.unwrap().pool.len();
         }
-        let reserved = self.ledger.claims(ClaimKind::Reservation).await.unwrap();
+        let reserved = self.ledger.list(ClaimKind::Reservation).await.unwrap();
         (held, reserved.len())
     }
 }

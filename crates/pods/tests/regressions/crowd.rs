@@ -5,19 +5,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use berth_core::Change;
-use berth_ledger::{Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, Version};
+use berth_ledger::{
+    DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, PoolKey, Records,
+    SharedRecordLedger, Version,
+};
 use tokio::sync::Barrier;
 
-/// Nobody's first write of a pool is made before everybody has planned one: each has the pool as it was before all of them.
+/// Nobody's first write of a pool is made before everybody has planned one: each has the pool as it was before all of
+/// them.
 #[derive(Debug)]
 pub struct Together {
-    below: SharedLedger,
+    below: SharedRecordLedger,
     all: Barrier,
     left: AtomicUsize,
 }
 
 impl Together {
-    pub fn over(below: SharedLedger, nodes: usize) -> Together {
+    pub fn over(below: SharedRecordLedger, nodes: usize) -> Together {
         Together {
             below,
             all: Barrier::new(nodes),
@@ -27,12 +31,12 @@ impl Together {
 }
 
 #[async_trait]
-impl Layer for Together {
+impl DelegatingLedger for Together {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &*self.below
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -46,19 +50,26 @@ impl Layer for Together {
         if first.is_ok() {
             self.all.wait().await;
         }
-        self.below.commit_guarded(pool, base, changes, guard).await
+        self.below.commit(pool, base, changes, guard).await
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for Together {
+    fn records_below(&self) -> &dyn Records {
+        &*self.below
     }
 }
 
 /// Somebody else is always faster, for so many writes.
 #[derive(Debug)]
 pub struct Slower {
-    below: SharedLedger,
+    below: SharedRecordLedger,
     left: Mutex<usize>,
 }
 
 impl Slower {
-    pub fn over(below: SharedLedger, writes: usize) -> Slower {
+    pub fn over(below: SharedRecordLedger, writes: usize) -> Slower {
         Slower {
             below,
             left: Mutex::new(writes),
@@ -67,12 +78,12 @@ impl Slower {
 }
 
 #[async_trait]
-impl Layer for Slower {
+impl DelegatingLedger for Slower {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &*self.below
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -89,6 +100,13 @@ impl Layer for Slower {
                 });
             }
         }
-        self.below.commit_guarded(pool, base, changes, guard).await
+        self.below.commit(pool, base, changes, guard).await
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for Slower {
+    fn records_below(&self) -> &dyn Records {
+        &*self.below
     }
 }

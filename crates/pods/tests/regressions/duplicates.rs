@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use berth_ledger::{MemoryLedger, PoolKey, SharedLedger, SqliteLedger};
+use berth_ledger::{MemoryLedger, PoolKey, SharedRecordLedger, SqliteLedger};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -24,16 +24,16 @@ async fn whereabouts_722_two_ranges_in_one_cidr() {
     assert_eq!(bench.held_and_reserved().await, (0, 0));
 }
 
-/// Nodes read the pool before any of them had written it, and each wrote its own idea of it: #97 with two of them, #110 with
-/// five hundred pods on a hundred. Here a claim holds only where the address is free at the write.
+/// Nodes read the pool before any of them had written it, and each wrote its own idea of it: #97 with two of them, #110
+/// with five hundred pods on a hundred. Here a claim holds only where the address is free at the write.
 #[tokio::test(flavor = "multi_thread")]
 async fn whereabouts_97_110_nodes_that_read_before_any_has_written() {
     const NODES: usize = 32;
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let together: SharedLedger = Arc::new(Together::over(truth, NODES));
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let together: SharedRecordLedger = Arc::new(Together::over(truth, NODES));
     let ipam = json!({"range": "10.0.0.0/24", "enable_overlapping_ranges": false});
     let nodes: Vec<Bench> = (0..NODES)
-        .map(|_| Bench::agent(SharedLedger::clone(&together), "this-boot"))
+        .map(|_| Bench::agent(SharedRecordLedger::clone(&together), "this-boot"))
         .collect();
     let adds = nodes.iter().enumerate().map(|(n, node)| {
         let ipam = ipam.clone();
@@ -71,8 +71,8 @@ async fn whereabouts_97_110_no_duplicates_when_ranges_overlap() {
     assert_eq!(bench.held_and_reserved().await, (0, 0));
 }
 
-/// Containerd began anew: the DEL of the old container came after the ADD of the pod's next one, went by the pod's name, and
-/// freed what a live container had.
+/// Containerd began anew: the DEL of the old container came after the ADD of the pod's next one, went by the pod's
+/// name, and freed what a live container had.
 #[tokio::test]
 async fn azure_885_del_goes_by_container() {
     let bench = Bench::new();
@@ -87,13 +87,14 @@ async fn azure_885_del_goes_by_container() {
     assert_eq!(addresses(&bench.add("other", ipam).await), ["10.0.0.2/24"]);
 }
 
-/// The daemon began anew, asked for the node's pods, was told of none because its cache was empty, and gave what they had. Here
-/// what was given is in the file, and no list is asked.
+/// The daemon began anew, asked for the node's pods, was told of none because its cache was empty, and gave what they
+/// had. Here what was given is in the file, and no list is asked.
 #[tokio::test]
 async fn aws_711_an_agent_that_begins_gives_nothing_that_pods_have() {
     let dir = tempfile::tempdir().unwrap();
-    let open =
-        || -> SharedLedger { Arc::new(SqliteLedger::open(dir.path().join("berth.db")).unwrap()) };
+    let open = || -> SharedRecordLedger {
+        Arc::new(SqliteLedger::open(dir.path().join("berth.db")).unwrap())
+    };
     let ipam = json!({"range": "10.0.0.0/24"});
     let mut given = BTreeSet::new();
     for n in 0..5 {

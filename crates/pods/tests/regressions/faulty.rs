@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use berth_core::{Change, Record};
 use berth_ledger::{
-    ClaimKey, Guard, Layer, Ledger, LedgerError, MemoryLedger, PoolKey, Rejection, Snapshot,
-    Version,
+    ClaimKey, DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, MemoryLedger,
+    PoolKey, Records, Rejection, Snapshot, Version,
 };
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Faulty {
 }
 
 #[async_trait]
-impl Layer for Faulty {
+impl DelegatingLedger for Faulty {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &self.inner
     }
@@ -64,7 +64,7 @@ impl Layer for Faulty {
         self.inner.load(pool).await
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -82,7 +82,14 @@ impl Layer for Faulty {
                 hint: "told to fail".into(),
             });
         }
-        self.inner.commit_guarded(pool, base, changes, guard).await
+        self.inner.commit(pool, base, changes, guard).await
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for Faulty {
+    fn records_below(&self) -> &dyn Records {
+        &self.inner
     }
 
     async fn create(&self, key: &ClaimKey, record: &Record) -> Result<(), LedgerError> {
@@ -90,8 +97,8 @@ impl Layer for Faulty {
         self.inner.create(key, record).await
     }
 
-    async fn remove(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
+    async fn delete(&self, key: &ClaimKey, expected: &Record) -> Result<(), LedgerError> {
         self.claims_work()?;
-        self.inner.remove(key, expected).await
+        self.inner.delete(key, expected).await
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use berth_ledger::{MemoryLedger, SharedLedger};
+use berth_ledger::{MemoryLedger, SharedRecordLedger};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -14,7 +14,7 @@ use crate::faulty::Faulty;
 #[tokio::test]
 async fn whereabouts_712_an_address_that_is_not_recorded_is_not_given() {
     let faulty = Arc::new(Faulty::new());
-    let bench = Bench::over(Arc::clone(&faulty) as SharedLedger);
+    let bench = Bench::over(Arc::clone(&faulty) as SharedRecordLedger);
     faulty.full.store(true, Ordering::SeqCst);
     let refused = error(&bench.add("a", json!({"range": "10.0.0.0/24"})).await);
     assert!(
@@ -28,7 +28,7 @@ async fn whereabouts_712_an_address_that_is_not_recorded_is_not_given() {
 #[tokio::test]
 async fn whereabouts_409_pool_and_reservations_do_not_part() {
     let faulty = Arc::new(Faulty::new());
-    let bench = Bench::over(Arc::clone(&faulty) as SharedLedger);
+    let bench = Bench::over(Arc::clone(&faulty) as SharedRecordLedger);
     faulty.no_claims.store(true, Ordering::SeqCst);
     let both = json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]});
     assert_eq!(error(&bench.add("a", both.clone()).await)["code"], 11);
@@ -46,16 +46,16 @@ async fn whereabouts_409_pool_and_reservations_do_not_part() {
     assert_eq!(bench.held_and_reserved().await, (2, 2));
 }
 
-/// With every reboot the pods of a daemon set got addresses more, and no DEL came for those of before. Here the pod is the
-/// owner, and its next container takes over what it has (I3).
+/// With every reboot the pods of a daemon set got addresses more, and no DEL came for those of before. Here the pod is
+/// the owner, and its next container takes over what it has (I3).
 #[tokio::test]
 async fn calico_4190_a_reboot_takes_no_address_more() {
-    let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+    let ledger: SharedRecordLedger = Arc::new(MemoryLedger::new());
     // As many as there are pods.
     let ipam = json!({"range": "10.0.0.0/29"});
     let mut before = Vec::new();
     for boot in ["first", "second", "third"] {
-        let agent = Bench::agent(SharedLedger::clone(&ledger), boot);
+        let agent = Bench::agent(SharedRecordLedger::clone(&ledger), boot);
         let mut given = Vec::new();
         for n in 0..6 {
             let (pod, container) = (format!("daemon-{n}"), format!("{boot}-{n}"));
@@ -68,13 +68,13 @@ async fn calico_4190_a_reboot_takes_no_address_more() {
     }
 }
 
-/// The agent began anew, DEL was the first that it was asked, and it took the pod for another plugin's, for its informers had
-/// nothing yet. Here DEL goes by the ledger alone.
+/// The agent began anew, DEL was the first that it was asked, and it took the pod for another plugin's, for its
+/// informers had nothing yet. Here DEL goes by the ledger alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn antrea_3384_an_agent_that_begins_frees_what_it_is_told() {
-    let ledger: SharedLedger = Arc::new(MemoryLedger::new());
+    let ledger: SharedRecordLedger = Arc::new(MemoryLedger::new());
     let both = json!({"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/64"}]});
-    let old = Bench::agent(SharedLedger::clone(&ledger), "this-boot");
+    let old = Bench::agent(SharedRecordLedger::clone(&ledger), "this-boot");
     for n in 0..8 {
         addresses(&old.add(&format!("p{n}"), both.clone()).await);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use berth_ledger::{MemoryLedger, SharedLedger};
+use berth_ledger::{MemoryLedger, SharedRecordLedger};
 use futures::future::join_all;
 use serde_json::json;
 
@@ -12,17 +12,17 @@ use crate::bench::{Bench, addresses, bare, error};
 use crate::crowd::{Slower, Together};
 use crate::faulty::Faulty;
 
-/// Twelve addresses for twelve pods of as many nodes, all at once: each write met another's, five tries were not enough, and
-/// pods failed beside addresses that were free. Here who met another plans again until its time is up.
+/// Twelve addresses for twelve pods of as many nodes, all at once: each write met another's, five tries were not
+/// enough, and pods failed beside addresses that were free. Here who met another plans again until its time is up.
 #[tokio::test(flavor = "multi_thread")]
 async fn antrea_7996_nodes_that_meet_serve_to_the_last_address() {
-    let truth: SharedLedger = Arc::new(MemoryLedger::new());
-    let together: SharedLedger = Arc::new(Together::over(truth, 12));
+    let truth: SharedRecordLedger = Arc::new(MemoryLedger::new());
+    let together: SharedRecordLedger = Arc::new(Together::over(truth, 12));
     let ipam = json!({"range": "10.0.0.0/28", "exclude": ["10.0.0.13", "10.0.0.14"]});
     let nodes: Vec<Bench> = (0..12)
         .map(|_| {
             // After the first write, which meets all the others, many more that meet somebody.
-            let slower = Slower::over(SharedLedger::clone(&together), 7);
+            let slower = Slower::over(SharedRecordLedger::clone(&together), 7);
             Bench::agent(Arc::new(slower), "this-boot")
         })
         .collect();
@@ -63,12 +63,13 @@ async fn antrea_7996_a_tight_pool_serves_to_the_last_address() {
     assert_eq!(bench.held_and_reserved().await, (12, 12));
 }
 
-/// DEL needed a daemon that waited for the place of the pod that was to leave. A plugin without an agent whose token went with the
-/// agent's pod can free nothing, and does not keep the pod; an agent is told to come again. `berth` has the whole course.
+/// DEL needed a daemon that waited for the place of the pod that was to leave. A plugin without an agent whose token
+/// went with the agent's pod can free nothing, and does not keep the pod; an agent is told to come again. `berth` has
+/// the whole course.
 #[tokio::test]
 async fn azure_cns_2138_a_del_that_nobody_can_serve_keeps_no_pod() {
     let faulty = Arc::new(Faulty::new());
-    let ledger = || Arc::clone(&faulty) as SharedLedger;
+    let ledger = || Arc::clone(&faulty) as SharedRecordLedger;
     let ipam = json!({"range": "10.0.0.0/24"});
     addresses(&Bench::once(ledger()).add("a", ipam.clone()).await);
     faulty.stranger.store(true, Ordering::SeqCst);

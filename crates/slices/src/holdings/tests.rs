@@ -126,7 +126,7 @@ async fn a_holding_reads_back_as_it_was_last_written() {
     holding.unreserved = true;
     holdings.put(&holding).await.unwrap();
     assert_eq!(holdings.load().await.unwrap().all, [holding.clone()]);
-    let told = range_of(&ledger, &of.holdings()).await.unwrap().unwrap();
+    let told = range_of(&*ledger, &of.holdings()).await.unwrap().unwrap();
     assert_eq!(
         (told.network, told.slice_pool),
         ("blue".into(), "blue".into())
@@ -140,7 +140,7 @@ async fn a_holding_reads_back_as_it_was_last_written() {
         ..holding.clone()
     };
     holdings.put(&claimed).await.unwrap();
-    let told = range_of(&ledger, &of.holdings()).await.unwrap().unwrap();
+    let told = range_of(&*ledger, &of.holdings()).await.unwrap().unwrap();
     assert!(matches!(told.mode, Mode::Elastic { .. }), "{told:?}");
     for (gone, left) in [
         (&claimed, vec![holding.clone()]),

@@ -11,7 +11,8 @@ use berth_core::slice::{Epoch, NodeName};
 use berth_core::{Address, Change, Handle, Owner, Prefix, Record};
 use berth_kube::Connection;
 use berth_ledger::{
-    Guard, Layer, Ledger, LedgerError, PoolKey, SharedLedger, SqliteLedger, Version,
+    DelegatingLedger, DelegatingRecords, Guard, Ledger, LedgerError, PoolKey, Records,
+    SharedLedger, SqliteLedger, Version,
 };
 use kube::{Client, Config};
 use tempfile::TempDir;
@@ -60,12 +61,12 @@ impl File {
 }
 
 #[async_trait]
-impl Layer for File {
+impl DelegatingLedger for File {
     fn below(&self, _pool: Option<&PoolKey>) -> &dyn Ledger {
         &self.below
     }
 
-    async fn commit_guarded(
+    async fn commit(
         &self,
         pool: &PoolKey,
         base: &Version,
@@ -73,7 +74,14 @@ impl Layer for File {
         guard: Option<&Guard>,
     ) -> Result<Version, LedgerError> {
         self.step_aside(pool).await;
-        self.below.commit_guarded(pool, base, changes, guard).await
+        self.below.commit(pool, base, changes, guard).await
+    }
+}
+
+#[async_trait]
+impl DelegatingRecords for File {
+    fn records_below(&self) -> &dyn Records {
+        &self.below
     }
 }
 
@@ -187,7 +195,7 @@ async fn give(
     let base = ledger.load(&key).await?.version;
     let record = Record::new(Owner::new("ns/p", "net1"), Handle::new("c"));
     let changes = [Change::Allocate { address, record }];
-    ledger.commit(&key, &base, &changes).await
+    ledger.commit(&key, &base, &changes, None).await
 }
 
 /// Two processes that hold the slice by what they have read.

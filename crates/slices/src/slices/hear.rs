@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use berth_ledger::LedgerError;
-use berth_ledger::kube::Heard;
-use berth_ledger::kube::slicepools::HeadEvent;
+use berth_whereabouts::Heard;
+use berth_whereabouts::slicepools::HeadEvent;
 use futures::StreamExt;
 use rand::RngExt;
 use tokio::time::sleep;

@@ -27,7 +27,7 @@ use crate::scratch::Scratch;
 use launch::Plan;
 
 /// Generous: other builds and clusters may run on the same two cores.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The address of the service `kubernetes`: the first of the services' range.
 pub(crate) const SERVICE: &str = "10.96.0.1";
@@ -64,10 +64,8 @@ pub struct Cluster {
     options: Options,
     plan: Plan,
     counter: AtomicU32,
-    /// Whether the policies on agents are in force.
-    pub(crate) policed: OnceCell<()>,
-    /// The same for the policies that ship with the controller.
-    pub(crate) controlled: OnceCell<()>,
+    /// Set once the policies on agents are in force: whether those that ship with the controller are among them.
+    pub(crate) policed: OnceCell<bool>,
     _forward: Option<Forward>,
     // Last: the directory is removed after the processes that write to it.
     scratch: Scratch,
@@ -165,7 +163,6 @@ impl Cluster {
             plan,
             counter: AtomicU32::new(0),
             policed: OnceCell::new(),
-            controlled: OnceCell::new(),
             _forward: forward,
             scratch,
         };
@@ -176,10 +173,10 @@ impl Cluster {
     /// Returns when the API server answers readyz and has created its first namespaces; fails with the tail of a log if
     /// a part has ended or the time is over.
     pub async fn ready(&self) -> Result<()> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let client = self.client().await?;
         let mut last = String::new();
-        while begun.elapsed() < PATIENCE {
+        while started.elapsed() < TIMEOUT {
             for process in [&self.etcd, &self.apiserver] {
                 let mut process = process.lock();
                 if let Some(status) = process.ended()? {
@@ -194,7 +191,7 @@ impl Cluster {
         }
         bail!(
             "the API server is not ready after {} s ({last}); {}",
-            PATIENCE.as_secs(),
+            TIMEOUT.as_secs(),
             self.lock(Part::ApiServer).tail()
         )
     }

@@ -11,7 +11,7 @@ use berth_parts::Parts;
 use tokio::time::sleep;
 
 use super::settings::{self, Serving};
-use crate::cluster::PATIENCE;
+use crate::cluster::TIMEOUT;
 use crate::control_plane::{self, ControlPlane};
 use crate::image::run;
 use crate::process::Process;
@@ -84,7 +84,7 @@ pub(super) async fn await_containerd(
     dir: &Path,
     process: &mut Process,
 ) -> Result<()> {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         if let Some(status) = process.ended()? {
             bail!("containerd ended with {status}; {}", process.tail());
@@ -93,7 +93,7 @@ pub(super) async fn await_containerd(
         version.args(["--connect-timeout", "2s", "version"]);
         match run(&mut version) {
             Ok(_) => return Ok(()),
-            Err(error) if begun.elapsed() > PATIENCE => {
+            Err(error) if started.elapsed() > TIMEOUT => {
                 return Err(error.context(format!("wait for containerd; {}", process.tail())));
             }
             Err(_) => sleep(Duration::from_millis(200)).await,

@@ -24,7 +24,7 @@ use kube::api::{Api, GetParams};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use crate::cluster::{Cluster, Options, PATIENCE, SERVICE};
+use crate::cluster::{Cluster, Options, SERVICE, TIMEOUT};
 use crate::control_plane::ControlPlane;
 use crate::forward::Forward;
 use crate::image;
@@ -157,9 +157,9 @@ impl Node {
     /// report is still the previous kubelet's.
     async fn ready(&self) -> Result<()> {
         let client = self.cluster().client().await?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut last = String::new();
-        while begun.elapsed() < PATIENCE {
+        while started.elapsed() < TIMEOUT {
             for process in [&self.kubelet, &self.containerd] {
                 let mut process = process.lock();
                 if let Some(status) = process.ended()? {
@@ -175,7 +175,7 @@ impl Node {
         bail!(
             "node {} is not ready after {} s ({last}); {}",
             self.name,
-            PATIENCE.as_secs(),
+            TIMEOUT.as_secs(),
             self.kubelet.lock().tail()
         )
     }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::Node;
 use super::launch::ctr;
-use crate::cluster::PATIENCE;
+use crate::cluster::TIMEOUT;
 use crate::image::run;
 use crate::netns::addresses_of;
 
@@ -21,8 +21,8 @@ impl Node {
     /// Returns the pod when it runs; after the timeout fails with kubectl's description of it.
     pub async fn wait_pod_running(&self, namespace: &str, pod: &str) -> Result<Pod> {
         let pods: Api<Pod> = Api::namespaced(self.cluster().client().await?, namespace);
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        let started = Instant::now();
+        while started.elapsed() < TIMEOUT {
             let found = pods
                 .get_opt(pod)
                 .await
@@ -41,7 +41,7 @@ impl Node {
         let story = self.kubectl(&["describe", "pod", "--namespace", namespace, pod])?;
         bail!(
             "pod {namespace}/{pod} does not run after {} s:\n{}",
-            PATIENCE.as_secs(),
+            TIMEOUT.as_secs(),
             String::from_utf8_lossy(&story.stdout)
         )
     }
@@ -49,8 +49,8 @@ impl Node {
     /// Returns when the pod is gone from the API server, which the kubelet allows only when its networks are torn down.
     pub async fn wait_pod_gone(&self, namespace: &str, pod: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.cluster().client().await?, namespace);
-        let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        let started = Instant::now();
+        while started.elapsed() < TIMEOUT {
             if pods.get_opt(pod).await.context("get a pod")?.is_none() {
                 return Ok(());
             }
@@ -58,7 +58,7 @@ impl Node {
         }
         bail!(
             "pod {namespace}/{pod} is still there after {} s",
-            PATIENCE.as_secs()
+            TIMEOUT.as_secs()
         )
     }
 

@@ -29,7 +29,7 @@ snapshotter = "native"
 sandbox = "{PAUSE}"
 
 [plugins."io.containerd.cri.v1.runtime"]
-# Without CAP_SYS_RESOURCE a score below one's own is refused.
+# Without CAP_SYS_RESOURCE a score below its own is refused.
 restrict_oom_score_adj = true
 
 [plugins."io.containerd.cri.v1.runtime".cni]

@@ -1,8 +1,8 @@
 //! All pools of VMs of one process, by name.
 //!
-//! Guarantees: a pool can grow, shrink, appear and be closed while requests run; a VM that moves
-//! from one pool to another is allocated by the new one only after the old one has released it
-//! (I1). A pool that left the settings allocates nothing more and is closed when all its VMs are released.
+//! Guarantees: a pool can grow, shrink, appear and be closed while requests run; a VM that moves from one pool to
+//! another is allocated by the new one only after the old one has released it (I1). A pool that was removed from the
+//! settings allocates nothing more and is closed when all its VMs are released.
 
 mod requests;
 mod resize;
@@ -24,7 +24,7 @@ use crate::shards::{Shards, pool_of};
 use crate::vm::Vms;
 use resize::Wanted;
 
-/// Between two rounds of periodic work: gauges, VMs that wait to join.
+/// The interval of periodic work: gauges, VMs that wait to join.
 const ROUND: Duration = Duration::from_secs(10);
 
 /// The pools. Cheap to clone.
@@ -39,7 +39,7 @@ struct Inner {
     vms: Arc<dyn Vms>,
     rules: Arc<Rules>,
     metrics: VmMetrics,
-    /// By name; a pool over several ConfigMaps is in here once for each.
+    /// By name; a pool over several ConfigMaps has one entry for each.
     pools: RwLock<BTreeMap<String, VmPool>>,
     shards: Shards,
     configmap_count: u32,
@@ -47,11 +47,11 @@ struct Inner {
     wanted: Mutex<Wanted>,
     /// The recovery of each pool at the start of the process; none before [`Fleet::start_with`].
     at_start: Mutex<Option<Recovery>>,
-    /// Pools that serve: their members are known, and the start's recovery is done.
-    begun: Mutex<BTreeSet<String>>,
-    /// Why no request is served yet, before the state was read for the first time.
+    /// Pools that serve: their members are known, and their recovery at the start is done.
+    started: Mutex<BTreeSet<String>>,
+    /// Why no request is served yet, until the state was read for the first time.
     closed: Mutex<Option<String>>,
-    /// Sizes change one at a time.
+    /// Sizes are changed one at a time.
     resizing: tokio::sync::Mutex<()>,
 }
 
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Fleet {
 }
 
 impl Fleet {
-    /// No pool yet: [`Fleet::resize`] opens them.
+    /// Starts with no pool: [`Fleet::resize`] opens them.
     pub fn new(
         settings: &Settings,
         store: Store,
@@ -74,7 +74,7 @@ impl Fleet {
     ) -> Self {
         let desk = DeskSettings {
             retry: settings.retry,
-            // Every write would be sent to every process, whole: dearer than a read now and then.
+            // A watch would send every write, whole, to every process: that costs more than an occasional read.
             watch: false,
             ..DeskSettings::default()
         };
@@ -99,7 +99,7 @@ impl Fleet {
             scaler: settings.scaling.clone().map(Scaler::new),
             wanted: Mutex::default(),
             at_start: Mutex::default(),
-            begun: Mutex::default(),
+            started: Mutex::default(),
             closed: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
         };
@@ -119,7 +119,7 @@ impl Fleet {
         names.into_iter().map(Into::into).collect()
     }
 
-    /// From now on every request is refused with this reason, until [`Fleet::reopen`].
+    /// Refuses every request with this reason, until [`Fleet::reopen`].
     pub(crate) fn close(&self, why: String) {
         *self.inner.closed.lock() = Some(why);
     }
@@ -135,7 +135,7 @@ impl Fleet {
         }
     }
 
-    /// The pool of this name, with all its ConfigMaps; without a name, the default pool, or the only one there is.
+    /// The pool of this name, with all its ConfigMaps; without a name, the default pool or the only one.
     fn pool(&self, name: Option<&str>) -> Result<Vec<VmPool>, PoolError> {
         self.check_open()?;
         let name = self.name_of(name);
@@ -145,7 +145,7 @@ impl Fleet {
             let known = self.names();
             return Err(PoolError::UnknownPool { name, known });
         }
-        self.check_begun(&found)?;
+        self.check_started(&found)?;
         Ok(found)
     }
 
@@ -170,7 +170,7 @@ impl Fleet {
         recover(self.asked(name)?, recovery).await
     }
 
-    /// From now on each pool is recovered like this when it is first opened, before it serves.
+    /// Recovers each pool like this when it is first opened, before it serves.
     pub fn start_with(&self, recovery: Recovery) {
         *self.inner.at_start.lock() = Some(recovery);
     }
@@ -180,8 +180,8 @@ impl Fleet {
         recover(self.pools(), recovery).await
     }
 
-    /// Notes the present boot, unless a pool is still to be recovered, or VMs of an unknown boot are in use: they stay in
-    /// question, also after a restart.
+    /// Records the present boot, unless a pool is still to be recovered, or VMs of an unknown boot are in use: those
+    /// stay in doubt, also after a restart.
     pub(crate) fn note_boot(&self, boot: &BootMarker) {
         let is_done = self.inner.wanted.lock().is_done();
         if is_done
@@ -192,7 +192,7 @@ impl Fleet {
         }
     }
 
-    /// Whether every pool is open, as the settings ask for it, and its state is there and can be read.
+    /// Whether every pool of the settings is open, and its state exists and can be read.
     pub async fn ready(&self) -> Result<(), PoolError> {
         self.check_open()?;
         if let Some(why) = self.inner.wanted.lock().failed() {
@@ -204,7 +204,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The periodic work of all pools. A pool that can't be read does not hold up the others.
+    /// The periodic work of all pools. A pool that can't be read does not delay the others.
     pub async fn maintain(&self) -> Result<(), PoolError> {
         let mut outcome = Ok(());
         for pool in self.pools() {

@@ -1,6 +1,6 @@
 //! Requests to the fleet, from an allocation to user data.
 //!
-//! Guarantees one audit line and one count per request, whatever becomes of it and however many ConfigMaps it touches.
+//! Guarantees one audit line and one count per request, whatever its outcome and however many ConfigMaps it touches.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -17,8 +17,8 @@ use crate::settings::DEFAULT_POOL;
 use crate::shards::{self, pool_of};
 
 impl Fleet {
-    /// Runs to its end even if the caller goes away: a VM that was taken and not yet found ready is
-    /// either answered or released.
+    /// Runs to its end even if the caller disconnects: a VM that was recorded but not yet found ready is either
+    /// returned to the caller or released.
     pub async fn allocate(
         &self,
         name: Option<&str>,
@@ -31,7 +31,7 @@ impl Fleet {
             Ok(outcome) => outcome,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends.
+                // The runtime is shutting down.
                 Err(_) => Err(DeskError::Closed { pool: name }.into()),
             },
         }
@@ -43,7 +43,7 @@ impl Fleet {
         applicant: &Applicant,
     ) -> Result<Allocation, PoolError> {
         let rules = &self.inner.rules;
-        let begun = Instant::now();
+        let started = Instant::now();
         let deadline = Deadline::within(rules.allocate_within);
         let audit = Audit::begin(Act::Allocate, &shown(name), &rules.node)
             .allocation(&shown(&applicant.allocation_id));
@@ -55,10 +55,10 @@ impl Fleet {
         }
         .await;
         self.meters(name)
-            .allocated(outcome.as_ref().err(), begun.elapsed());
+            .allocated(outcome.as_ref().err(), started.elapsed());
         match &outcome {
             Ok(allocation) => audit.of(allocation).done("allocated"),
-            // What was refused may have anything in its names.
+            // A refused request may have any text in its names.
             Err(error @ PoolError::Invalid { .. }) => audit.failed(error),
             Err(error) => {
                 let pod = (&applicant.pod_namespace, &applicant.pod_name);
@@ -68,7 +68,7 @@ impl Fleet {
         outcome
     }
 
-    /// Takes a VM back. Without a pool's name every pool is asked whether the ID is its own.
+    /// Deallocates a VM. Without a pool's name every pool is asked for the ID.
     pub async fn deallocate(
         &self,
         name: Option<&str>,
@@ -112,7 +112,7 @@ impl Fleet {
             Some(_) => self.pool(name)?,
             None if self.names().len() == 1 => self.pool(None)?,
             None => {
-                // An allocation under way has no record yet that its pool could be found by.
+                // An allocation under way has no record yet by which its pool could be found.
                 self.inner.shards.cancel(&self.asked(None)?, id).await?;
                 let found = self.find(None, |pool| async move { pool.by_id(id).await });
                 match found.await? {
@@ -124,7 +124,7 @@ impl Fleet {
         self.inner.shards.deallocate(&shards, id, force).await
     }
 
-    /// The pool that a request is about: the named one, the only one, or the default one.
+    /// The pool of a request: the named one, the only one, or the default one.
     pub(super) fn name_of(&self, name: Option<&str>) -> String {
         match (name, self.names().as_slice()) {
             (Some(name), _) => name.into(),
@@ -133,7 +133,7 @@ impl Fleet {
         }
     }
 
-    /// An unknown pool has no metrics of its own: clients could make up names.
+    /// An unknown pool has no metrics of its own: clients could invent names.
     fn meters(&self, pool: &str) -> PoolMeters {
         let is_known = self.names().iter().any(|name| name == pool);
         self.inner.metrics.of(if is_known { pool } else { "" })
@@ -155,7 +155,7 @@ impl Fleet {
         Ok(shards::named(allocation))
     }
 
-    /// The first pool that knows. A pool that can't be read is an error: the answer might be there.
+    /// The result of the first pool that has one. A pool that can't be read is an error: it might have the result.
     async fn find<F>(
         &self,
         name: Option<&str>,

@@ -1,7 +1,7 @@
 //! Pools that appear, grow, shrink and close while requests run.
 //!
-//! Guarantees: a pool serves only after its recovery at the start, whenever it is first opened; a change that did not
-//! get through is tried again until it does, and the fleet is not ready until then.
+//! Guarantees: a pool serves only after its recovery at the start, whenever it is first opened; a change that failed
+//! is tried again until it succeeds, and the fleet is not ready until then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,29 +13,29 @@ use crate::pool::{PoolError, VmPool};
 use crate::settings::PoolSettings;
 use crate::shards::{self, pool_of};
 
-/// What the settings ask for, and what could not be done yet.
+/// The settings' pools, and what could not be applied yet.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     pub(super) pools: Vec<PoolSettings>,
-    /// The same at the last change that got through.
+    /// The pools of the last change that succeeded.
     done: Vec<PoolSettings>,
     /// VMs that another pool's owner still has.
     waiting: BTreeSet<IpAddr>,
-    /// The last change of sizes did not get through yet.
+    /// Whether the last change of sizes is incomplete.
     unfinished: bool,
-    /// Why the last try did not get through.
+    /// Why the last attempt failed.
     failed: Option<String>,
     /// The last edit of the settings that could not be used.
     problem: Option<String>,
 }
 
 impl Wanted {
-    /// The pools, if something is still to be done about them.
+    /// The pools, if some change is still to be applied.
     pub(super) fn to_do(&self) -> Option<Vec<PoolSettings>> {
         (self.unfinished || !self.waiting.is_empty()).then(|| self.pools.clone())
     }
 
-    /// Why the pools are not yet what the settings ask for.
+    /// Why the pools differ from the settings.
     pub(super) fn failed(&self) -> Option<&str> {
         self.failed.as_deref()
     }
@@ -46,8 +46,8 @@ impl Wanted {
 }
 
 impl Fleet {
-    /// From now on these are the pools. Addresses that another pool's owner still has wait. A failure is remembered:
-    /// [`Fleet::run`] tries again, and until then the fleet is not ready.
+    /// Sets the pools. Addresses that another pool's owner still has wait. A failure is remembered: [`Fleet::run`]
+    /// tries again, and until then the fleet is not ready.
     pub async fn resize(&self, wanted: &[PoolSettings]) -> Result<(), PoolError> {
         let _one_at_a_time = self.inner.resizing.lock().await;
         let before = {
@@ -76,7 +76,7 @@ impl Fleet {
         }
     }
 
-    /// The VMs that have to wait.
+    /// Applies the sizes and returns the VMs that must wait.
     async fn change_sizes(
         &self,
         before: &[PoolSettings],
@@ -130,16 +130,17 @@ impl Fleet {
         Ok(())
     }
 
-    /// The recovery of a start, once for each pool and before it serves: this process has allocated nothing of it yet.
+    /// The recovery of a start, once for each pool and before it serves: this process has allocated nothing from it
+    /// yet.
     async fn begin(&self, pool: &VmPool) -> Result<(), PoolError> {
-        if self.inner.begun.lock().contains(pool.name()) {
+        if self.inner.started.lock().contains(pool.name()) {
             return Ok(());
         }
         let at_start = *self.inner.at_start.lock();
         if let Some(recovery) = at_start {
             pool.recover(recovery).await?;
         }
-        self.inner.begun.lock().insert(pool.name().into());
+        self.inner.started.lock().insert(pool.name().into());
         Ok(())
     }
 
@@ -160,9 +161,9 @@ impl Fleet {
     }
 
     /// Refuses requests to a pool that does not serve yet.
-    pub(super) fn check_begun(&self, pools: &[VmPool]) -> Result<(), PoolError> {
-        let begun = self.inner.begun.lock();
-        let Some(waits) = pools.iter().find(|pool| !begun.contains(pool.name())) else {
+    pub(super) fn check_started(&self, pools: &[VmPool]) -> Result<(), PoolError> {
+        let started = self.inner.started.lock();
+        let Some(waits) = pools.iter().find(|pool| !started.contains(pool.name())) else {
             return Ok(());
         };
         let why = match self.inner.wanted.lock().failed() {
@@ -172,13 +173,13 @@ impl Fleet {
         Err(PoolError::Starting { why })
     }
 
-    /// An edit of the settings that can't be used. What was before goes on, and this is shown.
+    /// An edit of the settings that can't be used: the old settings stay, and the problem is shown.
     pub fn refuse_edit(&self, problem: String) {
         tracing::error!(problem, "the edited settings are not used");
         self.inner.wanted.lock().problem = Some(problem);
     }
 
-    /// Why the last edit of the settings is not used, or not used yet, if so.
+    /// Why the last edit of the settings is not used, or not yet.
     pub fn problem(&self) -> Option<String> {
         let now = self.inner.wanted.lock();
         now.problem.clone().or_else(|| now.failed.clone())

@@ -1,8 +1,8 @@
-//! The same API on TCP, for those who have the token.
+//! The same API on TCP, for clients with the token.
 //!
-//! Guarantees that nothing is served without the token, not even the description; that comparing it
-//! takes the same time whatever was sent; and that a token replaced in its file counts from the
-//! next request on. There is no TLS here: put it on loopback or behind a proxy that has it.
+//! Guarantees that nothing is served without the token, not even the description; that it is compared in constant
+//! time; and that a token replaced in its file counts from the next request on. There is no TLS here: bind it to
+//! loopback or put a proxy with TLS in front.
 
 use std::io;
 use std::path::PathBuf;
@@ -83,7 +83,7 @@ fn token(path: &PathBuf) -> Result<String, TcpError> {
     Ok(token.into())
 }
 
-/// The token, and what is remembered of requests without it.
+/// The token, and the recent requests without it.
 #[derive(Debug)]
 struct Door {
     token_file: PathBuf,
@@ -91,7 +91,7 @@ struct Door {
     refused: Tally,
 }
 
-/// Reads the head alone: the body of a request that is refused is not read.
+/// Reads only the head: the body of a request that is refused is not read.
 async fn check(
     State(door): State<Arc<Door>>,
     Extension(peer): Extension<Peer>,
@@ -112,7 +112,7 @@ async fn check(
     };
     match sent {
         Some(sent) if same(sent, expected.as_bytes()) => next.run(request).await,
-        // A request with the right token is always served: others at the same address can't lock it out.
+        // A request with the right token is always served: other clients at the same address can't lock it out.
         _ => {
             door.refused.note(|| peer.to_string());
             let (status, why) = match door.strikes.take(peer) {
@@ -124,7 +124,7 @@ async fn check(
     }
 }
 
-/// Compares every byte of the token whatever was sent, in constant time.
+/// Compares every byte of the token in constant time.
 fn same(sent: &[u8], expected: &[u8]) -> bool {
     let mut differ = u8::from(sent.len() != expected.len());
     for (n, byte) in expected.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Failures as HTTP responses: the status for simple clients, a code for programs, and
-//! the whole chain of causes for people.
+//! Failures as HTTP responses: the status for simple clients, a code for programs, and the whole chain of causes for
+//! people.
 
 use axum::Json;
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PoolError;
 
-/// What a failed request gets.
+/// The response to a failed request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub error: String,
@@ -38,7 +38,7 @@ impl IntoResponse for PoolError {
     }
 }
 
-/// A failure that is no pool's.
+/// A failure that does not come from a pool.
 pub(super) fn refuse(status: StatusCode, code: &str, error: impl Into<String>) -> Response {
     let failure = Failure {
         error: error.into(),
@@ -48,7 +48,7 @@ pub(super) fn refuse(status: StatusCode, code: &str, error: impl Into<String>) -
     (status, Json(failure)).into_response()
 }
 
-/// What the listener refuses in a route's place has the same form as every other failure.
+/// Gives the listener's own refusals the same form as every other failure.
 pub(super) async fn with_form(mut response: Response) -> Response {
     response.extensions_mut().insert(RefusalForm(cut_short));
     response
@@ -72,14 +72,14 @@ fn cut_short(refused: Refused) -> Response {
     response
 }
 
-/// No such path.
+/// 404: no such path.
 pub(super) async fn no_route(uri: Uri) -> Response {
     let path: String = uri.path().chars().take(80).collect();
     let error = format!("there is nothing at {path:?}: see openapi.json");
     refuse(StatusCode::NOT_FOUND, "unknown-path", error)
 }
 
-/// The path is there, with other methods.
+/// 405: the path exists, with other methods.
 pub(super) async fn no_method(method: Method) -> Response {
     let error = format!("{method} is no method of this path: see openapi.json");
     refuse(StatusCode::METHOD_NOT_ALLOWED, "unknown-method", error)

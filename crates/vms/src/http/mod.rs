@@ -1,8 +1,7 @@
-//! The VM pools over HTTP and JSON: on the agent's socket, and on TCP for those who have the token.
+//! The VM pools over HTTP and JSON: on the agent's socket, and on TCP for clients with the token.
 //!
-//! Guarantees: every response is JSON; every failure says what failed and whether a retry helps; every
-//! route is in the OpenAPI document that is served with them. An error of the state is never shown as
-//! an empty pool.
+//! Guarantees: every response is JSON; every failure states what failed and whether a retry helps; every route is in
+//! the OpenAPI document that is served with them. An error of the state is never shown as an empty pool.
 
 mod auth;
 mod error_response;

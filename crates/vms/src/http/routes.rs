@@ -1,4 +1,4 @@
-//! What each route does.
+//! The handler of each route.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use tokio::time::Instant;
 use super::{OPENAPI, Route};
 use crate::{Allocation, Applicant, Fleet, PoolError, Recovered, Returned, Status};
 
-/// User data is a cloud-config with keys and certificates in it; this is far above any of them.
+/// User data is a cloud-config with keys and certificates; this is far above any of them.
 const MAX_USER_DATA: usize = 8 * 1024 * 1024;
-/// A request has three names in it.
+/// A request contains three names.
 const MAX_REQUEST: usize = 64 * 1024;
 /// The longest that a request may wait for a cleanup.
 const MAX_WAIT: u64 = 600;
@@ -189,14 +189,14 @@ async fn by_ip(
     Ok(Json(fleet.by_ip(path(ip)?).await?))
 }
 
-/// The pools in numbers.
+/// The pools' numbers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Statuses {
     pub pools: Vec<Status>,
     /// VMs that join a pool once another pool has released them.
     pub waiting: Vec<IpAddr>,
-    /// Why the last edit of the settings is not used, if so.
+    /// Why the last edit of the settings is not used, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -217,7 +217,7 @@ async fn status(
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Recovery {
     pool: Option<String>,
-    /// Take back every VM of this node: its pods are gone.
+    /// Deallocate every VM of this node: its pods are gone.
     #[serde(default)]
     take_back: bool,
 }

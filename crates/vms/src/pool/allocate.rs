@@ -5,10 +5,10 @@
 //!     ▲                                │ not ready
 //!     └── exchange it for another ◄────┘
 //! ```
-//! Guarantees: the same ID gets the same VM (I3), also while this process or another one checks it; the answer is
-//! what the record says after the check (I2); an ID that was deallocated meanwhile gets no answer and no VM; an answer comes
-//! within the limit. A process that dies during a check leaves a record that says so, which is undone at its next start or
-//! when the check's time is over (I9).
+//! Guarantees: the same ID gets the same VM (I3), also while this process or another one checks it; the answer is the
+//! record after the check (I2); an ID that was deallocated meanwhile gets no answer and no VM; an answer comes within
+//! the limit. A process that dies during a check leaves a record of it, which is undone at its next start or when the
+//! check has expired (I9).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -36,34 +36,35 @@ const LONGEST_POLL: Duration = Duration::from_secs(1);
 struct Attempt<'a> {
     pool: &'a VmPool,
     applicant: &'a Applicant,
-    /// As it is until the VM was found ready.
+    /// The record until the VM was found ready.
     record: Record,
     deadline: Instant,
     faults: Faults,
-    /// The state could not be read, and was set aside.
+    /// The state could not be read and was set aside.
     repaired: bool,
 }
 
 impl VmPool {
-    /// Allocates a VM that is ready to the applicant, whose names were checked. The same ID gets the same VM.
+    /// Allocates a VM that is ready to the applicant, whose names were already validated. The same ID gets the same
+    /// VM.
     pub(crate) async fn allocate(
         &self,
         applicant: &Applicant,
         deadline: Deadline,
     ) -> Result<Allocation, PoolError> {
         let mut attempt = self.attempt(applicant, deadline.at);
-        // Faults of VMs are no hints: a VM that is not ready is not allocated, even if it is the last one.
+        // Faults of VMs are no mere hints: a VM that is not ready is not allocated, even if it is the last one.
         let mut search = Search::new(BTreeSet::new(), usize::MAX);
         let error = match timeout_at(deadline.at, attempt.serve(&mut search)).await {
             Ok(Ok(allocation)) => return Ok(allocation),
             Ok(Err(error)) => error,
             Err(_) => deadline.missed(attempt.faults.clone()),
         };
-        // What an exhausted pool has rejected is released already.
+        // The VMs that an exhausted pool rejected are already released.
         if !matches!(error, PoolError::Exhausted { .. }) {
             self.release_later(search.left(), &attempt.record);
         }
-        // The desk has as much time as the request has left, and may be the first to notice that it is over.
+        // The desk has as much time as the request has left, and may be the first to notice that it has expired.
         let is_over = matches!(error, PoolError::Desk(DeskError::Deadline { .. }))
             && Instant::now() >= deadline.at;
         Err(match is_over {
@@ -76,7 +77,7 @@ impl VmPool {
         let rules = &self.inner.rules;
         let now = Timestamp::now();
         let record = applicant.record(&rules.node, now);
-        // Twice the time that it may take: clocks differ. One that is undone too early only loses its VM.
+        // Twice the allowed time, because clocks differ. A check that is undone too early only loses its VM.
         let until = now.checked_add(rules.allocate_within * 2).unwrap_or(now);
         let record = match rules.readiness {
             Readiness::Off => record,
@@ -92,7 +93,7 @@ impl VmPool {
         }
     }
 
-    /// Releases a VM whose check no process works on any more. It was never used, so it needs no cleanup.
+    /// Releases a VM whose check was abandoned. It was never used, so it needs no cleanup.
     pub(super) async fn undo_check(
         &self,
         address: Address,
@@ -111,7 +112,7 @@ impl VmPool {
         for allocation in left {
             let (pool, ip, record) = (self.clone(), allocation.ip, record.clone());
             tokio::spawn(async move {
-                // What is left after this is undone when the check's time is over.
+                // What is left after this is undone when the check has expired.
                 if let Err(error) = pool.release(ip.into(), &record).await {
                     tracing::warn!(pool = pool.name(), %ip, %error, "a VM that was not ready can't be released yet");
                 }
@@ -140,8 +141,8 @@ impl Attempt<'_> {
         })
     }
 
-    /// Records a VM for the ID, in place of one that failed its check. `None` if the ID has one that this request did not
-    /// choose, or lost the one that it chose: the record says which.
+    /// Records a VM for the ID, in place of one that failed its check. `None` if the ID has one that this request did
+    /// not choose, or lost the one that it chose: see the record.
     async fn choose(&mut self, failed: Option<Address>) -> Result<Option<Address>, PoolError> {
         let inner = &self.pool.inner;
         let membership = inner.members.now();
@@ -175,12 +176,12 @@ impl Attempt<'_> {
                 Err(PoolError::Exhausted { faults })
             }
             Ok(_) => Ok(None),
-            // The ID has a VM that the settings dropped since they were last read.
+            // The ID has a VM that was removed from the settings since they were last read.
             Err(DeskError::Ledger(error)) if has_another(&error) => Ok(None),
             Err(error) => {
                 let is_unreadable = matches!(error.ledger(), Some(LedgerError::Unreadable { .. }));
                 if is_unreadable && !self.repaired {
-                    // Once: what is set aside and still can't be read will not get better.
+                    // Only once: a state that was set aside and still can't be read will not improve.
                     self.repaired = true;
                     if self.pool.set_aside().await?.is_some() {
                         return Ok(None);
@@ -191,7 +192,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// The VM that the record of the ID says, once no other process checks it. None if the ID has no record.
+    /// The VM in the ID's record, once no other process checks it. `None` if the ID has no record.
     async fn find(&self, failed: Option<Address>) -> Result<Option<Held<Allocation>>, PoolError> {
         let (pool, id) = (self.pool, &self.applicant.allocation_id);
         let mut pause = POLL;
@@ -199,7 +200,7 @@ impl Attempt<'_> {
             let now = pool.load().await?;
             let record = now.held_under(&Handle::new(id)).next();
             let Some((address, record)) = record else {
-                // A deallocation took the VM under check from this ID.
+                // A deallocation took the VM from this ID during the check.
                 let deallocated = failed.map(|_| PoolError::Deallocated(id.clone()));
                 return deallocated.map_or(Ok(None), Err);
             };
@@ -238,7 +239,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// A VM that hangs may take half of the time that is left: others must have theirs.
+    /// A VM that hangs may use half of the remaining time: the rest is for others.
     async fn is_ready(&self, ip: IpAddr) -> Result<(), VmError> {
         let now = Instant::now();
         let limit = self.deadline.saturating_duration_since(now) / 2;
@@ -255,7 +256,8 @@ impl Attempt<'_> {
         timeout_at(now + limit, check).await.unwrap_or(late)
     }
 
-    /// Whether the VM is ready and recorded as in use. The record as it is now decides: a deallocation may have ended the check.
+    /// Whether the VM is ready and recorded as in use. The current record decides: a deallocation may have ended the
+    /// check.
     async fn confirm(&mut self, ip: IpAddr) -> Result<bool, PoolError> {
         let inner = &self.pool.inner;
         match self.is_ready(ip).await {
@@ -286,7 +288,8 @@ impl Driver for Attempt<'_> {
         allocation.ip.into()
     }
 
-    /// The VM that the ID has now: its own from before, or one that is chosen. What is avoided is in `faults`, with the reason.
+    /// The VM that the ID has now: an earlier one, or a newly chosen one. Avoided VMs are in `faults`, with the
+    /// reason.
     async fn allocate(
         &mut self,
         _avoid: &BTreeSet<Address>,
@@ -323,7 +326,7 @@ impl Driver for Attempt<'_> {
     }
 }
 
-/// The document's refusal of a second address for one ID.
+/// Whether the document refused a second address for one ID.
 fn has_another(error: &LedgerError) -> bool {
     matches!(
         error,

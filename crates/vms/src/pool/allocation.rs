@@ -1,7 +1,7 @@
-//! An allocation as the VM front sees it, and how it is written into a record.
+//! An allocation in the VM front's terms, and how it is written into a record.
 //!
-//! Guarantees that everything that must survive a restart is in the record: the VM's owner, and whether it is being checked
-//! or cleaned ([`super::stage`], I9).
+//! Guarantees that everything that must survive a restart is in the record: the VM's owner, and whether it is being
+//! checked or cleaned ([`super::stage`], I9).
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::PoolError;
 use super::stage::{Checking, Quarantine, Stage};
 
-/// A label of a URL, of a log line and of a state with a size limit.
+/// Also the limit of a URL's label, a log line and a state of limited size.
 const MAX_ID: usize = 253;
 /// IDs of VMs that are held because a state could not be read.
 const UNREADABLE: &str = "unreadable-";
@@ -31,8 +31,7 @@ pub struct Applicant {
 }
 
 impl Applicant {
-    /// Names end up in logs, in a state that others read and in URLs: nothing that could be
-    /// mistaken for something else gets in.
+    /// Names end up in logs, in a shared state and in URLs: only unambiguous characters are accepted.
     pub fn check(&self) -> Result<(), PoolError> {
         let name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
         let refuse = |field, value: &str, right| PoolError::Invalid {
@@ -77,8 +76,8 @@ fn is_usable(id: &str) -> bool {
         && !id.starts_with(UNREADABLE)
 }
 
-/// An ID as a log may show it: whole only if a new allocation could have it. The sender of another one may have put
-/// anything into it.
+/// An ID as a log may show it: whole only if a new allocation could have it. Any other ID may contain anything that
+/// its sender chose.
 pub(crate) fn shown(id: &str) -> String {
     match is_usable(id.strip_prefix(UNREADABLE).unwrap_or(id)) {
         true => id.into(),
@@ -86,7 +85,7 @@ pub(crate) fn shown(id: &str) -> String {
     }
 }
 
-/// Enough to recognise it, and never the whole.
+/// Enough to recognise it, but never all of it.
 fn shortened(text: &str) -> String {
     let count = text.chars().count();
     let kept: String = text.chars().take((count / 2).min(16)).collect();

@@ -5,9 +5,8 @@
 //!          └── failed: written into the record, wait, again ──┘
 //! ```
 //!
-//! Guarantees: a VM is cleaned by one task at a time; what failed is shown in the state and tried
-//! again until it succeeds or another node or an operator frees the VM; a VM whose cleanup failed is never
-//! released (I4).
+//! Guarantees: a VM is cleaned by one task at a time; a failure is shown in the state and tried again until it
+//! succeeds or another node or an operator frees the VM; a VM whose cleanup failed is never released (I4).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -26,8 +25,8 @@ use crate::audit::{Act, Audit};
 use crate::settings::Cleanup;
 use crate::vm::{Proof, VmError, wait_for_reboot};
 
-/// Cleanups under way at once: a node that starts with a hundred VMs to clean must not open a hundred
-/// SSH sessions in the same second.
+/// Cleanups under way at once: a node that starts with a hundred VMs to clean must not open a hundred SSH sessions in
+/// the same second.
 const AT_ONCE: usize = 32;
 
 #[derive(Debug)]
@@ -48,7 +47,7 @@ impl Default for Cleaner {
 }
 
 impl VmPool {
-    /// Begins to clean a VM whose record says that it is quarantined, unless that is under way.
+    /// Starts to clean a VM whose record is quarantined, unless that is under way.
     pub(super) fn clean(&self, address: Address) {
         let Some(cleanup) = self.inner.rules.cleanup.clone() else {
             return;
@@ -61,15 +60,15 @@ impl VmPool {
         let pool = self.clone();
         tokio::spawn(async move {
             let end = pool.inner.cleaner.end.clone();
-            // What is cut off here is recorded, and resumed at the next start (I9).
+            // A cleanup that is cut off here is recorded, and resumed at the next start (I9).
             let _ = end
                 .run_until_cancelled(pool.clean_while_needed(address, &cleanup))
                 .await;
         });
     }
 
-    /// Between the release and the end of this task the VM may have been allocated and deallocated
-    /// again, while it still counted as under way: so the record is read once more at the end.
+    /// Between the release and the end of this task the VM may have been allocated and deallocated again while it
+    /// still counted as under way: so the record is read once more at the end.
     async fn clean_while_needed(&self, address: Address, cleanup: &Cleanup) {
         loop {
             self.clean_until_done(address, cleanup).await;
@@ -82,7 +81,7 @@ impl VmPool {
         }
     }
 
-    /// Ends the background work; what is not done is in the record.
+    /// Ends the background work; the record shows what is left to do.
     pub(crate) fn stop_cleaning(&self) {
         self.inner.cleaner.end.cancel();
     }
@@ -92,7 +91,7 @@ impl VmPool {
             match self.clean_once(address, cleanup).await {
                 Ok(()) => return,
                 Err(error) => {
-                    // The text that operators search for: the design document of the pool has it.
+                    // Operators search for this text: it is in the pool's design document.
                     tracing::warn!(pool = self.name(), ip = %address, error = chain(&error),
                         again_in = ?cleanup.retry, "NOT releasing IP due to failed cleanup");
                 }
@@ -101,10 +100,10 @@ impl VmPool {
         }
     }
 
-    /// `Ok` when the VM is free, or this node does not have to clean it any more.
+    /// `Ok` when the VM is free, or this node no longer has to clean it.
     async fn clean_once(&self, address: Address, cleanup: &Cleanup) -> Result<(), PoolError> {
-        // Waited for first, so that the record is read immediately before the reboot.
-        // The semaphore is closed only with the process.
+        // Acquired first, so that the record is read immediately before the reboot. The semaphore is closed only with
+        // the process.
         let _permit = self.inner.cleaner.permits.acquire().await;
         let Some((record, alone)) = self.to_be_cleaned(address).await? else {
             return Ok(());
@@ -140,12 +139,12 @@ impl VmPool {
         vms.request_reboot(ip, marker).await?;
         match wait_for_reboot(vms, ip, marker, &cleanup.timing).await? {
             Proof::MarkerGone => Ok(()),
-            // What the reboot left there would count as another pod's user data.
+            // What survived the reboot would count as another pod's user data.
             Proof::DownForLong | Proof::None => vms.wipe(ip, marker).await,
         }
     }
 
-    /// Writes into the record what failed; in a state without room for it, only that it failed.
+    /// Writes the failure into the record; in a state without room for the text, only that it failed.
     async fn show_failure(
         &self,
         address: Address,
@@ -162,8 +161,8 @@ impl VmPool {
         Ok(())
     }
 
-    /// The record, if this node still has to clean the VM, and whether it is the only one: an operator may have freed the
-    /// VM since, or another node have taken the cleanup over.
+    /// The record, if this node still has to clean the VM, and whether it is the only one: an operator may have freed
+    /// the VM since, or another node may have taken the cleanup over.
     async fn to_be_cleaned(&self, address: Address) -> Result<Option<(Record, bool)>, PoolError> {
         let pool = self.load().await?;
         let alone = pool.holders(address).count() == 1;
@@ -177,7 +176,7 @@ impl VmPool {
     }
 }
 
-/// The same for every try of one quarantine, so that a VM that keeps them has one.
+/// The same for every attempt of one quarantine, so that a VM that keeps its files has only one marker.
 fn marker(record: &Record) -> String {
     let stage = record.attribute(STAGE).unwrap_or("quarantined");
     let safe = |c: &char| c.is_ascii_alphanumeric() || *c == '-';

@@ -21,7 +21,7 @@ impl Deadline {
         Self { at, limit }
     }
 
-    /// The first of so many equal parts of the time that is left.
+    /// The deadline after the first of `parts` equal parts of the remaining time.
     pub(crate) fn share(self, parts: usize) -> Self {
         let now = Instant::now();
         let left = self.at.saturating_duration_since(now);
@@ -32,7 +32,7 @@ impl Deadline {
         }
     }
 
-    /// The work, if it ends in time. Only for work that may be cut off.
+    /// The result of the work, if it ends in time. Only for work that may be cut off.
     pub(crate) async fn bound<T>(
         self,
         work: impl Future<Output = Result<T, PoolError>>,

@@ -1,7 +1,6 @@
 //! Deallocation: the VM is quarantined until it was cleaned.
 //!
-//! Guarantees: what is begun is recorded first (I9); whatever
-//! stage the record is in, it is taken from that stage and no other.
+//! Guarantees: every action is recorded before it starts (I9); a record is changed only from the stage that was read.
 
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use super::allocation::shown;
 use super::stage::{Quarantine, Stage};
 use super::{Allocation, PoolError, VmPool};
 
-/// A cleanup is abandoned after so many times the time in which its node would have written something.
+/// A cleanup counts as abandoned after this many times the interval in which its node would have written progress.
 const ABANDONED_AFTER: u32 = 3;
 
 /// How a deallocation ended.
@@ -33,13 +32,14 @@ pub enum Returned {
 pub(crate) type Taken = (Returned, Option<Allocation>);
 
 impl VmPool {
-    /// Waits until nothing that this process began for the ID can still change the pool.
+    /// Waits until no request of this process for the ID can change the pool any more.
     pub(crate) async fn settle(&self, id: &str) -> Result<(), PoolError> {
         self.inner.desk.find(&Handle::new(id)).await?;
         Ok(())
     }
 
-    /// Takes a VM back; no allocation of the ID is under way here. It is free after it was cleaned; `force` frees it as it is.
+    /// Deallocates a VM; no allocation of the ID is under way here. It is free after it was cleaned; `force` frees it
+    /// as it is.
     pub(crate) async fn deallocate(&self, id: &str, force: bool) -> Result<Taken, PoolError> {
         if self.inner.rules.cleanup.is_none() || force {
             return self.free(id).await;
@@ -69,12 +69,12 @@ impl VmPool {
             } else if self.quarantine(address, record).await? {
                 return Ok((Returned::Quarantined, was));
             }
-            // The record changed since it was read: a check that ended, another deallocation.
+            // The record changed since it was read: a check ended, or another deallocation came first.
         }
     }
 
-    /// Whether the cleanup is that of another node which does nothing about it any more. One that works, or can't reach the
-    /// VM, says so after each try: within the limit of a reboot and the pause between two tries.
+    /// Whether another node has abandoned the cleanup. A node that works on it, or can't reach the VM, records each
+    /// attempt: within the limit of a reboot and the pause between two attempts.
     fn is_abandoned(&self, quarantine: &Quarantine) -> bool {
         let rules = &self.inner.rules;
         let Some(cleanup) = rules
@@ -88,35 +88,35 @@ impl VmPool {
         quarantine.is_abandoned(after, Timestamp::now())
     }
 
-    /// Cleans the VM in another node's place. False if that has written something meanwhile.
+    /// Takes over another node's cleanup. False if that node has written something meanwhile.
     async fn take_over(
         &self,
         address: Address,
         record: &Record,
         quarantine: &Quarantine,
     ) -> Result<bool, PoolError> {
-        let begun = self.quarantine(address, record).await?;
-        if begun {
+        let started = self.quarantine(address, record).await?;
+        if started {
             let (since, by) = (&quarantine.since, &quarantine.by);
             tracing::warn!(pool = self.name(), %address, since, by,
                 "a cleanup that its node abandoned is taken over");
         }
-        Ok(begun)
+        Ok(started)
     }
 
-    /// Begins the cleanup of a VM whose record is `record`. False if that has changed.
+    /// Starts the cleanup of a VM whose record is `record`. False if that has changed.
     pub(super) async fn quarantine(
         &self,
         address: Address,
         record: &Record,
     ) -> Result<bool, PoolError> {
         let held = Quarantine::begin(record, &self.inner.rules.node, Timestamp::now());
-        // Recorded before it is begun (I9): a crash from here on resumes at the next start.
-        let begun = self.rewrite(address, record, held).await?;
-        if begun {
+        // Recorded before it starts (I9): after a crash it is resumed at the next start.
+        let started = self.rewrite(address, record, held).await?;
+        if started {
             self.clean(address);
         }
-        Ok(begun)
+        Ok(started)
     }
 
     async fn free(&self, id: &str) -> Result<Taken, PoolError> {

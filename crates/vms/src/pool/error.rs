@@ -1,6 +1,6 @@
 //! Why a request to a VM pool failed. A variant is a decision of the caller.
 //!
-//! Errors are logged: an ID or a pool's name that no allocation or pool could have is never in the text whole.
+//! Errors are logged: an ID or a pool's name that no allocation or pool could have is never shown whole.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ pub enum PoolError {
     },
     #[error("the {what} is larger than {limit} bytes")]
     TooLarge { what: &'static str, limit: usize },
-    /// The state was not read yet since the start.
+    /// The state has not been read since the start.
     #[error("the VM pools are not open yet: {why}")]
     Starting { why: String },
     #[error("there is no pool {:?}; there are {}", shown(.name), .known.join(", "))]
@@ -46,19 +46,19 @@ pub enum PoolError {
     UnknownAllocation(String),
     #[error("{0} is not allocated")]
     UnknownIp(IpAddr),
-    /// The same ID asks while its VM is being checked for another request, which takes longer than this one may.
+    /// The ID's VM is being checked for another request, which takes longer than this request may.
     #[error("the VM {ip} of allocation {:?} is still being checked", shown(.id))]
     BeingChecked { id: String, ip: IpAddr },
     /// The ID was deallocated while its VM was being checked: the request gets no VM.
     #[error("allocation {:?} was deallocated before its VM was ready", shown(.0))]
     Deallocated(String),
-    /// The same ID asks again while its VM is still being cleaned: retry later.
+    /// The ID's VM is still being cleaned: retry later.
     #[error("allocation {:?} was deallocated and its VM {ip} is being cleaned", shown(.id))]
     BeingCleaned { id: String, ip: IpAddr },
     /// The VM itself failed. The allocation is unchanged.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// The state can't be read or written now. Nothing was changed; later it may work.
+    /// The state can't be read or written now. Nothing was changed; a retry may succeed.
     #[error(transparent)]
     Desk(#[from] DeskError),
     #[error(transparent)]
@@ -72,7 +72,7 @@ impl From<LedgerError> for PoolError {
 }
 
 impl PoolError {
-    /// The ledger's error, where that is the reason.
+    /// The ledger's error, if that is the reason.
     pub fn ledger(&self) -> Option<&LedgerError> {
         match self {
             Self::Desk(error) => error.ledger(),

@@ -1,8 +1,7 @@
 //! VMs that failed their readiness check, why, and for how long they are passed over.
 //!
-//! Guarantees that a dead VM costs one timeout per pass and not one per pod: each failure in a row
-//! doubles the time that it is left alone, up to a bound, and one success forgets them all. Does
-//! not survive a restart: then every VM gets a fresh chance.
+//! Guarantees that a dead VM costs one timeout per period and not one per pod: each failure in a row doubles the
+//! period, up to a bound, and one success resets it. Not kept over a restart.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -123,6 +122,6 @@ mod tests {
         health.answered(ip);
         assert!(!over(30));
         health.failed(ip, Fault::Silent, at(40));
-        assert!(over(49) && !over(50), "it begins small again");
+        assert!(over(49) && !over(50), "it starts small again");
     }
 }

@@ -1,7 +1,7 @@
 //! The VMs that a pool may allocate now.
 //!
-//! Guarantees that a VM that left the settings while it is in use is still found by its owner, and
-//! not allocated to another.
+//! Guarantees that a VM that is removed from the settings while in use is still found by its owner, and not allocated
+//! to another.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,14 +15,14 @@ pub(super) struct Members {
     now: RwLock<Arc<Membership>>,
 }
 
-/// One state of the membership.
+/// One version of the membership.
 #[derive(Debug)]
 pub(super) struct Membership {
     /// In the order of the settings.
     pub listed: Vec<Address>,
-    /// No longer listed, and in use when last read.
+    /// No longer listed, but in use when last read.
     pub leaving: BTreeSet<Address>,
-    /// Both: an owner's own VM is found in these.
+    /// Both: an owner finds its own VM in this space.
     pub space: Arc<Space>,
 }
 
@@ -60,8 +60,7 @@ impl Members {
     }
 }
 
-/// Neighbours that follow each other in the list as blocks: a thousand VMs are rarely a thousand
-/// blocks.
+/// Consecutive addresses of the list as blocks: a thousand VMs are rarely a thousand blocks.
 fn runs(listed: &[Address]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     for address in listed {

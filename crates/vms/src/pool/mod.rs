@@ -1,4 +1,4 @@
-//! One pool of VMs: which allocation has which VM, and what must happen before another gets it.
+//! One pool of VMs: which allocation has which VM, and how a VM is cleaned before another gets it.
 //!
 //! ```text
 //!         allocate            ready            deallocate              rebooted, ready
@@ -8,9 +8,9 @@
 //!        the next one
 //! ```
 //!
-//! Guarantees: the same ID gets the same VM (I3); an answer is durable (I2); a VM that does not
-//! answer is passed over; one that was used is allocated again only after a proof of its reboot (I4); what
-//! is begun is recorded first and resumed after a restart (I9).
+//! Guarantees: the same ID gets the same VM (I3); an answer is durable (I2); a VM that does not answer is passed
+//! over; a used VM is allocated again only after proof of its reboot (I4); every action is recorded before it starts
+//! and resumed after a restart (I9).
 
 mod allocate;
 mod allocation;
@@ -56,7 +56,7 @@ use cleaner::Cleaner;
 use health::Health;
 use members::Members;
 
-/// Where a pool's state is kept. The ConfigMap has a free list of its own that wants repair.
+/// Where a pool's state is kept. The ConfigMap has a free list of its own that needs repair.
 #[derive(Clone, Debug)]
 pub enum Store {
     ConfigMap(Arc<ConfigMapLedger>),
@@ -80,7 +80,7 @@ impl Store {
     }
 }
 
-/// What all pools of a process have in common.
+/// What all pools of a process share.
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub node: String,
@@ -180,8 +180,8 @@ impl VmPool {
         }
     }
 
-    /// Every VM that is allocated, whether the settings still list it or not. A state that can't
-    /// be read is set aside for that; `ips` are then those that it may speak of.
+    /// Every VM that is allocated, whether the settings still list it or not. A state that can't be read is set
+    /// aside; `ips` are the VMs that it may contain.
     pub(crate) async fn held(&self, ips: &[IpAddr]) -> Result<Vec<IpAddr>, PoolError> {
         let pool = match self.load().await {
             Err(error) if matches!(error.ledger(), Some(LedgerError::Unreadable { .. })) => {
@@ -194,17 +194,17 @@ impl VmPool {
         Ok(pool.records().map(|(address, _)| address.into()).collect())
     }
 
-    /// From now on these VMs are the pool's. What is in use stays with its owner.
+    /// Sets the pool's VMs. A VM in use stays with its owner.
     pub(crate) async fn resize(&self, ips: &[IpAddr]) -> Result<(), PoolError> {
         let pool = self.load().await?;
-        // Before the ledger counts them: what is shown as available can be allocated.
+        // Before the ledger counts them: a VM that is shown as available can be allocated.
         self.inner.members.set(ips, &pool);
         self.set_members(ips);
         self.repair().await?;
         Ok(())
     }
 
-    /// Whether the state is there and can be read, now.
+    /// Whether the state exists and can be read now.
     pub(crate) async fn check_state(&self) -> Result<(), PoolError> {
         match &self.inner.store {
             Store::ConfigMap(ledger) => Ok(ledger.check(&self.inner.key).await?),
@@ -269,7 +269,7 @@ impl VmPool {
         });
         match self.inner.desk.submit(release).await? {
             Answer::Released(freed) => Ok(!freed.is_empty()),
-            // Another owner has it by now: the expected record is gone already (I6).
+            // Another owner has it by now: the expected record is already gone (I6).
             _ => Ok(false),
         }
     }

@@ -1,9 +1,8 @@
-//! Recovery, after a restart or on request: repairs the state, and takes back what this node's former
-//! process left behind.
+//! Recovery, after a restart or on request: repairs the state, and deallocates what this node's former process left
+//! behind.
 //!
-//! Guarantees: only a state that was read is repaired; one that can't be read is set aside and never
-//! destroyed (I5); an API server that does not answer is an error and changes nothing. Another
-//! node's VMs are not touched (I6).
+//! Guarantees: a state is repaired only if it could be read; one that can't be read is set aside and never destroyed
+//! (I5); an API server that does not answer is an error and changes nothing. Another node's VMs are not touched (I6).
 
 use std::collections::BTreeSet;
 
@@ -26,28 +25,28 @@ pub struct Recovered {
     pub pool: String,
     /// This node's VMs that went into cleaning, or were freed where VMs are not cleaned.
     pub taken_back: usize,
-    /// Cleanups that a former process began, and that go on.
+    /// Cleanups that a former process started, and that continue.
     pub resumed: usize,
     /// Readiness checks that were cut off, whose VMs are free again.
     #[serde(default)]
     pub undone: usize,
-    /// Free entries that did not belong there.
+    /// Free entries that do not belong to the pool.
     pub dropped: Vec<String>,
     /// VMs that the settings list and the state did not.
     pub added: usize,
     /// Whether the state could not be read and was set aside under another key.
     pub set_aside: bool,
-    /// VMs that are held because the old state does not say whether they are free.
+    /// VMs that are held because the old state does not show whether they are free.
     pub unknown: usize,
 }
 
 /// What a recovery does beyond repairing the state and resuming cleanups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recovery {
-    /// Nothing.
+    /// No more than that.
     #[default]
     Resume,
-    /// Takes back every VM that this node has, which is right only if the node's pods are gone.
+    /// Deallocates every VM of this node, which is right only if the node's pods are gone.
     TakeBack,
     /// The process has just started, in the same boot as before: no check of this node is under way.
     AtStart,
@@ -67,14 +66,14 @@ impl Recovery {
     }
 }
 
-/// What becomes of an entry.
+/// What recovery does with an entry.
 enum Verdict {
-    /// This node goes on cleaning it.
+    /// Continue its cleanup on this node.
     Resume,
-    /// Its check was cut off.
+    /// Undo its check, which was cut off.
     Undo,
     TakeBack,
-    /// Whether its pod lives is unknown.
+    /// It is unknown whether its pod lives.
     Unknown,
     Leave,
 }
@@ -192,7 +191,7 @@ impl VmPool {
         !self.inner.unknown_boot().is_empty()
     }
 
-    /// Forgets VMs of an unknown boot that were deallocated.
+    /// Drops VMs of an unknown boot that were deallocated.
     pub(super) fn forget_taken_back(&self, pool: &Pool) {
         let in_use = |id: &String| {
             let held = pool.held_under(&Handle::new(id)).next();
@@ -201,8 +200,7 @@ impl VmPool {
         self.inner.unknown_boot().retain(in_use);
     }
 
-    /// Puts the ConfigMap's free list right. Other stores derive theirs from the settings and from
-    /// what is in use.
+    /// Repairs the ConfigMap's free list. Other stores derive theirs from the settings and from what is in use.
     pub(super) async fn repair(&self) -> Result<Repairs, PoolError> {
         match &self.inner.store {
             Store::ConfigMap(ledger) => Ok(ledger.repair(&self.inner.key).await?),

@@ -1,4 +1,4 @@
-//! The stage of an allocation, from the choice of its VM to its return, as its record says it.
+//! The stage of an allocation, from the choice of its VM to its return, as its record stores it.
 //!
 //! ```text
 //!   checking ──ready──► in use ──deallocate──► quarantined ──rebooted──► (released)
@@ -6,8 +6,8 @@
 //!      └── not ready: exchanged for the next VM, or released
 //! ```
 //!
-//! Guarantees that a stage survives a restart (I9), and that each is left by one change: a change names the stage that it
-//! ends, by a nonce of its own ([`berth_core::STAGE`]), so that of two that end it one fails.
+//! Guarantees that a stage survives a restart (I9), and that each stage is ended by one change: a change names the
+//! stage that it ends by a nonce ([`berth_core::STAGE`]), so that of two only one succeeds.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 const CHECKING: &str = "checking-";
 const CHECKING_SINCE: &str = "checkingSince";
-/// The node that checks.
+/// The node that checks the VM.
 const CHECKING_BY: &str = "checkingBy";
-/// When the check's process can't be working on it any more.
+/// When the check has expired: its process can no longer be working on it.
 const CHECKING_UNTIL: &str = "checkingUntil";
 
 const QUARANTINED: &str = "quarantined-";
@@ -33,13 +33,13 @@ const CLEANUP_ERROR: &str = "cleanupError";
 /// When the last try failed.
 const CLEANUP_TRIED_AT: &str = "cleanupTriedAt";
 
-/// Where an allocation is.
+/// The stage of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Its VM is being checked: no request was answered with it yet.
     Checking(Checking),
     InUse,
-    /// Its VM was deallocated, and is not clean yet.
+    /// Its VM was deallocated and is not clean yet.
     Quarantined(Quarantine),
 }
 
@@ -53,17 +53,17 @@ pub struct Checking {
     pub(super) until: Option<Timestamp>,
 }
 
-/// What is known of a cleanup that is not done yet.
+/// A cleanup that is not done yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
     pub since: String,
     /// The node that cleans.
     pub by: String,
-    /// Tries that failed.
+    /// Attempts that failed.
     pub tries: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// When its node last wrote something about it.
+    /// When its node last recorded progress.
     #[serde(skip)]
     pub(super) active_at: Option<Timestamp>,
 }
@@ -71,7 +71,7 @@ pub struct Quarantine {
 impl Stage {
     pub(super) fn read(record: &Record) -> Self {
         let text = |key| record.attribute(key).unwrap_or_default().to_string();
-        // A field of its own beside the stage: older records have nothing else.
+        // A field beside the stage: older records have nothing else.
         if let Some(since) = record.attribute(QUARANTINED_AT) {
             let by = record.attribute(QUARANTINED_BY).or(record.attribute(NODE));
             let tries = record.attribute(CLEANUP_TRIES);
@@ -111,7 +111,7 @@ pub(super) fn same_check(one: &Record, other: &Record) -> bool {
 }
 
 impl Checking {
-    /// The record of a VM that this node checks, until then at most.
+    /// The record of a VM that this node checks, until `until` at most.
     pub(super) fn begin(record: Record, node: &str, now: Timestamp, until: Timestamp) -> Record {
         record
             .with(STAGE, format!("{CHECKING}{}", nonce()))
@@ -129,7 +129,7 @@ impl Checking {
         passed
     }
 
-    /// Whether its time is over: the process that checked is gone.
+    /// Whether it has expired: the process that checked is gone.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| until < now)
     }
@@ -139,7 +139,7 @@ impl Quarantine {
     /// The record of a VM that this node is going to clean.
     pub(super) fn begin(record: &Record, node: &str, now: Timestamp) -> Record {
         let mut held = Checking::passed(record);
-        // Of a node whose cleanup this one takes over.
+        // Of the node whose cleanup this node takes over.
         for key in [CLEANUP_TRIES, CLEANUP_ERROR, CLEANUP_TRIED_AT] {
             held.attributes.remove(key);
         }
@@ -162,7 +162,7 @@ impl Quarantine {
             .with(CLEANUP_TRIED_AT, stamp(now))
     }
 
-    /// Whether its node has written nothing for so long that it can't be cleaning any more.
+    /// Whether its node has recorded nothing for so long that it can't be cleaning any more.
     pub(super) fn is_abandoned(&self, after: Duration, now: Timestamp) -> bool {
         let after = SignedDuration::try_from(after).unwrap_or(SignedDuration::MAX);
         self.active_at
@@ -235,7 +235,7 @@ mod tests {
             (taken.by.as_str(), taken.tries, taken.error),
             ("worker", 0, None)
         );
-        // As written before there were stages.
+        // As written by versions without stages.
         let older = record().with(QUARANTINED_AT, "2026-01-01T00:00:00Z");
         assert_eq!(Stage::read(&older).quarantine().unwrap().by, "worker");
     }

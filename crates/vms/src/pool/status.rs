@@ -1,4 +1,4 @@
-//! A pool in numbers, and what is wrong with it.
+//! A pool's numbers and problems.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -33,10 +33,10 @@ pub struct Status {
     pub occupied: Vec<IpAddr>,
     /// Quarantined VMs whose last cleanup failed; it is tried again.
     pub uncleaned: Vec<IpAddr>,
-    /// VMs that two allocations claim to have: another program broke the state.
+    /// VMs with two allocations: another program broke the state.
     pub doubled: Vec<IpAddr>,
-    /// This node's VMs from before a start in an unknown boot: whether their pods live is unknown, so they were not taken
-    /// back.
+    /// This node's VMs from before a start in an unknown boot: it is unknown whether their pods live, so they were
+    /// not deallocated.
     #[serde(default)]
     pub not_taken_back: Vec<IpAddr>,
     /// Entries of the state that are no allocation.
@@ -60,8 +60,7 @@ impl VmPool {
         Ok(status)
     }
 
-    /// Periodic work: restores what another program erased, and releases VMs whose
-    /// check was cut off.
+    /// Periodic work: restores what another program erased, and releases VMs whose check was cut off.
     pub(crate) async fn maintain(&self) -> Result<(), PoolError> {
         let pool = self.load().await?;
         if let Store::ConfigMap(ledger) = &self.inner.store

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 
-/// `Err` says what is wrong with the text.
+/// `Err` describes what is wrong with the text.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let wrong = || format!("{text:?} is no duration; write 30s, 1m30s or 500ms");
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
     }
-    // Go's way of writing one, which the settings take: jiff's friendly format is wider.
+    // Go's form of a duration: jiff's friendly format is wider.
     let plain = |c: char| c.is_ascii_digit() || "hms".contains(c);
     if !text.chars().all(plain) {
         return Err(wrong());

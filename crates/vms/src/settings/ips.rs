@@ -1,14 +1,14 @@
 //! `VM_POOL_IPS`: which VMs a pool has.
 //!
-//! Guarantees: the order is kept, what is listed twice counts once, and every entry that can't be
-//! meant is refused by name, with its place in the list. Does not ask whether a VM is there.
+//! Guarantees: the order is kept, duplicates count once, and every invalid entry is refused by name, with its place
+//! in the list. Does not check whether a VM exists.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thiserror::Error;
 
-/// An entry of a list of addresses that can't be meant.
+/// An invalid entry of a list of addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum IpsError {
     #[error("pool IPs cannot be empty")]
@@ -84,7 +84,7 @@ fn address(place: usize, entry: &str, part: &str) -> Result<IpAddr, IpsError> {
             ""
         },
     })?;
-    // An IPv4 address in IPv6 clothes is the same VM.
+    // An IPv4 address mapped into IPv6 is the same VM.
     let ip = parsed.to_canonical();
     let broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
     if ip.is_unspecified() || ip.is_multicast() || broadcast {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_ranges_keep_their_order_and_lose_their_doubles() {
+    fn lists_and_ranges_keep_their_order_and_lose_their_duplicates() {
         for (text, want) in [
             ("10.0.0.1", vec!["10.0.0.1"]),
             (" 10.0.0.9 ,, 10.0.0.1, ", vec!["10.0.0.9", "10.0.0.1"]),

@@ -1,5 +1,5 @@
-//! Every setting by name: its flag is `--name`, in the file it is `name`, in the environment it is
-//! `env`. One table, so that the three never differ and the help can be printed from it.
+//! Every setting by name: its flag is `--name`, in the file it is `name`, in the environment it is `env`. One table,
+//! so that the three never differ and the help is printed from it.
 
 /// One setting.
 #[derive(Debug, Clone, Copy)]
@@ -144,7 +144,7 @@ pub const KEYS: &[Key] = &[
         SSH_ACCEPT_ANY,
         "SSH_ACCEPT_ANY_HOST_KEY",
         "false",
-        "trust whatever answers for a VM",
+        "accept any host key that a VM shows",
     ),
     key(
         VM_ORDER,

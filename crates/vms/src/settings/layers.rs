@@ -1,4 +1,4 @@
-//! Flags over environment over file over defaults.
+//! Settings from four layers: flags over environment over file over defaults.
 //!
 //! Guarantees that a value is always reported with where it came from, and that an unknown name
 //! is refused instead of ignored.
@@ -91,7 +91,7 @@ impl Layers {
             if let Some(value) = flags(key.name) {
                 from_flags.insert(key.name, (value, Origin::Flag));
             }
-            // An empty variable is one that a manifest left out.
+            // An empty variable counts as unset: a manifest left it out.
             if let Some(value) = env(key.env).filter(|value| !value.trim().is_empty()) {
                 from_env.insert(key.name, (value, Origin::Environment(key.env)));
             }

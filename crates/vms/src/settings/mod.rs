@@ -1,8 +1,8 @@
 //! The settings of the VM pools.
 //!
-//! Guarantees: flags over environment over file over defaults; nothing unknown, nothing misspelt and
-//! nothing contradictory gets through, and the message names the setting, where it was set and what
-//! would be right. One VM in two pools is refused: it would be allocated twice (I1).
+//! Guarantees: flags over environment over file over defaults; unknown, misspelt and contradictory settings are
+//! refused, and the message names the setting, where it was set and what would be right. One VM in two pools is
+//! refused: it would be allocated twice (I1).
 
 mod duration;
 mod ips;
@@ -29,13 +29,13 @@ pub use scaling::{Hook, Level, Scaling};
 use crate::vm::{Access, HostKeyRule, RebootTiming};
 use duration::parse_duration;
 
-/// Everything that the VM front needs to know.
+/// All settings of the VM front.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub pools: Vec<PoolSettings>,
     /// The ConfigMap that lists further pools, read while Berth runs.
     pub pools_configmap: Option<String>,
-    /// What the ConfigMaps of such pools are called: this, and the pool's name after a dash.
+    /// The prefix of the ConfigMaps of such pools: this, a dash and the pool's name.
     pub configmap: String,
     pub namespace: String,
     pub node: String,
@@ -50,7 +50,7 @@ pub struct Settings {
     /// `None`: VMs are not rebooted by Berth.
     pub cleanup: Option<Cleanup>,
     pub recover_at_start: RecoverAtStart,
-    /// The file that names the node's boot; none: the agent's choice.
+    /// The file that names the node's boot; `None`: the agent's choice.
     pub boot_file: Option<PathBuf>,
     pub ledger: LedgerChoice,
     pub retry: RetryPolicy,
@@ -61,7 +61,7 @@ pub struct Settings {
     pub file: Option<PathBuf>,
 }
 
-/// What a VM must answer before a pod gets it.
+/// What is checked of a VM before a pod gets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
     Off,
@@ -70,7 +70,7 @@ pub enum Readiness {
     Ssh,
 }
 
-/// When a start takes this node's VMs back.
+/// When a start deallocates this node's VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecoverAtStart {
     /// After a reboot of the node: its pods did not survive it.
@@ -101,7 +101,7 @@ pub struct TcpListen {
 }
 
 impl Settings {
-    /// Reads the environment of this process.
+    /// From the environment of this process.
     pub fn from_process(
         flags: impl Fn(&str) -> Option<String>,
         file: Option<&Path>,
@@ -296,7 +296,7 @@ fn parse_factor(text: &str) -> Result<f64, String> {
 fn parse_recover(text: &str) -> Result<RecoverAtStart, String> {
     match text {
         "boot" => Ok(RecoverAtStart::Boot),
-        // As it was written before there was `boot`.
+        // The value before there was `boot`.
         "always" | "true" => Ok(RecoverAtStart::Always),
         "never" | "false" => Ok(RecoverAtStart::Never),
         _ => Err(format!("{text:?} is none of boot, always, never")),

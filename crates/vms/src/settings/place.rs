@@ -1,11 +1,11 @@
 //! Where this process runs: the node's name and the namespace of the pools.
 //!
-//! Guarantees the order that users of the pool know. Does not fall back to a made-up name: a wrong
-//! node name would release another node's VMs.
+//! Guarantees the documented order of sources. Never falls back to a made-up name: a wrong node name would release
+//! another node's VMs.
 
 use std::path::Path;
 
-/// The first answer wins: the setting, `NODE_NAME`, what the downward API mounted, the host's name.
+/// From the first source that has one: the setting, `NODE_NAME`, the downward API's file, the host's name.
 pub fn node_name(setting: Option<&str>, root: &Path) -> Option<String> {
     let files = ["etc/podinfo/nodename", "etc/hostname"];
     non_empty(setting).or_else(|| files.iter().find_map(|file| first_line(&root.join(file))))

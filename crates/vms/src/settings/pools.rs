@@ -11,7 +11,7 @@ use super::layers::{Layers, Origin, SettingsError};
 use super::{IpsError, Settings, parse_ips};
 use crate::shards::spread;
 
-/// The pool of `VM_POOL_IPS`, and the one that is meant when none is named.
+/// The pool of `VM_POOL_IPS`, and the default of requests that name none.
 pub const DEFAULT_POOL: &str = "default";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub(crate) fn pool_from_configmap(
 ) -> Result<Vec<PoolSettings>, String> {
     let in_pool = |why: String| format!("pool {name:?}: {why}");
     check_name(name).map_err(in_pool)?;
-    // Unlike in the settings an empty list is meant: the pool is being emptied.
+    // An empty list, unlike in the settings, is intended: the pool is being emptied.
     let ips = match parse_ips(ips, settings.max_range_ips) {
         Err(IpsError::Empty) => Vec::new(),
         parsed => parsed.map_err(|error| in_pool(error.to_string()))?,

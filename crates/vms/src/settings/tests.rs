@@ -1,10 +1,10 @@
-//! What is read from where, and what is refused how.
+//! Where each setting is read from, and how invalid ones are refused.
 
 use std::collections::HashMap;
 
 use super::*;
 
-/// Settings as if the environment, the flags and the file were these.
+/// Settings as if from this environment, these flags and this file.
 fn settings(
     env: &[(&str, &str)],
     flags: &[(&str, &str)],
@@ -127,7 +127,7 @@ pools:
 }
 
 #[test]
-fn what_can_not_be_meant_is_refused_by_name() {
+fn invalid_settings_are_refused_by_name() {
     refused(&[], None, "pool IPs cannot be empty: set VM_POOL_IPS");
     refused(
         &[("VM_POOL_IPS", "10.0.0.1,10.0.0.999")],

@@ -1,4 +1,5 @@
-//! What the agents of a pool agree on, in annotations of its ConfigMaps: how many there are, and which have spilled over.
+//! What the agents of a pool agree on, in annotations of its ConfigMaps: the number of ConfigMaps, and which have
+//! spilled over.
 
 use futures::future::try_join_all;
 
@@ -7,7 +8,7 @@ use crate::pool::{PoolError, Store, VmPool};
 
 /// How many ConfigMaps the pool is spread over.
 const COUNT: &str = "vms.berth.dev/configmap-count";
-/// IDs whose home this ConfigMap is may be in others.
+/// IDs whose home is this ConfigMap may be in others.
 const SPILLED: &str = "vms.berth.dev/spilled";
 
 pub(super) async fn is_marked(shard: &VmPool) -> Result<bool, PoolError> {
@@ -25,8 +26,8 @@ pub(super) async fn mark(shard: &VmPool) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Makes sure that all agents spread a pool over the same number of ConfigMaps: with two numbers a VM would be
-/// listed in two of them (I1). What is allocated when the number is set may be in any of them.
+/// Makes all agents spread a pool over the same number of ConfigMaps: with two numbers a VM would be listed in two of
+/// them (I1). What was allocated before the number is set may be in any of them.
 pub(crate) async fn agree(shards: &[&VmPool], count: u32) -> Result<(), PoolError> {
     let Some((Store::ConfigMap(ledger), key)) = shards.first().map(|first| first.place()) else {
         return Ok(());
@@ -37,7 +38,7 @@ pub(crate) async fn agree(shards: &[&VmPool], count: u32) -> Result<(), PoolErro
         for shard in shards {
             let is_empty = match shard.list().await {
                 Ok(all) => all.is_empty(),
-                // What is in it is unknown.
+                // Its contents are unknown.
                 Err(error) if is_unreadable(&error) => false,
                 Err(error) => return Err(error),
             };

@@ -1,7 +1,7 @@
 //! Allocations under way in this process, by pool and allocation ID.
 //!
-//! Guarantees: two requests for one ID run one after the other, so that the second finds what the first got; a deallocation
-//! ends all that are under way for its ID, and waits until they have ended.
+//! Guarantees: two requests for one ID run one after the other, so that the second finds the first one's result; a
+//! deallocation ends all that are under way for its ID, and waits until they have ended.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Flights {
         }
     }
 
-    /// Ends what is under way for the ID. Whether there was anything.
+    /// Ends the requests under way for the ID. Returns whether there were any.
     pub(super) async fn cancel(&self, pool: &str, id: &str) -> bool {
         // A request that joins from now on joins another flight.
         let Some(flight) = self.lock().remove(&(pool.to_owned(), id.to_owned())) else {
@@ -81,7 +81,7 @@ impl Drop for Passenger<'_> {
     fn drop(&mut self) {
         let mut flights = self.flights.lock();
         let is_mine = |flight: &Arc<Flight>| Arc::ptr_eq(flight, &self.flight);
-        // The map's and mine: no other request is on it.
+        // Held by the map and this request: no other request is on it.
         if Arc::strong_count(&self.flight) <= 2 && flights.get(&self.key).is_some_and(is_mine) {
             flights.remove(&self.key);
         }

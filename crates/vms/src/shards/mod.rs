@@ -6,9 +6,10 @@
 //! ```
 //!
 //! Guarantees: a VM is listed in one shard, so the write under that ConfigMap's version keeps it from a second
-//! owner (I1). An ID that has a VM in any shard gets that VM (I3): before the first ID leaves its home shard for another,
-//! the home is marked, and where it is marked all shards are read before an ID gets a new VM. Requests of the same
-//! ID at two agents in the same moment are outside of that: each may allocate a VM, and the deallocation releases both.
+//! owner (I1). An ID that has a VM in any shard gets that VM (I3): before the first ID leaves its home shard for
+//! another, the home is marked, and where it is marked all shards are read before an ID gets a new VM. Requests of the
+//! same ID at two agents in the same moment are outside of that: each may allocate a VM, and the deallocation releases
+//! both.
 //!
 //! The shards of pool `gpu` are pools named `gpu`, `gpu/1`, `gpu/2`, ..: `/` is in no name that a user may set.
 
@@ -78,7 +79,7 @@ fn name_of(shards: &[VmPool]) -> &str {
     shards.first().map_or("", |shard| pool_of(shard.name()))
 }
 
-/// All shards for this subject, the best first. A further shard takes its share of subjects and moves no other.
+/// All shards for this subject, the best first. One more shard takes its share of subjects and moves no others.
 fn order(subject: &str, count: u32) -> Vec<u32> {
     let rank = Rendezvous::new(subject);
     let mut order: Vec<u32> = (0..count).collect();
@@ -86,7 +87,7 @@ fn order(subject: &str, count: u32) -> Vec<u32> {
     order
 }
 
-/// Several shards' numbers as those of their pool.
+/// Several shards' numbers, added up for their pool.
 pub(crate) fn merged(all: Vec<Status>) -> Vec<Status> {
     let mut pools: Vec<Status> = Vec::new();
     for mut status in all {
@@ -118,14 +119,14 @@ pub(crate) fn named(mut allocation: Allocation) -> Allocation {
     allocation
 }
 
-/// What the requests of one process share.
+/// State that the requests of one process share.
 #[derive(Debug, Default)]
 pub(crate) struct Shards {
     flights: Flights,
     ids: Reads<Arc<Ids>>,
     /// Whether a shard is marked.
     marks: Reads<bool>,
-    /// Shards that were seen to be marked: they stay so.
+    /// Shards that were read as marked: they stay marked.
     spilled: Mutex<BTreeSet<String>>,
 }
 
@@ -133,8 +134,8 @@ pub(crate) struct Shards {
 type Ids = BTreeMap<String, bool>;
 
 impl Shards {
-    /// Allocates a VM of the ID's home shard or, if that has none, of the next one. Requests for one ID run one after the
-    /// other, until a deallocation ends them.
+    /// Allocates a VM of the ID's home shard or, if that has none, of the next one. Requests for one ID run one after
+    /// the other, until a deallocation ends them.
     pub(crate) async fn allocate(
         &self,
         shards: &[VmPool],
@@ -149,7 +150,7 @@ impl Shards {
                 _ => self.allocate_in_order(shards, applicant, deadline).await,
             }
         };
-        // After a deallocation nothing is released here: it takes what was recorded.
+        // After a deallocation nothing is released here: it releases what was recorded.
         passenger.run(deadline, work).await.map(named)
     }
 
@@ -184,15 +185,15 @@ impl Shards {
                 allocated => return allocated,
             })?;
             if n + 1 < order.len() {
-                // Before anything of it is elsewhere.
+                // Before any of its IDs is allocated elsewhere.
                 deadline.bound(self.mark(home)).await?;
             }
         }
         Err(spill.end())
     }
 
-    /// The shard that has the ID. Of several the one where its VM is in use: the others are what a request that was too
-    /// late leaves behind for a moment.
+    /// The shard that has the ID. If there are several, the one where its VM is in use: the others are left for a
+    /// moment by a request that was too late.
     async fn shard_of<'a>(
         &self,
         order: &[&'a VmPool],
@@ -227,7 +228,7 @@ impl Shards {
         Ok(())
     }
 
-    /// Ends the allocations of the ID that are under way in this process. What they got is in the ledger after that.
+    /// Ends the allocations of the ID that are under way in this process. Their results are in the ledger after that.
     pub(crate) async fn cancel(&self, shards: &[VmPool], id: &str) -> Result<(), PoolError> {
         let pools: BTreeSet<&str> = shards.iter().map(|shard| pool_of(shard.name())).collect();
         for pool in pools {
@@ -239,7 +240,7 @@ impl Shards {
         Ok(())
     }
 
-    /// Takes a VM back, in every shard that has the ID.
+    /// Deallocates a VM, in every shard that has the ID.
     pub(crate) async fn deallocate(
         &self,
         shards: &[VmPool],
@@ -262,7 +263,7 @@ impl Shards {
         for shard in found.into_iter().flatten() {
             match shard.deallocate(id, force).await? {
                 (Returned::Nothing, _) => {}
-                // One that is still being cleaned is what a caller waits for.
+                // A caller waits for the one that is still being cleaned.
                 taken if ended.0 != Returned::Quarantined => ended = taken,
                 _ => {}
             }
@@ -297,7 +298,7 @@ fn is_unreadable(error: &PoolError) -> bool {
     matches!(error.ledger(), Some(LedgerError::Unreadable { .. }))
 }
 
-/// What the shards that had no VM said.
+/// The errors of the shards that had no VM.
 struct Spill {
     deadline: Deadline,
     faults: Faults,
@@ -315,7 +316,8 @@ impl Spill {
         }
     }
 
-    /// Goes on to the next shard if this one has no VM, no VM that answers in time, or no room. Fails with other errors.
+    /// Continues with the next shard if this one has no VM, no VM that answers in time, or no room. Returns other
+    /// errors.
     fn note(&mut self, error: PoolError) -> Result<(), PoolError> {
         match error {
             PoolError::Exhausted { faults } => self.faults.extend(faults),
@@ -385,7 +387,7 @@ mod tests {
         let moved: Vec<_> = before.iter().filter(|(ip, n)| after[*ip] != **n).collect();
         assert!(moved.len() < 5_000 * 2 / 6, "{} moved", moved.len());
         assert!(moved.iter().all(|(ip, _)| after[*ip] == 5));
-        // Room for all in one ConfigMap: about 400 bytes each of 1 MiB.
+        // All fit into one ConfigMap: about 400 bytes each of 1 MiB.
         assert!(
             five.iter()
                 .all(|shard| (800..1_200).contains(&shard.ips.len()))

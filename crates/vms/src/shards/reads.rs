@@ -16,7 +16,7 @@ pub(super) fn shared<T>(reads: &Reads<T>, shard: &VmPool) -> Arc<SharedRead<T>> 
     Arc::clone(reads.entry(shard.name().to_owned()).or_default())
 }
 
-/// Reads of one shard, shared by those who wait: the answer is of a read that began after the question.
+/// Reads of one shard, shared by all waiting requests: each read starts after the request.
 #[derive(Debug)]
 pub(super) struct SharedRead<T> {
     questions: AtomicU64,

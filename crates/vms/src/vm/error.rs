@@ -1,5 +1,5 @@
-//! Why a request to a VM failed. A variant is a decision of the caller: a VM that can't
-//! be reached is passed over, one whose key is unknown is refused, settings are reported.
+//! Why a request to a VM failed. A variant is a decision of the caller: a VM that can't be reached is passed over,
+//! one with an unknown key is refused, wrong settings are reported.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub enum VmError {
     /// Another pod may be using it: it was not rebooted since its user data was written.
     #[error("VM {ip} still has user data: it was not rebooted since a pod used it")]
     HasUserData { ip: IpAddr },
-    /// The marker that was just written is not there: nothing could be proved by its absence.
+    /// The marker that was just written is not there: its absence would prove nothing.
     #[error("VM {ip} does not keep the file {path} that was written to it")]
     NoMarker { ip: IpAddr, path: String },
     /// The reboot was requested and nothing proves that it happened.
@@ -80,16 +80,16 @@ pub enum VmError {
     },
     #[error("host key allow-list {path:?}: {reason}")]
     AllowList { path: PathBuf, reason: String },
-    /// Neither a list of keys nor the setting to do without one.
+    /// Neither a list of keys nor the setting to accept any key.
     #[error(
         "no host keys are known: set ssh-host-key-allowlist-dir (SSH_HOST_KEY_ALLOWLIST_DIR) to a directory of \
-         *.pub files, or ssh-accept-any-host-key to true to trust whatever answers"
+         *.pub files, or ssh-accept-any-host-key to true to accept any key"
     )]
     NoAllowList,
 }
 
-/// What to do about a VM that was asked to reboot and still has the file. One that was silent meanwhile may have rebooted and
-/// kept it.
+/// What to do about a VM that was told to reboot and still has the file. A VM that did not answer meanwhile may have
+/// rebooted and kept it.
 fn advice(down: Option<Duration>) -> String {
     let setting = "vm-cleanup-down-for is for images whose cidata outlives a reboot";
     match down {
@@ -102,7 +102,7 @@ fn advice(down: Option<Duration>) -> String {
 }
 
 impl VmError {
-    /// Whether nothing answered that could be taken for the VM's SSH server.
+    /// Whether there was no answer that could come from the VM's SSH server.
     pub const fn is_silence(&self) -> bool {
         matches!(
             self,

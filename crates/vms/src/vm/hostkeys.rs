@@ -1,6 +1,6 @@
-//! The host keys that VMs may show. Guarantees that a key is accepted by fingerprint only, that a
-//! list that can't be read accepts nothing, and that no list at all accepts nothing unless the
-//! settings say so. Does not bind a key to one VM: images of a pool share keys.
+//! The host keys that VMs may show. Guarantees that a key is accepted by fingerprint only, that an unreadable list
+//! accepts nothing, and that no list accepts nothing unless the settings allow any key. Does not bind a key to one
+//! VM: images of a pool share keys.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use russh::keys::{Algorithm, HashAlg, PublicKey};
 
 use super::VmError;
 
-/// More keys than this in one list are a mistake in what was mounted, not a pool.
+/// More keys than this in one list are a wrong mount, not a pool.
 pub const MAX_KEYS: usize = 100;
 /// A public key file is well under a kilobyte; the limit keeps a wrong mount from being read.
 pub const MAX_FILE_BYTES: u64 = 16 * 1024;
 
-/// What to do with the key that a VM shows.
+/// How to judge the key that a VM shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostKeyRule {
     /// Only keys of the `*.pub` files in this directory. It is read at each connection, so that
@@ -23,7 +23,7 @@ pub enum HostKeyRule {
     AllowList(PathBuf),
     /// Any key is accepted. Only where the network itself is trusted, and only if the settings say so.
     AcceptAny,
-    /// Neither was set: no VM is spoken to.
+    /// Neither was set: no VM is contacted.
     Unset,
 }
 
@@ -35,8 +35,8 @@ pub struct AllowList {
 }
 
 impl AllowList {
-    /// Reads every `*.pub` file of `dir`. One bad file refuses the list: a key that was meant to
-    /// be there and is not would show much later, as a VM that can't be used.
+    /// Reads every `*.pub` file of `dir`. One bad file makes the list unusable: a missing key would show much later,
+    /// as a VM that can't be used.
     pub fn read(dir: &Path) -> Result<Self, VmError> {
         let refuse = |path: &Path, reason: String| VmError::AllowList {
             path: path.to_path_buf(),
@@ -109,7 +109,7 @@ impl AllowList {
     }
 }
 
-/// RSA keys are one type whatever hash signs with them.
+/// RSA keys are one type, whichever hash signs with them.
 fn same_key_type(a: &Algorithm, b: &Algorithm) -> bool {
     match (a, b) {
         (Algorithm::Rsa { .. }, Algorithm::Rsa { .. }) => true,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_allowed_by_fingerprint_whatever_its_comment() {
+    fn a_key_is_allowed_by_fingerprint_with_any_comment() {
         let dir = tempfile::tempdir().unwrap();
         let (mine, other) = (mk_key(), mk_key());
         let text = format!("# the image of May\n\n{} vm@image", line(&mine).trim());
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(
             order.len(),
             3,
-            "the rest stays, for a clear refusal by fingerprint"
+            "the others stay, for a clear refusal by fingerprint"
         );
     }
 }

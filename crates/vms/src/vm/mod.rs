@@ -1,5 +1,5 @@
-//! The requests of a pool to a VM: is it ready, write user data, reboot. Guarantees that an answer
-//! says what was seen, not what was hoped for. Does not decide which VM is asked, nor when.
+//! A pool's requests to a VM: check readiness, write user data, reboot. Guarantees that a result is what was
+//! observed. Does not decide which VM is asked, nor when.
 
 mod error;
 mod hostkeys;
@@ -37,14 +37,14 @@ pub trait Vms: Send + Sync + 'static {
     /// ([`VmError::HasUserData`]).
     async fn ready(&self, ip: IpAddr) -> Result<(), VmError>;
 
-    /// Writes a marker that no reboot leaves there ([`marker_path`]), then the file that makes the VM reboot. `Ok` says that the reboot was
-    /// requested, not that it happened.
+    /// Writes a marker that does not survive a reboot ([`marker_path`]), then the file that makes the VM reboot. `Ok`
+    /// means that the reboot was requested, not that it happened.
     async fn request_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError>;
 
     /// Logs in and checks for the marker.
     async fn has_marker(&self, ip: IpAddr, marker: &str) -> Result<bool, VmError>;
 
-    /// Removes the marker, the user data and the request for the reboot of a VM whose `cidata` outlives a reboot.
+    /// Removes the marker, the user data and the request for a reboot, on a VM whose `cidata` survives a reboot.
     async fn wipe(&self, ip: IpAddr, marker: &str) -> Result<(), VmError>;
 
     /// Writes the VM's user data; the VM sees all of it or nothing of it.

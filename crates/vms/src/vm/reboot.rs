@@ -1,11 +1,11 @@
-//! Waits until a VM has rebooted. Guarantees `Ok` only after a proof that the VM rebooted and is ready again, and not before
-//! the floor; and an end within the limit either way. Does not request the reboot.
+//! Waits until a VM has rebooted. Guarantees `Ok` only after proof that the VM rebooted and is ready again, and not
+//! before the floor; ends within the limit either way. Does not request the reboot.
 //!
-//! The proof: before the reboot was requested, a marker was written into `cidata`, which is a tmpfs in the VM's image. A VM
-//! that is ready and has no marker was rebooted; a connection that failed, for however long, proves nothing. Only where the
-//! settings say that `cidata` outlives a reboot, so that the marker stays, a VM that was down for long enough counts as
-//! rebooted: SFTP shows no difference between such a VM and one that was cut off from the network. A VM that is going down
-//! may lose its tmpfs before its SSH server: the marker must be gone in two reads, a while apart.
+//! The proof: before the reboot was requested, a marker was written into `cidata`, which is a tmpfs in the VM's image.
+//! A VM that is ready and has no marker was rebooted; a connection that failed, for however long, proves nothing. Only
+//! where the settings say that `cidata` outlives a reboot, so that the marker stays, a VM that was down for long enough
+//! counts as rebooted: SFTP shows no difference between such a VM and one that was cut off from the network. A VM that
+//! is going down may lose its tmpfs before its SSH server: the marker must be gone in two reads, a while apart.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use super::{VmError, Vms};
 /// How long to wait for a reboot, and for which proof.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RebootTiming {
-    /// No VM is released sooner than this after the request, whatever was observed.
+    /// No VM is released sooner than this after the request, regardless of what was observed.
     pub floor: Duration,
-    /// Rebooted and ready again within this, or the cleanup has failed.
+    /// The VM must be rebooted and ready within this, or the cleanup has failed.
     pub limit: Duration,
     /// Between two reads of the marker. A reboot takes seconds.
     pub pause: Duration,
@@ -41,7 +41,7 @@ impl Default for RebootTiming {
     }
 }
 
-/// Between two reads that both must find the marker gone; never longer than the floor.
+/// Between two reads that must both find the marker gone; never longer than the floor.
 const CONFIRM: Duration = Duration::from_secs(2);
 
 /// How a reboot was proved.
@@ -60,7 +60,7 @@ pub enum Proof {
 enum Seen {
     /// The VM answers: with the marker, with another machine's host key, or by refusing the login.
     Up,
-    /// No answer, from the begin of the first read of the row to the end of the last one.
+    /// No answer, from the start of the first read of the row to the end of the last one.
     Down { first: Instant, last: Instant },
     /// Ready, and the marker is gone.
     Gone { since: Instant },
@@ -81,21 +81,21 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Takes in one read of the marker, from `begun` to `ended`. The proof, if this is one.
+    /// Adds one read of the marker, from `started` to `ended`. Returns the proof, if this read completes one.
     fn observe(
         &mut self,
         found: &Result<bool, VmError>,
-        begun: Instant,
+        started: Instant,
         ended: Instant,
     ) -> Option<Proof> {
         self.seen = match (found, self.seen) {
             (Ok(false), Seen::Gone { since })
-                if begun > since && begun >= since + CONFIRM.min(self.timing.floor) =>
+                if started > since && started >= since + CONFIRM.min(self.timing.floor) =>
             {
                 return Some(Proof::MarkerGone);
             }
             (Ok(false), gone @ Seen::Gone { .. }) => gone,
-            (Ok(false), _) => Seen::Gone { since: begun },
+            (Ok(false), _) => Seen::Gone { since: started },
             (Ok(true), _) if !self.timing.must_be_seen_down => return Some(Proof::None),
             (Ok(true), Seen::Down { first, last }) => {
                 let down = last - first;
@@ -108,7 +108,7 @@ impl Watch<'_> {
             (Err(error), before) if error.is_silence() => {
                 let first = match before {
                     Seen::Down { first, .. } => first,
-                    Seen::Up | Seen::Gone { .. } => begun,
+                    Seen::Up | Seen::Gone { .. } => started,
                 };
                 Seen::Down { first, last: ended }
             }
@@ -153,10 +153,10 @@ pub async fn wait_for_reboot(
         longest_down: None,
     };
     let proof = loop {
-        let begun = Instant::now();
+        let started = Instant::now();
         let found = vms.has_marker(ip, marker).await;
         let ended = Instant::now();
-        if let Some(proof) = watch.observe(&found, begun, ended) {
+        if let Some(proof) = watch.observe(&found, started, ended) {
             break proof;
         }
         if ended >= limit {
@@ -189,7 +189,7 @@ mod tests {
     }
     use Read::{Down, Impostor, Rebooted, Up};
 
-    /// A VM that answers each read as the test wrote it down; the last answer stays.
+    /// A VM that answers each read as scripted; the last answer repeats.
     struct Scripted(Mutex<Vec<Read>>);
 
     #[async_trait]
@@ -256,7 +256,7 @@ mod tests {
             &[Up, Up, Down, Down, Rebooted][..],
             &[Up, Rebooted],
             &[Down, Impostor, Rebooted],
-            // Its tmpfs went before its SSH server: that is no reboot yet.
+            // Its tmpfs was gone before its SSH server: not a reboot yet.
             &[Up, Rebooted, Down, Rebooted],
         ] {
             let (seen, took) = watch(reads, TIMING).await;
@@ -311,7 +311,7 @@ mod tests {
         let (seen, took) = watch(&long, timing.clone()).await;
         assert_eq!(seen.unwrap(), Proof::DownForLong);
         assert!(took >= timing.down_for.unwrap(), "after {took:?}");
-        // An answer of another machine is no silence: the time begins again.
+        // An answer of another machine interrupts the silence: the time starts again.
         let timing = RebootTiming {
             down_for: Some(Duration::from_secs(60)),
             ..TIMING

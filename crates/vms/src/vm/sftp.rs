@@ -1,6 +1,6 @@
-//! Files on the VM. Guarantees that `put_whole` is seen whole or not at all, and that `touch_off`
-//! distinguishes a VM that went down during the request from one that refused. Does not make directories:
-//! `cidata` is the VM's own.
+//! Files on the VM. Guarantees that a file of `put_whole` appears whole or not at all, and that `touch_off`
+//! distinguishes a VM that went down during the request from one that refused. Does not create directories: `cidata`
+//! is the VM's own.
 
 use russh_sftp::client::RawSftpSession;
 use russh_sftp::client::error::Error as SftpError;
@@ -50,8 +50,8 @@ impl Sftp {
         self.replace(&temporary, path).await
     }
 
-    /// Creates a file whose mere appearance makes the VM act. The VM may go down before the last
-    /// byte is acknowledged: once the file exists, a lost connection is not a failure.
+    /// Creates a file that triggers an action of the VM. The VM may go down before the last byte is acknowledged:
+    /// once the file exists, a lost connection is not a failure.
     pub(super) async fn touch_off(&self, path: &str, data: &[u8]) -> Result<(), SftpError> {
         let handle = self.create(path).await?;
         let ended = match self.write_all(&handle, data).await {
@@ -76,7 +76,7 @@ impl Sftp {
         }
     }
 
-    /// Removes a file, or finds that there is none.
+    /// Removes a file; a missing one is no error.
     pub(super) async fn remove(&self, path: &str) -> Result<(), SftpError> {
         match self.raw.remove(path).await {
             Ok(_) => Ok(()),
@@ -104,9 +104,8 @@ impl Sftp {
         Ok(())
     }
 
-    /// SFTP's own rename refuses an existing target. With OpenSSH's extension the new file takes
-    /// the old one's place at once; without it the old one is removed first, so a reader may
-    /// find none, never half of one.
+    /// SFTP's own rename refuses an existing target. With OpenSSH's extension the new file replaces the old one
+    /// atomically; without it the old one is removed first, so a reader may find none, but never half of one.
     async fn replace(&self, from: &str, to: &str) -> Result<(), SftpError> {
         if self.posix_rename {
             let names = HardlinkExtension {

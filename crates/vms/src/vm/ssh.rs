@@ -1,6 +1,5 @@
-//! VMs over SSH and SFTP. Guarantees one bounded session per request, a host key checked
-//! before anything is sent, and no secret in a log. Does not keep connections: a VM that reboots
-//! between two pods has none worth keeping.
+//! VMs over SSH and SFTP. Guarantees one bounded session per request, a host key checked before anything is sent, and
+//! no secret in a log. Does not keep connections: a VM reboots between two pods.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,14 +19,14 @@ use super::hostkeys::fingerprint;
 use super::sftp::Sftp;
 use super::{AllowList, HostKeyRule, REBOOT, USER_DATA, VmError, Vms, marker_path};
 
-/// How to get into the VMs of a pool.
+/// How to log in to the VMs of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
     pub user: String,
     /// Read at each connection, so that a rotated key needs no restart.
     pub private_key: PathBuf,
     pub port: u16,
-    /// For one whole conversation.
+    /// For one whole session.
     pub timeout: Duration,
     /// For the TCP connection alone: a dead VM is passed over after this.
     pub connect_timeout: Duration,
@@ -47,8 +46,7 @@ impl SshVms {
         Self { access }
     }
 
-    /// Reads what a connection will need, so that a wrong path shows at start and not at the
-    /// first pod.
+    /// Reads the files that a connection needs, so that a wrong path shows at start and not at the first pod.
     pub async fn check_access(&self) -> Result<(), VmError> {
         self.allowed()?;
         berth_listen::warn_if_readable_by_others("ssh-priv-key", &self.access.private_key);
@@ -159,8 +157,7 @@ impl SshVms {
         Ok(Conversation { ip, session, sftp })
     }
 
-    /// The whole conversation within the limit: a VM that accepts and then says nothing must not
-    /// hold up the pool.
+    /// Bounds the whole session: a VM that accepts a connection and then hangs must not delay the pool.
     async fn bounded<T>(
         &self,
         ip: IpAddr,
@@ -182,7 +179,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// The error of a step, with the file that it was about.
+    /// The error of a step, with its file.
     fn of_file<T>(&self, path: &str, step: Result<T, SftpError>) -> Result<T, VmError> {
         step.map_err(|source| VmError::Sftp {
             ip: self.ip,
@@ -237,7 +234,7 @@ impl Vms for SshVms {
     }
 
     async fn has_marker(&self, ip: IpAddr, marker: &str) -> Result<bool, VmError> {
-        self.bounded(ip, "looking for the marker", async {
+        self.bounded(ip, "checking for the marker", async {
             let vm = self.sftp(ip).await?;
             let found = vm.exists(&marker_path(marker)).await?;
             vm.leave().await;

@@ -31,7 +31,7 @@ impl Place {
         Self { sheet, metrics }
     }
 
-    /// A manager's process, as far as the state can tell.
+    /// A manager's process, from the state's point of view.
     pub async fn fleet(&self, settings: &Settings, vms: Arc<dyn Vms>) -> Fleet {
         let fleet = self.unopened(settings, vms);
         fleet.resize(&settings.pools).await.unwrap();
@@ -66,7 +66,7 @@ impl Place {
         self.sheet.write(&[(STATE_KEY, text)]).await.unwrap();
     }
 
-    /// What another program does that knows nothing of Berth: a document of its own in place of the one that is there.
+    /// A write of another program that does not know Berth: it replaces the document with its own.
     pub async fn overwrite(&self, text: &str) {
         self.put(STATE_KEY, text).await;
     }

@@ -21,14 +21,14 @@ struct Vm {
     hangs: bool,
     host_key_changed: bool,
     marker: Option<String>,
-    /// Looks that still find it down.
-    down_looks: u32,
+    /// Connections that still find it down.
+    down_connections: u32,
     asked: usize,
     reboots: usize,
     user_data: Vec<u8>,
 }
 
-/// All VMs exist and are well unless told otherwise.
+/// All VMs exist and are well unless scripted otherwise.
 #[derive(Debug, Default)]
 pub struct ScriptedVms(Mutex<BTreeMap<IpAddr, Vm>>);
 
@@ -54,7 +54,7 @@ impl ScriptedVms {
         self.with(ip, |vm| vm.ignores_reboots = true);
     }
 
-    /// From its next reboot on it stays down.
+    /// It stays down from its next reboot on.
     pub fn hold_down(&self, ip: &str) {
         self.with(ip, |vm| vm.held_down = true);
     }
@@ -63,7 +63,7 @@ impl ScriptedVms {
         self.with(ip, |vm| vm.held_down = false);
     }
 
-    /// From now on its readiness checks wait, until they are let go on.
+    /// Its readiness checks wait from now on, until `go_on`.
     pub fn hang(&self, ip: &str) {
         self.with(ip, |vm| vm.hangs = true);
     }
@@ -76,12 +76,12 @@ impl ScriptedVms {
         self.with(ip, |vm| vm.host_key_changed = true);
     }
 
-    /// Somebody else gives it user data.
-    pub fn give_user_data(&self, ip: &str) {
+    /// Another program writes user data to it.
+    pub fn write_user_data(&self, ip: &str) {
         self.with(ip, |vm| vm.user_data = b"of another pod".into());
     }
 
-    /// How often somebody wanted to connect or log in.
+    /// How often it was connected to.
     pub fn asked(&self, ip: &str) -> usize {
         self.with(ip, |vm| vm.asked)
     }
@@ -94,11 +94,11 @@ impl ScriptedVms {
         self.with(ip, |vm| vm.user_data.clone())
     }
 
-    fn look(&self, ip: IpAddr) -> Result<(), VmError> {
+    fn connect(&self, ip: IpAddr) -> Result<(), VmError> {
         let up = self.with(ip, |vm| {
             vm.asked += 1;
-            if vm.down_looks > 0 {
-                vm.down_looks -= u32::from(!vm.held_down);
+            if vm.down_connections > 0 {
+                vm.down_connections -= u32::from(!vm.held_down);
                 return false;
             }
             !vm.dead
@@ -114,14 +114,14 @@ impl ScriptedVms {
 #[async_trait]
 impl Vms for ScriptedVms {
     async fn connects(&self, ip: IpAddr) -> Result<(), VmError> {
-        self.look(ip)
+        self.connect(ip)
     }
 
     async fn ready(&self, ip: IpAddr) -> Result<(), VmError> {
         while self.with(ip, |vm| vm.hangs) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        self.look(ip)?;
+        self.connect(ip)?;
         if self.with(ip, |vm| vm.host_key_changed) {
             return Err(VmError::UnknownHostKey {
                 ip,
@@ -141,12 +141,12 @@ impl Vms for ScriptedVms {
     }
 
     async fn request_reboot(&self, ip: IpAddr, marker: &str) -> Result<(), VmError> {
-        self.look(ip)?;
+        self.connect(ip)?;
         self.with(ip, |vm| {
             vm.marker = Some(marker.into());
             if !vm.ignores_reboots {
                 vm.reboots += 1;
-                vm.down_looks = 3;
+                vm.down_connections = 3;
                 vm.marker = None;
                 vm.user_data.clear();
             }
@@ -155,12 +155,12 @@ impl Vms for ScriptedVms {
     }
 
     async fn has_marker(&self, ip: IpAddr, marker: &str) -> Result<bool, VmError> {
-        self.look(ip)?;
+        self.connect(ip)?;
         Ok(self.with(ip, |vm| vm.marker.as_deref() == Some(marker)))
     }
 
     async fn wipe(&self, ip: IpAddr, _: &str) -> Result<(), VmError> {
-        self.look(ip)?;
+        self.connect(ip)?;
         self.with(ip, |vm| {
             vm.marker = None;
             vm.user_data.clear();
@@ -169,13 +169,13 @@ impl Vms for ScriptedVms {
     }
 
     async fn put_user_data(&self, ip: IpAddr, data: &[u8]) -> Result<(), VmError> {
-        self.look(ip)?;
+        self.connect(ip)?;
         self.with(ip, |vm| vm.user_data = data.to_vec());
         Ok(())
     }
 }
 
-/// Settings of a node `worker` whose waits are short, unless the environment says otherwise.
+/// Settings of a node `worker` with short waits, unless the environment says otherwise.
 pub fn settings(env: &[(&str, &str)]) -> Settings {
     let quick = [
         ("NODE_NAME", "worker"),

@@ -1,7 +1,6 @@
-//! A VM for tests: a real SSH and SFTP server in the test's process, on an address of its own on
-//! loopback, whose files are a directory and whose reboot closes the port for a while. Promises
-//! the behaviour that the pool relies on, among it the bad ones. Does not check SSH itself: one
-//! test uses OpenSSH for that.
+//! A VM for tests: a real SSH and SFTP server in the test's process, on an address of its own on loopback, whose
+//! files are a directory and whose reboot closes the port for a while. It has the behaviour that the pool relies on,
+//! including faults. Does not check SSH itself: one test uses OpenSSH for that.
 #![allow(dead_code)]
 
 mod files;
@@ -106,7 +105,7 @@ pub fn mk_key() -> PrivateKey {
     PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519).unwrap()
 }
 
-/// What a test may look at or switch while the VM runs.
+/// What a test may observe or switch while the VM runs.
 #[derive(Default)]
 pub struct Switches {
     pub boots: AtomicUsize,
@@ -177,7 +176,7 @@ struct Server {
 }
 
 impl Server {
-    /// One turn of the loop is one life of the VM, from boot to reboot.
+    /// One iteration of the loop is one life of the VM, from boot to reboot.
     async fn live(self, mut listener: TcpListener, on_reboot: OnReboot) {
         let mut boots = true;
         loop {

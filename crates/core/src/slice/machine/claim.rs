@@ -1,8 +1,9 @@
 //! The steps that end with a slice in use: create or bump the lease, announce, read the range, commit.
 //!
-//! The order matters. The lease is written first, so that older writes to it fail. The published pool is written before
-//! other nodes' pools are read: of two nodes that both believe to have the lease, at least one sees the other. The mode is
-//! read after the lease was written: a desk that listed leases earlier did so under an older token.
+//! The order matters. The lease is written first, so that older writes to it fail. The published pool is written
+//! before other nodes' pools are read: of two nodes that both believe to have the lease, at least one reads the
+//! other's pool. The mode is read after the lease was written: a desk that listed leases earlier did so under an
+//! older token.
 
 use super::effect::Effect;
 use super::event::{RangeRead, Written};
@@ -24,7 +25,7 @@ impl NodeMachine {
             }
             Some(Step::Idle) => {
                 self.insert_wanted(slice);
-                self.look(slice, out);
+                self.read_slice(slice, out);
             }
             Some(_) => {}
         }
@@ -63,11 +64,11 @@ impl NodeMachine {
                 }
                 self.announce(slice, true, out);
             }
-            // Another node's, as far as a first try can know: the next slice is tried.
+            // At a first try the lease is assumed to be another node's: the next slice is tried.
             Written::Refused if self.is_unknown(slice) => {
                 self.slices.remove(&slice);
             }
-            Written::Refused | Written::Unknown => self.look(slice, out),
+            Written::Refused | Written::Unknown => self.read_slice(slice, out),
         }
     }
 
@@ -86,7 +87,7 @@ impl NodeMachine {
         self.write_lease(slice, Step::Bumping(lease.clone()), lease, out);
     }
 
-    /// Takes yielded parts back, by the steps of a claim.
+    /// Reclaims yielded parts, by the steps of a claim.
     pub(super) fn reclaim(&mut self, slice: Prefix, out: &mut Out) {
         let yields = !self.stopped(slice).is_empty();
         if yields && self.is_serving(slice) && self.step(slice) == Some(&Step::Idle) {
@@ -102,7 +103,7 @@ impl NodeMachine {
                 let expected = *stamp;
                 self.request(slice, step, Effect::WriteLease { lease, expected }, out);
             }
-            None => self.look(slice, out),
+            None => self.read_slice(slice, out),
         }
     }
 
@@ -113,7 +114,7 @@ impl NodeMachine {
             _ => return,
         };
         let Written::Yes(stamp) = written else {
-            self.look(slice, out);
+            self.read_slice(slice, out);
             return;
         };
         if let Some(entry) = self.slices.get_mut(&slice) {
@@ -121,7 +122,7 @@ impl NodeMachine {
         }
         match claim {
             true => self.announce(slice, true, out),
-            false => self.rest(slice, out),
+            false => self.finish_step(slice, out),
         }
     }
 
@@ -133,7 +134,7 @@ impl NodeMachine {
         }
     }
 
-    /// Always a write, also of what is there: a deletion from before a crash may still arrive.
+    /// Always writes, even if the object is already there: a deletion from before a crash may still arrive.
     fn announce(&mut self, slice: Prefix, claim: bool, out: &mut Out) {
         let nonce = Nonce(out.fresh);
         self.commit(Change::Note { slice, nonce }, out);
@@ -153,7 +154,7 @@ impl NodeMachine {
             return;
         };
         let Written::Yes(stamp) = written else {
-            self.look(slice, out);
+            self.read_slice(slice, out);
             return;
         };
         if let Some(entry) = self.slices.get_mut(&slice) {
@@ -162,7 +163,7 @@ impl NodeMachine {
         self.commit(Change::Published { slice, nonce }, out);
         match claim {
             true => self.read_range(slice, true, out),
-            false => self.rest(slice, out),
+            false => self.finish_step(slice, out),
         }
     }
 
@@ -194,7 +195,7 @@ impl NodeMachine {
         };
         let claim = *claim;
         let Some(read) = read else {
-            self.rest(slice, out);
+            self.finish_step(slice, out);
             return;
         };
         if !self.is_serving(slice) {
@@ -219,11 +220,11 @@ impl NodeMachine {
         }
     }
 
-    /// Another node publishes a pool of this slice: its lease was deleted while it used the slice, or it has just claimed
-    /// the slice as this node did.
+    /// Another node publishes a pool of this slice: its lease was deleted while it used the slice, or it has just
+    /// claimed the slice as this node did.
     fn step_aside(&mut self, slice: Prefix, out: &mut Out) {
         match self.stored.has_pods_in(slice) {
-            true => self.rest(slice, out),
+            true => self.finish_step(slice, out),
             false => self.drop_slice(slice, out),
         }
     }
@@ -242,12 +243,12 @@ impl NodeMachine {
         let entry = self.slices.get(&slice);
         let lease = entry.and_then(|entry| entry.lease.as_ref());
         let stopped = match (claim, lease) {
-            // The lease was written since: no earlier write can yield anything more.
+            // The lease was written since: no earlier write can yield more.
             (true, Some((lease, _))) => lease.yielded.clone(),
             _ => self.stopped(slice),
         };
         self.use_slice(slice, stopped, read, out);
-        self.rest(slice, out);
+        self.finish_step(slice, out);
     }
 
     /// The range is tight or assigned: a slice of which pods have addresses stays, without its free part.
@@ -283,13 +284,13 @@ impl NodeMachine {
         }
     }
 
-    /// Writes what was stopped on the lease, if it is not there.
+    /// Writes what was stopped to the lease, if it is not there.
     pub(super) fn write_yields(&mut self, slice: Prefix, out: &mut Out) {
         let stopped = self.stopped(slice);
         let entry = self.slices.get(&slice);
         let written = entry.and_then(|entry| entry.lease.as_ref());
         if written.is_some_and(|(lease, _)| lease.yielded == stopped) {
-            self.rest(slice, out);
+            self.finish_step(slice, out);
             return;
         }
         let lease = self.lease(slice, stopped);

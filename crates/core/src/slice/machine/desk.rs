@@ -10,7 +10,7 @@ use crate::{Address, Prefix};
 /// What a desk knows of the range.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Desk {
-    /// A start or an outage is not long enough ago: nodes may have to create leases again that the server lost.
+    /// The last start or outage was too recent: nodes may have to create leases again that the server lost.
     Settling,
     /// The mode is not known.
     Unread,
@@ -33,7 +33,7 @@ pub enum Desk {
 pub enum DeskEvent {
     /// An ADD needs a plain address.
     Wanted,
-    /// An ADD wants this one.
+    /// An ADD needs this address.
     Allocate(Address),
     /// A commit or a change of the mode was refused, or no answer came.
     Failed,
@@ -72,7 +72,7 @@ pub enum DeskEffect {
 }
 
 impl Desk {
-    /// What follows from an event; `fresh` is a random number that no earlier call had.
+    /// Handles an event; `fresh` is a random number that no earlier call had.
     pub fn handle(&mut self, event: DeskEvent, fresh: u128) -> Option<DeskEffect> {
         let token = Token(fresh);
         let (next, effect) = match (&*self, event) {
@@ -134,7 +134,7 @@ impl Desk {
 
 fn read(mode: Option<Mode>, token: Token) -> (Desk, Option<DeskEffect>) {
     match mode {
-        // There may be slices although the pool was deleted: it begins as one that is on its way back to plain.
+        // There may be slices although the pool was deleted: it starts as one that is on its way back to plain.
         None => {
             let effect = DeskEffect::SetMode {
                 expected: None,
@@ -166,8 +166,8 @@ fn set(now: &Mode, kind: ModeKind, token: Token) -> (Desk, Option<DeskEffect>) {
     (Desk::Unread, Some(effect))
 }
 
-/// What the plain pool may not allocate: leases without what they yield, and slices whose pool is published though their
-/// lease was deleted.
+/// What the plain pool may not allocate: leases without what they yield, and slices whose pool is published though
+/// their lease was deleted.
 fn covered(leases: &[Lease], published: &[Prefix]) -> Addresses {
     let mut covered = Addresses::new();
     for slice in published {

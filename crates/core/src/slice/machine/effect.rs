@@ -24,7 +24,7 @@ pub enum Effect {
     /// List the slices for which this node has a lease or a published pool.
     ListOwned,
     /// Read this node's Node object, then the lease and this node's published pool of the slice.
-    Look(Prefix),
+    ReadSlice(Prefix),
     /// Create the lease.
     CreateLease(Lease),
     /// Replace the lease, if it has the stamp.

@@ -30,9 +30,9 @@ pub enum Deleted {
 
 /// What a node reads of one slice before it relies on its lease.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Look {
+pub struct SliceRead {
     pub lease: Option<(Lease, Stamp)>,
-    /// This node's own.
+    /// This node's published pool.
     pub published: Option<(Published, Stamp)>,
     /// Whether this node's Node object exists.
     pub registered: bool,
@@ -54,19 +54,19 @@ pub struct RangeRead {
 /// What happens. Answers name the slice whose request they answer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
-    /// An ADD wants this address.
+    /// An ADD needs this address.
     Allocate(Address),
     /// A DEL, or proof that the address's pod is gone.
     Release(Address),
     /// An ADD found no free address: claim this slice.
     Claim(Prefix),
     /// The slice was unused for its idle time.
-    GiveBack(Prefix),
+    Return(Prefix),
     /// The published pool differs from what pods have.
     Publish(Prefix),
-    /// The parts that were yielded are wanted again, and the range seems to be sliced.
+    /// The yielded parts are needed again, and the range seems to be sliced.
     Reclaim(Prefix),
-    /// The plain pool's entries in the slice may have ended.
+    /// The plain pool's entries in the slice may have been released.
     Refresh(Prefix),
     /// A watch shows this mode.
     ModeSeen(Mode),
@@ -84,7 +84,7 @@ pub enum Event {
     /// The slices for which this node has a lease or a published pool; none: no answer came.
     Owned(Option<BTreeSet<Prefix>>),
     /// None: no answer came.
-    Looked(Prefix, Option<Box<Look>>),
+    SliceRead(Prefix, Option<Box<SliceRead>>),
     /// The CREATE of a lease; refused: there is one.
     Created(Prefix, Written),
     /// The write of this node's lease.

@@ -1,12 +1,12 @@
 //! The mode of a range: who may allocate from it.
 //!
-//! It is one annotation of the range's plain pool, and every change of it is a compare-and-set on its token. Every commit to
+//! It is one annotation of the range's plain pool; every change is a compare-and-set on its token. Every commit to
 //! the plain pool tests the token in the same write.
 
 use serde::{Deserialize, Serialize};
 
-/// Names one setting of the mode. Random and not a counter: after a server went back in time a counter would repeat, and a
-/// commit that was planned under the older setting would pass.
+/// Names one setting of the mode. Random and not a counter: after the server was restored from a backup a counter
+/// would repeat, and a commit that was planned under the older setting would succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token(pub u128);
@@ -23,7 +23,7 @@ pub enum ModeKind {
     Sliced,
     /// No slice is claimed; the plain pool allocates what no slice covers and what nodes have yielded.
     Tight,
-    /// As tight, and nodes return all that they have: the mode becomes plain when no slice is left.
+    /// As tight, and nodes return all their slices: the mode becomes plain when none is left.
     Leaving,
 }
 
@@ -33,7 +33,7 @@ impl ModeKind {
         matches!(self, Self::Plain | Self::Tight | Self::Leaving)
     }
 
-    /// Whether nodes give up what they do not use.
+    /// Whether nodes yield what they do not use.
     pub const fn is_yielding(self) -> bool {
         matches!(self, Self::Tight | Self::Leaving)
     }

@@ -1,8 +1,8 @@
 //! One range on one node: its slices, from the claim to the return.
 //!
-//! Guarantees: an address is allocated only from a slice that this process has verified (or that it may trust without the
-//! API server), and that this node has neither stopped nor returned. Allocating less is committed before it is written
-//! to the API server; allocating more is committed after it was granted there.
+//! Guarantees: an address is allocated only from a slice that this process has verified (or that it may trust without
+//! the API server), and that this node has neither stopped nor returned. Allocating less is committed before it is
+//! written to the API server; allocating more is committed after it was granted there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,8 +47,8 @@ pub enum Step {
     Idle,
     /// The lease is being created.
     Creating(Lease),
-    /// Lease and published pool are being read, because this process does not know what they say.
-    Looking,
+    /// Lease and published pool are being read, because this process does not know their state.
+    ReadingSlice,
     /// The node's lease is being written, so that every older write to it fails.
     Bumping(Lease),
     /// The lease is being written with what was stopped; the plain pool may allocate that from then on.
@@ -57,7 +57,7 @@ pub enum Step {
     Announcing { nonce: Nonce, claim: bool },
     /// The mode, the plain pool's entries and other nodes' published pools are being read.
     Reading { claim: bool },
-    /// The range is being made a sliced one.
+    /// The range is being set to sliced.
     SettingMode { claim: bool },
     /// The pods' addresses are being added to the plain pool.
     CopyingOut,
@@ -101,7 +101,7 @@ impl Slice {
 pub struct NodeMachine {
     pub me: Me,
     pub link: Link,
-    /// A copy of what the file says once the commits that were returned are executed.
+    /// A copy of the file's state once the commits that were returned are executed.
     pub stored: Stored,
     pub slices: BTreeMap<Prefix, Slice>,
 }
@@ -115,7 +115,7 @@ pub(super) struct Out {
 impl NodeMachine {
     /// The machine of a process that has become the owner of the file, and its first effects.
     pub fn start(me: Me, stored: Stored) -> (Self, Vec<Effect>) {
-        // A new file has no memory of the server: it has no way to notice that the server went back in time.
+        // A new file has no memory of the server: it can't detect that the server was rolled back.
         let (link, timer) = match stored.is_new() {
             true => (Link::Ready, None),
             false => (Link::Settling, Some(Effect::Settle)),
@@ -130,8 +130,8 @@ impl NodeMachine {
         (machine, effects)
     }
 
-    /// Allocates from the file's slices although they can't be verified. Only while the API server is away, in the boot of
-    /// the file's last commit, and with proof from outside the file that it is not an older copy.
+    /// Allocates from the file's slices although they can't be verified. Only while the API server is away, in the boot
+    /// of the file's last commit, and with proof from outside the file that it is not an older copy.
     pub fn trust_file(&mut self) {
         self.link = Link::Away;
         for slice in self.stored.slices.keys() {
@@ -154,7 +154,7 @@ impl NodeMachine {
         }
     }
 
-    /// What follows from an event. `fresh` is a random number that no earlier call had.
+    /// Handles an event; `fresh` is a random number that no earlier call had.
     pub fn handle(&mut self, event: Event, fresh: u128) -> Vec<Effect> {
         let mut out = Out {
             effects: Vec::new(),
@@ -164,7 +164,7 @@ impl NodeMachine {
             Event::Allocate(address) => self.allocate(address, &mut out),
             Event::Release(address) => self.commit(Change::Release(address), &mut out),
             Event::Claim(slice) => self.claim(slice, &mut out),
-            Event::GiveBack(slice) => self.give_back(slice, &mut out),
+            Event::Return(slice) => self.return_slice(slice, &mut out),
             Event::Publish(slice) => self.publish(slice, &mut out),
             Event::Reclaim(slice) => self.reclaim(slice, &mut out),
             Event::Refresh(slice) => self.refresh(slice, &mut out),
@@ -178,7 +178,9 @@ impl NodeMachine {
             }
             Event::Settled => self.settled(),
             Event::Owned(owned) => self.owned(owned, &mut out),
-            Event::Looked(slice, look) => self.looked(slice, look.map(|look| *look), &mut out),
+            Event::SliceRead(slice, read) => {
+                self.slice_read(slice, read.map(|read| *read), &mut out)
+            }
             Event::Created(slice, written) => self.created(slice, written, &mut out),
             Event::LeaseWritten(slice, written) => self.lease_written(slice, written, &mut out),
             Event::Announced(slice, written) => self.announced(slice, written, &mut out),
@@ -214,7 +216,7 @@ impl NodeMachine {
         for slice in all {
             self.slices.entry(slice).or_insert(Slice::new(false));
             if self.step(slice) == Some(&Step::Idle) {
-                self.look(slice, out);
+                self.read_slice(slice, out);
             }
         }
     }
@@ -225,7 +227,7 @@ impl NodeMachine {
         };
         entry.serving = false;
         match entry.step {
-            Step::Idle => self.look(slice, out),
+            Step::Idle => self.read_slice(slice, out),
             _ => entry.doubted = true,
         }
     }
@@ -255,23 +257,23 @@ impl NodeMachine {
         }
     }
 
-    pub(super) fn look(&mut self, slice: Prefix, out: &mut Out) {
+    pub(super) fn read_slice(&mut self, slice: Prefix, out: &mut Out) {
         if let Some(entry) = self.slices.get_mut(&slice) {
-            // What the lease says is what is being read: earlier doubts end here.
+            // The lease is about to be read: earlier doubts are settled by that.
             entry.doubted = false;
         }
-        self.request(slice, Step::Looking, Effect::Look(slice), out);
+        self.request(slice, Step::ReadingSlice, Effect::ReadSlice(slice), out);
     }
 
-    /// The request was answered and none follows, unless the lease changed meanwhile.
-    pub(super) fn rest(&mut self, slice: Prefix, out: &mut Out) {
+    /// The outstanding request was answered and none follows, unless the lease changed meanwhile.
+    pub(super) fn finish_step(&mut self, slice: Prefix, out: &mut Out) {
         let Some(entry) = self.slices.get_mut(&slice) else {
             return;
         };
         entry.step = Step::Idle;
         if entry.doubted {
             entry.serving = false;
-            self.look(slice, out);
+            self.read_slice(slice, out);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{Address, Prefix};
 /// Addresses as blocks: the free part of an IPv6 slice can't be listed.
 pub type Addresses = RangeInclusiveSet<Address>;
 
-/// What tells a node's file from every other one.
+/// Identifies a node's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FileId(pub u128);
@@ -26,8 +26,8 @@ pub struct Uid(pub u128);
 #[serde(transparent)]
 pub struct Version(pub u64);
 
-/// Names one publication. The file has it before the object has: a file that does not know an object's nonce is older than
-/// the object.
+/// Names one publication. It is committed to the file before it is written to the object: a file that does not know
+/// an object's nonce is older than the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Nonce(pub u128);
@@ -47,14 +47,14 @@ pub struct Lease {
     pub node_uid: Uid,
     /// The file that the holder allocates in.
     pub file: FileId,
-    /// What the holder does not allocate any more, and the plain pool may.
+    /// What the holder has stopped allocating; the plain pool may allocate it.
     pub yielded: Addresses,
     /// The controller is about to reclaim the slice.
     pub recalled: bool,
 }
 
-/// The pool that a node publishes for a slice. It exists before the node allocates from the slice, and only that node writes
-/// it: an empty one says that the slice is in use, an absent one that it is not.
+/// The pool that a node publishes for a slice. It exists before the node allocates from the slice, and only that node
+/// writes it: an empty pool means that the slice is in use, an absent one that it is not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Published {
     pub slice: Prefix,

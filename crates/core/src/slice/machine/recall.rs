@@ -1,7 +1,8 @@
-//! How the controller reclaims one slice of a node that is gone: in two writes with a pause and a second proof between (I8).
+//! How the controller reclaims one slice of a node that is gone: in two writes with a pause and a second proof between
+//! (I8).
 //!
-//! The recall is written first, so that a node that is there after all stops and writes its lease again; every deletion
-//! names the version that was read after the pause, so one of the two writes fails.
+//! The recall is written first, so that a node that still runs stops and writes its lease again; every deletion names
+//! the version that was read after the pause, so one of the two writes fails.
 
 use super::event::{Deleted, Written};
 use super::objects::{Lease, Stamp};
@@ -14,7 +15,7 @@ pub enum Recall {
     Idle,
     /// The recall is being written.
     Recalling,
-    /// The recall is written; a node that is there has time to answer.
+    /// The recall is written; a node that still runs has time to answer.
     Pausing,
     /// Node, lease and published pool are being read again.
     Confirming,
@@ -53,7 +54,7 @@ pub enum RecallEffect {
         slice: Prefix,
         expected: Stamp,
     },
-    /// Wait until a node that is there has noticed.
+    /// Wait until a node that still runs has noticed.
     Pause,
     /// Read Node, lease and published pool.
     Confirm(Prefix),
@@ -87,7 +88,7 @@ impl Recall {
             (Recall::Retracting { lease }, RecallEvent::Retracted(Deleted::Yes)) => {
                 delete(slice, *lease)
             }
-            // Whatever was refused or not answered begins again with what is read then.
+            // After a refusal or a missing answer, the recall starts again from what is read then.
             (
                 _,
                 RecallEvent::Recalled(_)

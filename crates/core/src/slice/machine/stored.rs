@@ -1,7 +1,7 @@
 //! What the node's file keeps of one range, and the changes that are committed to it.
 //!
-//! The machine changes its own copy when it returns [`super::Effect::Commit`]; the driver makes the same change durable. Only
-//! the process that owns the file commits, so the copy is what the file says.
+//! The machine changes its own copy when it returns [`super::Effect::Commit`]; the driver makes the same change
+//! durable. Only the process that owns the file commits, so the copy equals the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,9 +21,9 @@ pub enum Hold {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stored {
     pub file: FileId,
-    /// Slices that this node may allocate from, each with the part that it has stopped to allocate from.
+    /// Slices that this node may allocate from, each with the part that it has stopped allocating from.
     pub slices: BTreeMap<Prefix, Addresses>,
-    /// Addresses that are not free, in slices of now and of earlier.
+    /// Addresses that are not free, in current and earlier slices.
     pub held: BTreeMap<Address, Hold>,
     /// The publications that the object of a slice may show, as far as this file sent them.
     pub noted: BTreeMap<Prefix, BTreeSet<Nonce>>,
@@ -36,9 +36,9 @@ pub enum Change {
     Allocate(Address),
     /// Its pod is gone.
     Release(Address),
-    /// Addresses that pods have though this file did not know it.
+    /// Addresses that pods have but this file did not know.
     Recover(BTreeSet<Address>),
-    /// The slice may be allocated from, but for `stopped`; `plain` are the plain pool's entries in it.
+    /// The slice may be allocated from, except `stopped`; `plain` are the plain pool's entries in it.
     Activate {
         slice: Prefix,
         stopped: Addresses,
@@ -69,7 +69,7 @@ impl Stored {
         }
     }
 
-    /// Whether nothing was ever kept in it.
+    /// Whether nothing was ever stored in it.
     pub fn is_new(&self) -> bool {
         self.slices.is_empty() && self.held.is_empty() && self.noted.is_empty()
     }
@@ -112,7 +112,7 @@ impl Stored {
             && slices.any(|(slice, stopped)| slice.contains(address) && !stopped.contains(&address))
     }
 
-    /// Makes a change, as the file makes it.
+    /// Applies a change, as the file does.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Allocate(address) => {
@@ -157,7 +157,7 @@ impl Stored {
         }
     }
 
-    /// The plain pool's entries in the slice are these.
+    /// Sets the plain pool's entries in the slice.
     fn set_plain(&mut self, slice: Prefix, plain: &BTreeSet<Address>) {
         self.held
             .retain(|address, hold| *hold == Hold::Pod || !slice.contains(*address));

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use super::event::{Look, RangeRead, Written};
+use super::event::{RangeRead, SliceRead, Written};
 use super::*;
 use crate::Prefix;
 use crate::slice::NodeName;
@@ -89,8 +89,8 @@ fn a_restart_verifies_before_it_allocates_and_an_engine_refuses_another_file() {
     let (mut node, effects) = NodeMachine::start(me(), old.stored.clone());
     assert_eq!(effects, [Effect::Settle, Effect::ListOwned]);
     assert!(!node.may_allocate(slice().network()));
-    let looks = node.handle(Event::Owned(Some(BTreeSet::new())), 8);
-    assert_eq!(looks, [Effect::Look(slice())]);
+    let reads = node.handle(Event::Owned(Some(BTreeSet::new())), 8);
+    assert_eq!(reads, [Effect::ReadSlice(slice())]);
 
     let engine = Me {
         role: Role::Engine,
@@ -99,12 +99,12 @@ fn a_restart_verifies_before_it_allocates_and_an_engine_refuses_another_file() {
     let (mut node, _) = NodeMachine::start(engine, Stored::new(FileId(2)));
     node.handle(Event::Owned(Some(BTreeSet::from([slice()]))), 9);
     let lease = old.lease(slice(), Addresses::new());
-    let look = Look {
+    let read = SliceRead {
         lease: Some((lease, stamp(1))),
         published: None,
         registered: true,
     };
-    let effects = node.handle(Event::Looked(slice(), Some(Box::new(look))), 10);
+    let effects = node.handle(Event::SliceRead(slice(), Some(Box::new(read))), 10);
     let (slice, file) = (slice(), FileId(1));
     assert_eq!(effects, [Effect::ReportOtherFile { slice, file }]);
 }

@@ -1,42 +1,42 @@
-//! What a node does with a slice of which it has read the lease and its own published pool.
+//! What a node does with a slice after it has read the lease and its own published pool.
 
 use std::collections::BTreeSet;
 
 use super::effect::Effect;
-use super::event::Look;
+use super::event::SliceRead;
 use super::node::{Link, NodeMachine, Out, Role, Step};
 use super::objects::{Lease, Published, Stamp};
 use super::stored::Change;
 use crate::Prefix;
 
 impl NodeMachine {
-    pub(super) fn looked(&mut self, slice: Prefix, look: Option<Look>, out: &mut Out) {
-        if self.step(slice) != Some(&Step::Looking) {
+    pub(super) fn slice_read(&mut self, slice: Prefix, read: Option<SliceRead>, out: &mut Out) {
+        if self.step(slice) != Some(&Step::ReadingSlice) {
             return;
         }
-        let Some(look) = look else {
-            self.rest(slice, out);
+        let Some(read) = read else {
+            self.finish_step(slice, out);
             return;
         };
         if let Some(entry) = self.slices.get_mut(&slice) {
-            entry.published = look.published.as_ref().map(|(_, stamp)| *stamp);
+            entry.published = read.published.as_ref().map(|(_, stamp)| *stamp);
         }
-        if let Some((published, _)) = &look.published {
+        if let Some((published, _)) = &read.published {
             self.recover(published, out);
         }
-        match look.lease {
-            None => self.vanished(slice, look.registered, out),
+        match read.lease {
+            None => self.vanished(slice, read.registered, out),
             Some((lease, _)) if lease.node != self.me.node => self.lost(slice, out),
             Some((lease, _)) if lease.file != self.stored.file && self.me.role == Role::Engine => {
                 self.slices.remove(&slice);
                 let file = lease.file;
                 out.effects.push(Effect::ReportOtherFile { slice, file });
             }
-            Some((lease, stamp)) => self.ours(slice, lease, stamp, look.registered, out),
+            Some((lease, stamp)) => self.own_lease(slice, lease, stamp, read.registered, out),
         }
     }
 
-    /// Holds what a published pool shows, if this file is older than the publication.
+    /// Holds the addresses of a published pool that is newer than this file.
     fn recover(&mut self, published: &Published, out: &mut Out) {
         let (slice, nonce) = (published.slice, published.nonce);
         let noted = self.stored.noted.get(&slice);
@@ -51,7 +51,7 @@ impl NodeMachine {
         self.commit(Change::Note { slice, nonce }, out);
     }
 
-    /// There is no lease. The node whose pods have addresses of the slice creates it again at once.
+    /// There is no lease. A node whose pods have addresses of the slice creates it again at once.
     fn vanished(&mut self, slice: Prefix, registered: bool, out: &mut Out) {
         let ready = self.link == Link::Ready;
         let Some(entry) = self.slices.get_mut(&slice) else {
@@ -65,7 +65,7 @@ impl NodeMachine {
         } else if registered {
             self.create(slice, out);
         } else {
-            self.rest(slice, out);
+            self.finish_step(slice, out);
         }
     }
 
@@ -83,12 +83,19 @@ impl NodeMachine {
                 if self.stored.slices.contains_key(&slice) {
                     self.commit(Change::Forget(slice), out);
                 }
-                self.rest(slice, out);
+                self.finish_step(slice, out);
             }
         }
     }
 
-    fn ours(&mut self, slice: Prefix, lease: Lease, stamp: Stamp, registered: bool, out: &mut Out) {
+    fn own_lease(
+        &mut self,
+        slice: Prefix,
+        lease: Lease,
+        stamp: Stamp,
+        registered: bool,
+        out: &mut Out,
+    ) {
         let stopped = self.stored.slices.get(&slice).cloned();
         let has_pods = self.stored.has_pods_in(slice);
         let Some(entry) = self.slices.get_mut(&slice) else {
@@ -101,11 +108,11 @@ impl NodeMachine {
             entry.serving &= !lease.recalled && is_same;
         }
         if lease.recalled && !registered {
-            self.rest(slice, out);
+            self.finish_step(slice, out);
         } else if stopped.is_none() && !has_pods && !entry.wanted {
             self.drop_slice(slice, out);
         } else if entry.serving && known_is_current(&lease, stopped.as_ref()) {
-            self.rest(slice, out);
+            self.finish_step(slice, out);
         } else {
             self.bump(slice, &lease, out);
         }

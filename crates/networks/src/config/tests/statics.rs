@@ -1,4 +1,4 @@
-//! Addresses that are named rather than chosen.
+//! Static addresses.
 
 use berth_core::Address;
 use serde_json::json;
@@ -91,7 +91,7 @@ fn what_the_runtime_asks_for_takes_the_place_of_its_ranges_choice() {
     assert!(nowhere.is_err());
 }
 
-/// Multus hands a selection's `ips` on in both ways at once.
+/// Multus passes a selection's `ips` in both ways at once.
 #[test]
 fn an_address_that_is_asked_for_twice_is_one() {
     let network = read_with(

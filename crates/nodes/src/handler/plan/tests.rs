@@ -78,6 +78,9 @@ impl Case {
                 spec: read.as_ref().map_err(Clone::clone),
             },
         };
+        let claimed = self.enactment.iter().filter_map(|one| one.3);
+        let claimed = claimed.map(|text| ("a".to_owned(), at(text)));
+        let claimed = claimed.filter(|(_, address)| space.offset(*address).is_some());
         let view = PoolView {
             space: Ok(&space),
             held: self
@@ -85,6 +88,7 @@ impl Case {
                 .iter()
                 .map(|text| ("a".to_owned(), at(text)))
                 .collect(),
+            claimed: claimed.collect(),
             allocates: self.allocates,
             refused: self.refused,
             changed: self.changed,

@@ -152,3 +152,31 @@ fn an_offset_without_a_description_is_held() {
     let error = apply(&pool, &[claim("10.10.10.1", "node01")], now()).unwrap_err();
     assert!(matches!(error, ChangeError::Mismatch { .. }));
 }
+
+/// A description is what says whose an allocation is until an enactment claims it: the next ones do not push it out (I1).
+#[test]
+fn above_a_thousand_allocations_a_new_one_is_described() {
+    let mut pool = open();
+    pool["spec"] = json!({ "range": { "cidr": "10.10.0.0/16" } });
+    let allocate = |from: usize, to: usize| {
+        let name = |n: usize| {
+            (
+                format!("10.10.{}.{}", n / 200, n % 200 + 1),
+                format!("node{n}"),
+            )
+        };
+        let all = (from..to).map(name);
+        all.map(|(address, node)| claim(&address, &node))
+            .collect::<Vec<Change>>()
+    };
+    let next = apply(&pool, &allocate(0, 1_200), now()).unwrap();
+    let next = apply(&next, &allocate(1_200, 1_201), now()).unwrap();
+    let read = decode(&next).unwrap();
+    assert_eq!(read.recorded.described.len(), 1_201);
+    assert_eq!(
+        read.pool.get(at("10.10.6.1")).unwrap().attribute(NODE),
+        Some("node1200")
+    );
+    let error = apply(&pool, &allocate(0, 4_001), now()).unwrap_err();
+    assert_eq!(error, ChangeError::Descriptions);
+}

@@ -14,8 +14,8 @@ pub const PLUGIN_TARGET: &str = "x86_64-unknown-linux-musl";
 
 #[derive(Args)]
 pub struct Test {
-    /// Also a VM pool of 5,000, policies by the real nmstatectl, peak memory in a large cluster, and every fuzz target
-    /// and the black-box fuzzer for a minute each, after all tests.
+    /// Also a VM pool of 5,000, states of policies read by the real nmstatectl, peak memory in a large cluster, and every
+    /// fuzz target and the black-box fuzzer for a minute each, after all tests.
     #[arg(long)]
     long: bool,
 }
@@ -25,7 +25,7 @@ impl Test {
         run()?;
         if self.long {
             step("a VM pool of 5,000 in several ConfigMaps", many_vms)?;
-            step("policies and shows by nmstatectl", by_nmstatectl)?;
+            step("states of policies, read by nmstatectl", by_nmstatectl)?;
             step("peak memory in a large cluster", bench::memory)?;
             fuzz::all(fuzz::MINUTE)?;
             step("black-box fuzzer", || fuzz::black_box(fuzz::MINUTE))?;
@@ -44,7 +44,7 @@ fn many_vms() -> Result<()> {
     )
 }
 
-/// `berth-host` takes nmstatectl's arguments, so tests of one can run the other.
+/// Berth's states and nmpolicyctl's, both as `nmstatectl format` reads them; Berth itself runs berth-host.
 fn by_nmstatectl() -> Result<()> {
     let nmstatectl = parts::tool(Tool::Nmstatectl)?;
     let mut cargo = steps::bare_cargo();

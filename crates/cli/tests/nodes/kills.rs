@@ -1,5 +1,6 @@
 //! kill -9 of the built programs between each pair of their writes: of an agent that serves a policy, and of a leader that rebuilds a pool.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use berth_testkit::{Fate, FaultProxy, Process};
 use serde_json::Value;
 
-use crate::site::{OBJECTS, PATIENCE, Site, message};
+use crate::site::{OBJECTS, PATIENCE, Site, message, metric};
 
 /// Lets so many writes of nmstate.io's objects pass; the answer to the next is lost on its way, and no further one arrives.
 fn passes(relay: &FaultProxy, allowed: usize) -> Arc<AtomicUsize> {
@@ -43,38 +44,63 @@ fn is_available(object: &Value) -> bool {
     all.any(|one| one["type"] == "Available" && one["status"] == "True")
 }
 
+/// Without the leader's desk: the pool's write is the agent's own.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_killed_between_each_pair_of_its_writes_ends_with_one_address() {
+    agents_are_killed(7, false).await;
+}
+
+/// Its claim is in the pool by the leader's write; what the agent writes itself begins with the enactment.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_killed_after_the_leader_answered_its_claim_ends_with_one_address() {
+    agents_are_killed(6, true).await;
+}
+
+async fn agents_are_killed(kills: usize, by_desk: bool) {
     let site = Site::new().await;
     let _leader = site.controller("one");
+    // With the address of its desk.
+    site.until("lease", "berth-controller", |lease| {
+        lease["metadata"]["annotations"]
+            .get("berth.dev/desk-address")
+            .is_some()
+    });
     site.cluster.apply(OBJECTS).await.unwrap();
     site.until("nip", "traffic-1", is_available);
-    // Without the leader's desk: the pool's write is the agent's own.
-    const WRITES: usize = 7;
     let mut agents = Vec::new();
-    for allowed in 0..WRITES {
+    for allowed in 0..kills {
         let node = format!("node{allowed:02}");
         site.node(&node).await;
         let account = site.agents.on(&node).await.unwrap();
         let relay = FaultProxy::of(&account).await.unwrap();
         let writes = passes(&relay, allowed);
-        let mut killed = site.agent_by(&node, &relay.kubeconfig(), |_| ());
+        let token = site.desk_token(&node, &account).await;
+        let desk = |command: &mut Command| {
+            if by_desk {
+                command.env("BERTH_DESK_TOKEN_FILE", &token);
+            }
+        };
+        let mut killed = site.agent_by(&node, &relay.kubeconfig(), desk);
         let enactment = format!("{node}.static-ip");
         let is_done = || is_available(&site.get("nnce", &enactment));
         until_lost(&writes, allowed, is_done).await;
+        if by_desk {
+            assert_eq!(metric(&killed, "berth_desk_common_total"), 1.0);
+            assert_eq!(metric(&killed, "berth_desk_alone_total"), 0.0);
+        }
         killed.process.kill().unwrap();
         drop((killed, relay));
-        agents.push(site.agent_by(&node, account.kubeconfig(), |_| ()));
+        agents.push(site.agent_by(&node, account.kubeconfig(), desk));
         site.until("nnce", &enactment, is_available);
     }
     let pool = site.until("nip", "traffic-1", |pool| {
-        pool["status"]["used"] == WRITES && is_available(pool)
+        pool["status"]["used"] == kills && is_available(pool)
     });
     let allocations = site.allocations(&pool);
     let mut addresses: Vec<&String> = allocations.iter().map(|(_, ip)| ip).collect();
     addresses.sort();
     addresses.dedup();
-    assert_eq!(addresses.len(), WRITES, "{allocations:?}");
+    assert_eq!(addresses.len(), kills, "{allocations:?}");
     for (node, address) in &allocations {
         let state = std::fs::read_to_string(site.host_program(node).with_extension("state"));
         assert!(state.unwrap().contains(address), "{node} applies {address}");

@@ -51,6 +51,7 @@ impl Site {
             include_str!("../../../../deploy/slices/rbac.yaml"),
             include_str!("../../../../deploy/nodes/rbac.yaml"),
             include_str!("../../../../deploy/nodes/captures.yaml"),
+            include_str!("../../../../deploy/nodes/capture-syntax.yaml"),
             include_str!("../../../../deploy/nodes/policies.yaml"),
             include_str!("../../../../deploy/nodes/status-policies.yaml"),
         ] {
@@ -99,12 +100,18 @@ impl Site {
 
     pub async fn agent(&self, node: &str, more: &[&str]) -> Agent {
         let account = self.agents.on(node).await.unwrap();
-        let token = self.cluster.pod_token(&account, node, AUDIENCE).await;
-        let token_file = self.dir.path().join(format!("{node}.token"));
-        std::fs::write(&token_file, token.unwrap()).unwrap();
+        let token_file = self.desk_token(node, &account).await;
         self.agent_by(node, account.kubeconfig(), |command| {
             command.args(more).env("BERTH_DESK_TOKEN_FILE", &token_file);
         })
+    }
+
+    /// A file with the token by which an agent's claims reach the leader's desk.
+    pub async fn desk_token(&self, node: &str, account: &Account) -> PathBuf {
+        let token = self.cluster.pod_token(account, node, AUDIENCE).await;
+        let file = self.dir.path().join(format!("{node}.token"));
+        std::fs::write(&file, token.unwrap()).unwrap();
+        file
     }
 
     /// An agent that reaches the API server that way.
@@ -171,7 +178,16 @@ impl Site {
     }
 
     pub fn get(&self, kind: &str, name: &str) -> Value {
-        let arguments = ["get", kind, name, "-o", "json", "--ignore-not-found"];
+        let place = format!("--namespace={HOME}");
+        let arguments = [
+            "get",
+            kind,
+            name,
+            &place,
+            "-o",
+            "json",
+            "--ignore-not-found",
+        ];
         serde_json::from_str(&self.kubectl(&arguments)).unwrap_or_default()
     }
 

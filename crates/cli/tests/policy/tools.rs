@@ -11,11 +11,16 @@ use tempfile::TempDir;
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 
-/// `berth-host`; in the long form of the tests the real nmstatectl.
+/// `berth-host`, which Berth runs.
 pub fn host_program() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| host_beside(BERTH).unwrap()).clone()
+}
+
+/// What reads the states that are compared: in the long form of the tests the real nmstatectl.
+fn oracle() -> PathBuf {
     let named = std::env::var_os("BERTH_NMSTATECTL").map(PathBuf::from);
-    named.unwrap_or_else(|| BUILT.get_or_init(|| host_beside(BERTH).unwrap()).clone())
+    named.unwrap_or_else(host_program)
 }
 
 /// Files of one policy.
@@ -67,7 +72,7 @@ impl Files {
 
 /// A state as nmstate reads it: `nmstatectl format`.
 pub fn formatted(state: &str) -> Value {
-    let mut format = isolated(Command::new(host_program()));
+    let mut format = isolated(Command::new(oracle()));
     let output = fed(format.args(["format", "-"]).stderr(Stdio::piped()), state).unwrap();
     yaml(&printed(&output))
 }

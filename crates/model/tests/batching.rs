@@ -42,30 +42,3 @@ fn one_agent_with_a_crash_a_lost_answer_or_a_refusal() {
 fn two_agents_carry_the_same_two_moves() {
     check(2, 4, CALM);
 }
-
-/// A refused request is made again for each move alone, while the other agent carries on.
-#[test]
-fn two_agents_and_a_refusal() {
-    check(
-        2,
-        5,
-        Budget {
-            refusals: 1,
-            ..CALM
-        },
-    );
-}
-
-/// The guard that is removed here is needed: a call is sent although its move is further by then.
-#[test]
-fn without_the_read_before_a_request_two_agents_break_a_move() {
-    let model = Batching {
-        executors: 2,
-        budget: CALM,
-        checks: false,
-        intents: 4,
-    };
-    let checker = model.checker().threads(2).spawn_bfs().join();
-    let found = [ONE, OWNED].map(|property| checker.discovery(property).is_some());
-    assert!(found.contains(&true), "nothing depends on it");
-}

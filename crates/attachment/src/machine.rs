@@ -153,6 +153,10 @@ pub struct Machine<I: Ord, F> {
     last: Goal,
     calls_wait: bool,
     held_back_wait: bool,
+    /// How long what arrives is gathered before a call.
+    gather: Duration,
+    /// It was gathered for the next call.
+    gathered: bool,
     failures: u32,
     effects: Vec<Effect<I, F>>,
 }
@@ -177,6 +181,8 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
             last: Goal::Absent,
             calls_wait: false,
             held_back_wait: false,
+            gather: Duration::ZERO,
+            gathered: false,
             failures: 0,
             effects: Vec::new(),
         };
@@ -210,6 +216,13 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         machine.advance(ids);
         let effects = std::mem::take(&mut machine.effects);
         (machine, effects)
+    }
+
+    /// Gathers what arrives within that time into one call, where a call costs far more than that. The journal does not
+    /// wait for it.
+    pub fn gathering(mut self, time: Duration) -> Self {
+        self.gather = time;
+        self
     }
 
     /// One step. `ids` names a new intent.
@@ -449,10 +462,15 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
         if self.writing.is_some() {
             return;
         }
+        if self.flight.is_none() && !self.calls_wait && self.has_to_gather() {
+            self.gathered = true;
+            self.wait(Timer::Calls, Some(self.gather));
+        }
         if self.flight.is_none()
             && !self.calls_wait
             && let Some((goal, items)) = self.next_batch()
         {
+            self.gathered = false;
             let intent = Intent {
                 id: ids(),
                 goal,
@@ -474,6 +492,12 @@ impl<I: Ord + Clone, F: Clone> Machine<I, F> {
             self.effects.push(Effect::Record(writing.entries.clone()));
             self.writing = Some(writing);
         }
+    }
+
+    fn has_to_gather(&self) -> bool {
+        let pending = |item: &Item| item.phase == Phase::Pending;
+        let wanted = !self.gather.is_zero() && !self.gathered && self.parts.is_empty();
+        wanted && self.items.values().any(pending)
     }
 
     fn next_batch(&mut self) -> Option<(Goal, BTreeSet<I>)> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rand::RngExt;
 use tokio::sync::{mpsc, oneshot};
@@ -104,8 +105,12 @@ where
     I: Ord + Clone + fmt::Debug + Send + Sync + 'static,
     F: Clone + fmt::Display + fmt::Debug + Send + Sync + 'static,
 {
-    /// Reads the journal and resumes what it says.
-    pub async fn start<T, J>(target: Arc<T>, journal: Arc<J>) -> Result<Self, J::Error>
+    /// Reads the journal and resumes what it says. What arrives within `gather` goes into one call.
+    pub async fn start<T, J>(
+        target: Arc<T>,
+        journal: Arc<J>,
+        gather: Duration,
+    ) -> Result<Self, J::Error>
     where
         T: Target<I, Error = F>,
         F: From<JournalFailed>,
@@ -116,7 +121,7 @@ where
         let (commands, received) = mpsc::unbounded_channel();
         let (events, happened) = mpsc::unbounded_channel();
         let runner = Runner {
-            machine,
+            machine: machine.gathering(gather),
             target,
             journal,
             events,

@@ -89,8 +89,12 @@ struct Scene {
 }
 
 async fn scene(fake: Fake) -> Scene {
+    gathering(fake, Duration::ZERO).await
+}
+
+async fn gathering(fake: Fake, gather: Duration) -> Scene {
     let (fake, journal) = (Arc::new(fake), Arc::new(MemoryJournal::default()));
-    let reconciler = Reconciler::start(Arc::clone(&fake), Arc::clone(&journal))
+    let reconciler = Reconciler::start(Arc::clone(&fake), Arc::clone(&journal), gather)
         .await
         .unwrap();
     Scene {
@@ -136,6 +140,27 @@ impl Scene {
             .map(|call| (call.goal, call.items.len()))
             .collect()
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_arrives_within_a_moment_goes_into_one_call() {
+    let scene = gathering(Fake::default(), Duration::from_millis(50)).await;
+    let attached = |item: u32| scene.reconciler.attach(item, soon());
+    let later = async |item: u32| {
+        tokio::time::sleep(Duration::from_millis(u64::from(item))).await;
+        attached(item).await
+    };
+    let (first, second, third) = tokio::join!(attached(1), later(2), later(40));
+    assert!(first.is_ok() && second.is_ok() && third.is_ok());
+    let calls = scene.fake.calls.lock().unwrap().len();
+    assert_eq!(calls, 1);
+    // A detach is answered when it is recorded, and not when the time is over.
+    let before = Instant::now();
+    scene.reconciler.detach(1).await.unwrap();
+    assert!(before.elapsed() < Duration::from_millis(50));
+    scene.settle().await;
+    let calls = scene.fake.calls.lock().unwrap().len();
+    assert_eq!(calls, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -277,7 +302,7 @@ async fn an_open_intent_is_resumed_and_unrequested_items_are_removed() {
         .record(&[Entry::Begin(intent.clone())])
         .await
         .unwrap();
-    let reconciler = Reconciler::start(Arc::clone(&fake), Arc::clone(&journal))
+    let reconciler = Reconciler::start(Arc::clone(&fake), Arc::clone(&journal), Duration::ZERO)
         .await
         .unwrap();
     reconciler.attach(2, soon()).await.unwrap();
@@ -313,7 +338,7 @@ proptest! {
                         task.await.unwrap();
                     }
                     let (fake, journal) = (Arc::clone(&scene.fake), Arc::clone(&scene.journal));
-                    let reconciler = Reconciler::start(Arc::clone(&fake), Arc::clone(&journal)).await.unwrap();
+                    let reconciler = Reconciler::start(Arc::clone(&fake), Arc::clone(&journal), Duration::ZERO).await.unwrap();
                     scene = Scene { fake, journal, reconciler };
                 }
                 if attach {

@@ -73,7 +73,7 @@ async fn scene_with(
         lock,
     });
     let journal = Arc::new(MemoryJournal::default());
-    let nic = Reconciler::start(Arc::clone(&target), Arc::clone(&journal))
+    let nic = Reconciler::start(Arc::clone(&target), Arc::clone(&journal), Duration::ZERO)
         .await
         .unwrap();
     Scene {
@@ -471,7 +471,7 @@ async fn an_intent_of_a_crashed_process_is_resumed_under_its_id() {
         .record(&[Entry::Begin(intent.clone())])
         .await
         .unwrap();
-    let nic = Reconciler::start(Arc::clone(&target), Arc::clone(&journal))
+    let nic = Reconciler::start(Arc::clone(&target), Arc::clone(&journal), Duration::ZERO)
         .await
         .unwrap();
     nic.attach(address(2), in_time()).await.unwrap();
@@ -503,9 +503,13 @@ async fn no_pods_no_calls() {
     };
     let journal = Arc::new(MemoryJournal::default());
     journal.record(&[Entry::Begin(open)]).await.unwrap();
-    let nic = Reconciler::start(Arc::clone(&scene.target), Arc::clone(&journal))
-        .await
-        .unwrap();
+    let nic = Reconciler::start(
+        Arc::clone(&scene.target),
+        Arc::clone(&journal),
+        Duration::ZERO,
+    )
+    .await
+    .unwrap();
     nic.attach(address(3), in_time()).await.unwrap();
     assert!(journal.load().await.unwrap().intent.is_none());
 }

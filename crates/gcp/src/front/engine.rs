@@ -34,6 +34,9 @@ use crate::migrate::executor::Vm;
 use crate::nic::{NicPlace, NicReconciler, NicTarget, NodeLock, Release};
 use crate::pool::attributes::{INSTANCE, METHOD, STATIC, ZONE};
 
+/// How long aliases that are wanted are gathered before an update: one takes Google about 3 s, however many it has.
+const GATHER: Duration = Duration::from_millis(100);
+
 /// Whose allocations a process looks after.
 #[derive(Clone, Debug)]
 pub enum Duty {
@@ -199,7 +202,7 @@ impl Engine {
             },
             lock: self.daemon.is_some().then_some(lock),
         };
-        let started = Reconciler::start(Arc::new(target), Arc::clone(&journal)).await;
+        let started = Reconciler::start(Arc::new(target), Arc::clone(&journal), GATHER).await;
         let reconciler = started.map_err(unrecorded)?;
         for (address, row) in interrupted {
             // An ADD that was killed before it asked for the alias: unless it is asked for again, the address goes.

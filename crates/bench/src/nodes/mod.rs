@@ -34,6 +34,7 @@ impl Nodes {
         let site = Site::start().await?;
         let mut figures = Vec::new();
         let theirs = retry::run(&site, self.nodes, self.limit).await?;
+        site.limit_agents().await?;
         let leader = site.leader().await?;
         let joined = join::at_once(&site, self.nodes).await?;
         figures.extend(joined.figures(&theirs));

@@ -72,8 +72,6 @@ impl Site {
             include_str!("../../../../deploy/slices/rbac.yaml"),
             include_str!("../../../../deploy/nodes/rbac.yaml"),
             include_str!("../../../../deploy/nodes/captures.yaml"),
-            include_str!("../../../../deploy/nodes/policies.yaml"),
-            include_str!("../../../../deploy/nodes/status-policies.yaml"),
         ] {
             cluster.apply(text).await?;
         }
@@ -88,6 +86,17 @@ impl Site {
             dir: tempfile::tempdir()?,
             sources: AtomicU16::new(1),
         })
+    }
+
+    /// Puts the policies on hosts' objects in force. Handlers that each write the pool break them.
+    pub async fn limit_agents(&self) -> Result<()> {
+        for text in [
+            include_str!("../../../../deploy/nodes/policies.yaml"),
+            include_str!("../../../../deploy/nodes/status-policies.yaml"),
+        ] {
+            self.cluster.apply(text).await?;
+        }
+        Ok(())
     }
 
     /// A `berth controller` that leads.

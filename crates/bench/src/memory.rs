@@ -20,9 +20,6 @@ use serde_json::{Map, json};
 use crate::figure::{Figure, Target};
 use crate::parallel;
 
-/// Half of what the manifests allow.
-const MOST: Target = Target::AtMost(64.0);
-
 /// Requests at a time while objects are made.
 const AT_ONCE: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -37,6 +34,9 @@ pub struct Memory {
     entries: usize,
     #[arg(long, default_value_t = 50_000)]
     reservations: usize,
+    /// The target, in MiB. The default is half of what the manifests allow an agent.
+    #[arg(long, default_value_t = 64.0)]
+    most: f64,
     /// The program that is measured [default: the one that was built beside this].
     #[arg(long)]
     berth: Option<PathBuf>,
@@ -73,11 +73,12 @@ impl Memory {
             let pools = text("pools", pools);
             let add = text("an ADD", add(&berth, dir.path(), kubeconfig)?);
             let (many, each, reserved) = (self.pools, self.entries, self.reservations);
+            let most = Target::AtMost(self.most);
             let of = format!("{many} pools of {each}, {reserved} reservations");
             Ok(vec![
-                Figure::new(format!("a sweep over {of}"), sweep, "MiB", MOST),
-                Figure::new(format!("`berth pools`, {of}"), pools, "MiB", MOST),
-                Figure::new(format!("an ADD that lists, {of}"), add, "MiB", MOST),
+                Figure::new(format!("a sweep over {of}"), sweep, "MiB", most),
+                Figure::new(format!("`berth pools`, {of}"), pools, "MiB", most),
+                Figure::new(format!("an ADD that lists, {of}"), add, "MiB", most),
             ])
         })?;
         Ok(figures)

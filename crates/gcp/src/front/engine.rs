@@ -31,11 +31,8 @@ use super::settings::Settings;
 use super::site::Site;
 use crate::migrate::batch::Updates;
 use crate::migrate::executor::Vm;
-use crate::nic::{NicPlace, NicReconciler, NicTarget, NodeLock, Release};
+use crate::nic::{GATHER, NicPlace, NicReconciler, NicTarget, NodeLock, Release};
 use crate::pool::attributes::{INSTANCE, METHOD, STATIC, ZONE};
-
-/// How long aliases that are wanted are gathered before an update: one takes Google about 3 s, however many it has.
-const GATHER: Duration = Duration::from_millis(100);
 
 /// Whose allocations a process looks after.
 #[derive(Clone, Debug)]

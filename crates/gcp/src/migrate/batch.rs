@@ -18,7 +18,7 @@ use super::executor::{Vm, of_operation, of_update};
 use super::group::{self, Share};
 use super::machine::{Call, Outcome};
 use crate::cloud::{Cloud, CloudError, Nic, RequestId};
-use crate::nic::{Aliases, MAX_ALIASES, NodeLock};
+use crate::nic::{Aliases, GATHER, MAX_ALIASES, NodeLock};
 
 /// How a call ended, and why it failed.
 pub(super) type Ended = (Outcome, Option<CloudError>);
@@ -83,6 +83,9 @@ impl Updates {
                 ended = &mut answer => return ended.unwrap_or((Outcome::Unknown, None)),
                 turn = queue.turn.lock() => turn,
             };
+            if !queue.waiting.lock().is_empty() {
+                tokio::time::sleep(GATHER).await;
+            }
             let batch = queue.take();
             if !batch.is_empty() {
                 send(route, &call.node, batch).await;

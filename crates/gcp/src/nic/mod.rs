@@ -13,7 +13,7 @@ pub mod warm;
 pub use error::NicError;
 pub use list::{Aliases, Full};
 pub use lock::NodeLock;
-pub use target::{MAX_ALIASES, NicPlace, NicTarget, Release};
+pub use target::{GATHER, MAX_ALIASES, NicPlace, NicTarget, Release};
 
 use std::net::Ipv4Addr;
 

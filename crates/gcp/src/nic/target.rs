@@ -1,6 +1,7 @@
 //! One NIC as a target: read, change the list, send, wait.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use berth_attachment::{Failure, Intent, Target};
 
@@ -11,6 +12,8 @@ use crate::cloud::{Cloud, RequestId};
 
 /// Alias ranges that a NIC can have, whatever their size; Google does not raise it.
 pub const MAX_ALIASES: usize = 150;
+/// How long changes of one NIC are gathered before an update: one takes Google about 3 s, however many it has.
+pub const GATHER: Duration = Duration::from_millis(75);
 
 /// Which NIC, and of which range its aliases are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -10,7 +10,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Policies that are not about agents: a person's mistakes, and who is asked first.
-const OTHERS: &[&str] = &["berth-ippools", "berth-nodeippools", "berth-pool-captures"];
+const OTHERS: &[&str] = &[
+    "berth-ippools",
+    "berth-nodeippools",
+    "berth-pool-capture-syntax",
+    "berth-pool-captures",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()

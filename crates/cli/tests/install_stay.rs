@@ -146,7 +146,7 @@ fn kill_9_leaves_nothing_half_done() {
             "echo theirs\n",
             "echo plugin",
             "echo engine\n",
-            "berth.db\"\n}\n",
+            "berth.sock\"\n}\n",
         ]
         .iter()
         .any(|says| text.contains(says))

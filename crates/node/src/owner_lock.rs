@@ -34,7 +34,10 @@ impl OwnerLock {
         owner: &str,
         limit: Duration,
     ) -> Result<OwnerLock, LedgerError> {
-        let path = database.with_extension("lock");
+        // Beside the whole name: `node.lock` beside `node.db` may be another program's.
+        let mut path = database.as_os_str().to_owned();
+        path.push(".owner");
+        let path = PathBuf::from(path);
         let began = Instant::now();
         loop {
             match try_take(&path, owner).map_err(|error| refused(&path, &error))? {

@@ -208,20 +208,27 @@ fn an_agent_and_processes_beside_it_see_each_other() {
     drop(agent);
 }
 
-#[test]
-fn a_second_agent_on_the_socket_is_refused() {
-    let machine = Machine::new();
-    let _first = machine.agent();
-    let second = isolated(Command::new(BERTH))
+/// Why an agent on this socket and this file does not start.
+fn refusal_of_agent(socket: &Path, database: &Path) -> String {
+    let output = isolated(Command::new(BERTH))
         .args(["agent", "--socket"])
-        .arg(machine.socket())
+        .arg(socket)
         .arg("--database")
-        .arg(machine.database())
+        .arg(database)
         .output()
         .unwrap();
-    assert!(!second.status.success());
-    let told = String::from_utf8_lossy(&second.stderr);
-    assert!(told.contains("another agent listens"), "{told}");
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_second_agent_on_the_socket_or_on_the_file_is_refused() {
+    let (machine, other) = (Machine::new(), Machine::new());
+    let _first = machine.agent();
+    let text = refusal_of_agent(&machine.socket(), &other.database());
+    assert!(text.contains("another agent listens"), "{text}");
+    let text = refusal_of_agent(&other.socket(), &machine.database());
+    assert!(text.contains("owns this file"), "{text}");
     assert_eq!(
         addresses(&machine.ask("ADD", "a").unwrap()),
         ["10.0.0.1/16"]

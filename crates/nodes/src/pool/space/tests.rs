@@ -243,12 +243,12 @@ fn bad_specs_are_refused() {
             [
                 "range.start",
                 "10.10.11.1",
-                "give one from 10.10.10.1-10.10.10.254",
+                "use one from 10.10.10.1-10.10.10.254",
             ],
         ),
         (
             one("10.10.10.0/24", "10.10.10.0", "", &[]),
-            ["range.start", "10.10.10.0", "give one from"],
+            ["range.start", "10.10.10.0", "use one from"],
         ),
         (
             one("10.10.10.0/24", "fd00::1", "", &[]),

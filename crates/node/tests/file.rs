@@ -181,7 +181,7 @@ async fn one_process_owns_the_file_at_a_time_and_the_next_waits_for_it() {
 
 /// A process that owns the file, by its lock alone.
 fn owner_process(path: &Path) -> Child {
-    let lock = path.with_extension("lock");
+    let lock = path.with_extension("db.owner");
     let mut child = Command::new("sh")
         .args(["-c", "exec 9>\"$0\"; flock 9; echo ready; read line"])
         .arg(lock)

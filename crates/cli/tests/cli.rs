@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use berth_testkit::{PodCall, fed, isolated, plugin_beside};
+use berth_testkit::{PodCall, fed, guarded, isolated, plugin_beside};
 use tempfile::TempDir;
 
 fn plugin() -> &'static Path {
@@ -74,7 +74,7 @@ fn a_second_up_finds_the_first_ones_allocations() {
 #[test]
 fn up_serves_until_it_is_told_to_stop() {
     let state = mk_state();
-    let mut child = isolated(Command::new(env!("CARGO_BIN_EXE_berth")))
+    let mut child = isolated(guarded(env!("CARGO_BIN_EXE_berth")))
         .args(["up"])
         .env("BERTH_STATE", state.path())
         .env("BERTH_PLUGIN", plugin())
@@ -83,11 +83,11 @@ fn up_serves_until_it_is_told_to_stop() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("Serving until Ctrl-C")));
-    // A second one on the same socket says that the first is there and disturbs nothing.
+    // A second one on the same file says that the first owns it and disturbs nothing.
     let second = berth(state.path(), &["up", "--once"]);
     assert!(!second.status.success());
     assert!(
-        stderr(&second).contains("another agent"),
+        stderr(&second).contains("owns this file"),
         "{}",
         stderr(&second)
     );

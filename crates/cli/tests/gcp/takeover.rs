@@ -1,4 +1,4 @@
-//! The controller ends moves whose two agents are dead, and is killed at each request of that itself.
+//! The controller ends moves whose two agents are dead.
 
 use std::time::{Duration, Instant};
 
@@ -26,36 +26,6 @@ async fn abandoned(site: &Site, hosts: (&Host, &Host), stop: usize, agents: [Age
     }
     assert!(!asked.join().unwrap().status.success());
     ip
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_controller_completes_a_move_that_no_agent_carries_on() {
-    let site = Site::new(300).await;
-    let hosts = (site.host("a").await, site.host("b").await);
-    let (a, b) = (&hosts.0, &hosts.1);
-    {
-        let _agent = site.agent(b);
-        site.pod("known", b, json!({})).await;
-        site.add(b, "known");
-    }
-    for stop in 1..=6 {
-        let agents = [site.agent(a), site.agent(b)];
-        let ip = abandoned(&site, (a, b), stop, agents).await;
-        let is_over = async || {
-            site.entry(&ip).await["podName"] == format!("clone-{stop}")
-                && site.holder(&ip) == b.name
-        };
-        // Killed after its first requests, whichever they are.
-        let before = site.requests();
-        let mut controller = site.controller(&format!("first-{stop}")).await;
-        until("it has begun, or is done", async || {
-            site.requests() > before || is_over().await
-        })
-        .await;
-        controller.kill().unwrap();
-        let _controller = site.controller(&format!("second-{stop}")).await;
-        until(&format!("the move is over, stopped after {stop}"), is_over).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

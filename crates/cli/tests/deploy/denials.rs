@@ -121,7 +121,7 @@ async fn a_stolen_token_makes_nothing_of_its_own_slice_that_stops_others() {
     };
     let words = ("berth-agents-slices", "may only say that it wants a part");
     denied(merge(&owner, &name, passed("node-c")).await, words);
-    // One that is nobody's: for itself, not for a third node.
+    // A slice without a holder: for itself, not for a third node.
     let admin: Api<Lease> = Api::namespaced(deployed().await.client().await.unwrap(), CLAIMS);
     merge(&admin, &name, json!({ "spec": { "holderIdentity": null } }))
         .await

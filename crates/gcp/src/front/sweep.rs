@@ -97,7 +97,7 @@ impl Engine {
         self.resume_moves().await
     }
 
-    /// Moves to this node that the last process began. Whoever asked for them may never ask again.
+    /// Moves to this node that the last process began. Their callers may never ask again.
     async fn resume_moves(self: &Arc<Self>) -> Result<(), CniError> {
         let begun = moves_of(self.attachments()?);
         for (address, row) in begun.rows().await.map_err(unrecorded)? {

@@ -73,7 +73,7 @@ async fn two_pools_per_node_and_dual_stack() {
     assert_eq!(route["next-hop-address"], "fd00:22::1");
 }
 
-/// A reboot: the handler starts anew on a host that has lost the address, and applies the same one again while the node is not Ready.
+/// A reboot: the handler starts again on a host that has lost the address, and applies the same one again while the node is not Ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reboot_keeps_the_address() {
     let bed = Bed::new("reboot").await;

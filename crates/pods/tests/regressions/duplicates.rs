@@ -71,7 +71,7 @@ async fn whereabouts_97_110_no_duplicates_when_ranges_overlap() {
     assert_eq!(bench.held_and_reserved().await, (0, 0));
 }
 
-/// Containerd began anew: the DEL of the old container came after the ADD of the pod's next one, went by the pod's
+/// Containerd restarted: the DEL of the old container came after the ADD of the pod's next one, went by the pod's
 /// name, and freed what a live container had.
 #[tokio::test]
 async fn azure_885_del_goes_by_container() {
@@ -87,7 +87,7 @@ async fn azure_885_del_goes_by_container() {
     assert_eq!(addresses(&bench.add("other", ipam).await), ["10.0.0.2/24"]);
 }
 
-/// The daemon began anew, asked for the node's pods, was told of none because its cache was empty, and gave what they
+/// The daemon restarted, asked for the node's pods, was told of none because its cache was empty, and gave what they
 /// had. Here what was given is in the file, and no list is asked.
 #[tokio::test]
 async fn aws_711_an_agent_that_begins_gives_nothing_that_pods_have() {

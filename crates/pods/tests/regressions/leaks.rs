@@ -68,7 +68,7 @@ async fn calico_4190_a_reboot_takes_no_address_more() {
     }
 }
 
-/// The agent began anew, DEL was the first that it was asked, and it took the pod for another plugin's, for its
+/// The agent restarted, DEL was the first that it was asked, and it took the pod for another plugin's, for its
 /// informers had nothing yet. Here DEL goes by the ledger alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn antrea_3384_an_agent_that_begins_frees_what_it_is_told() {
